@@ -78,7 +78,7 @@ def test_what_a_table_does_not_show_any_more_is_refused(table: TableFlow) -> Non
     assert not write(1, "e", replayed=True), "its snapshot has expired, and what came after it says that it was there"
     table.put(("z", 9))
     table.expire()
-    with pytest.raises(CheckpointMismatch, match="it has expired, and nobody knows"):
+    with pytest.raises(CheckpointMismatch, match="it has expired, so it is unknown"):
         write(1, "e", replayed=True)
     assert write(2, "f", replayed=False), "a new batch goes on"
     before = table.head

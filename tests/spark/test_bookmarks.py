@@ -296,7 +296,7 @@ def test_removal_keeps_what_the_slowest_reader_and_the_writer_may_still_need(
     with caplog.at_level(logging.INFO, "lowwater.spark"):
         removal = Removal(writer.folder)
         assert removal.remove(timedelta(0), 3, LATER) == [], "nobody is known to have read anything"
-        assert "none has left a bookmark" in caplog.text
+        assert "no reader has left a bookmark" in caplog.text
         assert a.start()
         assert b.start()
         a.read()

@@ -249,7 +249,7 @@ def test_rule6_a_range_that_says_it_holds_less_than_it_does_is_refused(
 ) -> None:
     flow.feed.put([row("a", 9, 30)])
     upstream.at(9, 10)
-    record = r"a record of 2013-01-09T09:30:00Z, which is to be written with the stamp 2013-01-09T09:00:00Z"
+    record = r"a record of 2013-01-09T09:30:00Z, which will be written with the stamp 2013-01-09T09:00:00Z"
     for what, answer in UNTOLD.items():
         said = "None" if what.startswith("nothing") else "2013-01-09T09:30:00Z"
         with pytest.raises(ValueError, match=f"{record} or later, but its oldest stamp is said to be {said}"):

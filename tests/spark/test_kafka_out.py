@@ -185,12 +185,12 @@ def test_marks_that_are_gone_are_refused(out: Out) -> None:
     out.ends.plan("written", 1, 0)  # whose worker would know it without asking
     out.feed()
     with pytest.raises(
-        Exception, match=r"slot 0 of stage in .* has not published what comes before batch 1 \(.* has none\)"
+        Exception, match=r"slot 0 of stage in .* has not published the batch before batch 1 \(.* has none\)"
     ):
         query.await_termination(120)
     out.flow.queries.clear()
     query = out.start()
-    with pytest.raises(Exception, match=r"lowwater-marks-.* was deleted or made anew: .* adopt=True"):
+    with pytest.raises(Exception, match=r"lowwater-marks-.* was deleted or made anew, so .* adopt=True"):
         query.await_termination(120)
     out.flow.queries.clear()
 
@@ -228,9 +228,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"with the option kafka\.max\.request\.size .* Use kafka\.message\.max\.bytes instead",
     ),
     "Spark's": ({"options": {"includeHeaders": True}}, "takes options of Kafka's client, .* and not includeheaders"),
-    "no topic": ({"topic": "nowhere"}, r"The topic nowhere, which is not there, .* kafka-topics.sh .* --create"),
+    "no topic": ({"topic": "nowhere"}, r"The topic nowhere, which does not exist, .* kafka-topics.sh .* --create"),
     "no slots": ({"slots": 0}, "at least 1: 0"),
-    "more slots": ({"slots": 3}, "written by 2 slots, and 3 are asked for"),
+    "more slots": ({"slots": 3}, "written by 2 slots, and slots=3 was passed"),
     "speculation": ({"session": SPECULATING}, r"with spark\.speculation .* Set spark\.speculation to false"),
 }
 
@@ -260,8 +260,8 @@ HEADER = "array(named_struct('key', {}, 'value', cast('x' as binary))) AS header
         (["value", HEADER.format("cast(null as string)")], "a header for Kafka is null"),
         (["value", "3 AS partition"], "says 3, and the topic has the partitions 0 to 2"),
         (["value", "-1 AS partition"], "says -1"),
-        (["value AS key"], "has a column value"),
-        (["1 AS value"], "the column value for Kafka is of string or binary, not of int"),
+        (["value AS key"], "needs a column value"),
+        (["1 AS value"], "the column value for Kafka must be of string or binary, not of int"),
     ],
 )
 def test_a_row_that_kafka_does_not_take_fails_before_it_is_staged(
@@ -315,7 +315,7 @@ def test_a_batch_is_found_also_where_it_was_left_out_of_others(slots: Slots) -> 
     assert slot.publish(slots.batch(3, "a", after=0)).wrote
     assert slot.publish(slots.batch(7, "b", after=4)).wrote
     assert not slots.writer().publish(slots.batch(7, "b", after=4)).wrote
-    assert "has not published what comes before batch 9" in slot.publish(slots.batch(9, "c", after=9)).refused
+    assert "has not published the batch before batch 9" in slot.publish(slots.batch(9, "c", after=9)).refused
     assert "from other rows" in slot.publish(slots.batch(7, "x", after=4, staged="anew")).refused
     assert slots.values() == ["a", "b"]
 

@@ -187,7 +187,7 @@ def test_rows_of_open_and_aborted_transactions_hold_up_no_task(topic: Paced, lw:
 def test_what_the_limit_does_not_go_with_is_refused(topic: Paced) -> None:
     for wrong, said_ in (
         ({"disorder": HOUR}, "skew_limit is 1:00:00 and disorder is 1:00:00"),
-        ({"producer": "key", "producers": ["a"]}, "skew_limit is for partitions"),
+        ({"producer": "key", "producers": ["a"]}, "skew_limit applies to partitions"),
         ({"disorder": None}, "skew_limit says"),
     ):
         with pytest.raises(ValueError, match=said_):

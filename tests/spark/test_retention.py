@@ -374,7 +374,7 @@ def test_a_join_that_spark_bounds_by_another_column_is_refused(flow: PlainFlow) 
     stamped = Stamped(flow)
     named = stamped.left.withColumn("h", sf.expr("t + INTERVAL 1 HOUR"))
     condition = "key = other AND u >= t AND u <= h"
-    with pytest.raises(Unsupported, match="it lets go too early, and loses matches"):
+    with pytest.raises(Unsupported, match="it releases rows too early, and loses matches"):
         check_plan(flow.spark, named.join(stamped.right, sf.expr(condition)), retention=HOUR, event_time="t")
     longer = named.join(stamped.right, sf.expr(condition + " AND u <= t + INTERVAL 2 HOURS"))
     assert check_plan(flow.spark, longer, retention=2 * HOUR, event_time="t").retention == 2 * HOUR, "as long as t says"

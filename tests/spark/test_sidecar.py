@@ -568,7 +568,7 @@ def test_rule1_nothing_counts_before_the_first_commit(flow: Elsewhere, lw: lowwa
     flow.begun()
     sidecar = flow.follow()
     flow.eventually(lambda: sidecar.status().low == mark(10, 30), "the inputs are read, and nothing is there")
-    assert "before it nobody knows" in " ".join(sidecar.status().waiting_for)
+    assert "until then it is unknown" in " ".join(sidecar.status().waiting_for)
     flow.feed.put([row("a", 10, 35)])
     assert "how far below its watermark" in str(ended_by(sidecar))
     assert low(lw, "stage").unknown

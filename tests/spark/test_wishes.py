@@ -133,7 +133,7 @@ def test_one_version_that_stands_for_two_layouts_changes_no_range_and_is_told_wi
     assert (found.current, found.wanted) == (mine, Layout(1, (0, 0x4000))), "nobody overrules it unsaid"
     assert "restored from an older copy" in found.refused
     assert main(["hot", "one", "--address", authority.address]) == 0
-    assert "Ask for a layout once more, with lowwater split, merge or move" in capsys.readouterr().out
+    assert "Request a layout again, with lowwater split, merge or move" in capsys.readouterr().out
     assert len([said for said in caplog.messages if "is not followed" in said]) == 1
 
     assert main(["split", "one", "0x4000", "--at", "0x8000", "--address", authority.address]) == 0

@@ -58,8 +58,8 @@ def test_a_stage_with_a_function_takes_a_writer(flow: PlainFlow, lw: lowwater.Cl
 def test_a_writer_and_arguments_are_not_mixed(flow: PlainFlow) -> None:
     writer, frame = told(flow), flow.read()
     mixed: list[tuple[Any, dict[str, Any], str]] = [
-        (writer, {"trigger": {"once": True}}, "trigger is said beside a writer"),
-        (writer, {"maxRecordsPerFile": 7}, "options is said beside a writer"),
+        (writer, {"trigger": {"once": True}}, "trigger was passed beside a writer"),
+        (writer, {"maxRecordsPerFile": 7}, "options was passed beside a writer"),
         (frame.writeStream, {}, "the writer has no checkpoint"),
         (frame, {"checkpoint": "ck"}, "format is missing"),
         (frame, {"format": "noop"}, "checkpoint is missing"),

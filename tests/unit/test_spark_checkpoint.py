@@ -41,7 +41,7 @@ def test_s5_a_replay_runs_with_the_w_and_the_clock_of_the_first_run(tmp_path: Pa
     assert log.begin(first) == (first, False)
     newer = BatchEntry(7, "aa", Reading(99), promised=50, now=70)
     assert log.begin(newer) == (first, True)
-    with pytest.raises(CheckpointMismatch, match="batch 7 was planned otherwise"):
+    with pytest.raises(CheckpointMismatch, match="batch 7 had another plan"):
         log.begin(BatchEntry(7, "bb", READING, promised=9))
     log.begin(BatchEntry(8, "cc", Reading(MIN), promised=MIN))
     log.purge(before=8)
@@ -215,12 +215,13 @@ def test_the_schema_of_what_is_emitted_is_compared_by_name(tmp_path: Path) -> No
     build(0, "rows")
     opened(0).match(made, dict(reversed(schema.items())), 0)
     with pytest.raises(
-        CheckpointMismatch, match=r"struct<m:int,t:timestamp,n:bigint>.* was until batch 0 is committed, which was"
+        CheckpointMismatch,
+        match=r"struct<m:int,t:timestamp,n:bigint>.* with the former schema until batch 0 is committed, which was",
     ):
         opened(0).match(made, more, 0)
     for other in (fewer, {**schema, "n": "int"}, {**fewer, "m": "int"}):
         with pytest.raises(
-            CheckpointMismatch, match=r"with the schema struct<t:timestamp,n:bigint>, .* with what it was, or"
+            CheckpointMismatch, match=r"with the schema struct<t:timestamp,n:bigint>, .* with the former schema, or"
         ):
             opened(1).match(made, other, 1)
     build(1, "")

@@ -168,9 +168,9 @@ MINUTE = timedelta(minutes=1)
         (
             {"disorder": 600},
             TypeError,
-            r"disorder is a length of event time, like timedelta\(minutes=10\), and not 600",
+            r"disorder must be a length of event time, like timedelta\(minutes=10\), not 600",
         ),
-        ({"disorder": MINUTE, "producer": "p", "producers": [7]}, TypeError, "compared as text: '7', and not 7"),
+        ({"disorder": MINUTE, "producer": "p", "producers": [7]}, TypeError, "compared as text: pass '7', not 7"),
         ({"disorder": MINUTE, "producer": "p", "producers": "web"}, TypeError, r"\['web'\]"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Tracked queries: a stage is declared, a run of it follows its batches, and what it may claim is reported."""
+"""Tracked queries: a run follows the batches of declared stages, and reports their watermarks."""

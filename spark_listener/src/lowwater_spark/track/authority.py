@@ -1,10 +1,8 @@
-"""The driver's calls on the authority: claim, prepare, commit, renew.
+"""The driver's calls to the authority: claim, prepare, commit, renew.
 
-They degrade: a pipeline goes on without it.
-
-Two kinds of refusal are kept apart. *Replaced*: this run, or what it has read, is not the stage's
-any more; it must stop, and the error is raised. *Away*: everything else; the stage holds until the
-authority answers again.
+They degrade: a pipeline goes on without the authority. Two kinds of refusal are kept apart.
+*Replaced*: another run owns the stage, or its inputs are not the registered ones; the run must
+stop, and the error is raised. *Away*: all others; the stage holds until the authority answers.
 """
 
 from __future__ import annotations
@@ -47,18 +45,16 @@ REPLACED: Final = (
     errors.ServerTokenMismatch,
     errors.StaleSequencer,
 )
-"""After these the query stops, with the error: also when the authority was away at the start and
-refuses it only later."""
+"""Refusals that end the query, also if the authority was away at the start."""
 
 DEFERRABLE: Final = AWAY
-"""Refusals of a claim after which it is made again later; all others end the query."""
+"""Refusals of a claim after which it is tried again later; all others end the query."""
 
 CALL_TIMEOUT: Final = 3.0
-"""Seconds that a task or a batch waits for the authority at most; afterwards it goes on without."""
+"""Greatest number of seconds that a task or a batch waits for the authority, before it goes on."""
 
 WIDEN_INTERVAL: Final = 10.0
-"""Seconds between two registrations of a stage whose watermark is refused for being ahead of the
-clock."""
+"""Seconds between two registrations after a watermark was refused for leading the clock."""
 
 PROBE_INTERVAL: Final = 1.0
 """Seconds between attempts to reach an authority that was away."""
@@ -66,7 +62,7 @@ PROBE_INTERVAL: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What the stage is registered as, and which run claims it."""
+    """The stage's registration, and the run that claims it."""
 
     name: str
     inputs: Sequence[str]
@@ -76,42 +72,38 @@ class Registration:
     generation: int
     ordinal: int
     digest: bytes
-    """Of the first batch of the run, when it was planned already."""
+    """Digest of the run's first batch, if it was planned already."""
     adopt: bool
     estimated: bool = False
-    """Whether what it publishes is not exact: an approximate drive()."""
+    """True: its watermark is not exact, by an approximate drive()."""
     lateness_budgets: Sequence[float] = ()
     max_skew: timedelta | None = None
-    """How far ahead of the clock it may be; None: as far as it was registered with, and as each of
-    its inputs."""
+    """Greatest lead of its watermark over the clock; None: as registered before, or its inputs'."""
     sidecar: bool = False
-    """Whether it looks at a query of another process, which its worker's name says."""
+    """True: it follows a query of another process; its worker's name says so."""
 
 
 @dataclass(slots=True)
 class Authority:
     """One run's claim, and whether the authority can be reached.
 
-    Used by the batch's thread and the driver's, one at a time.
-
-    But for the claim, which may take long: the driver's thread makes it while a batch runs, and
-    that one has no lease until the claim is made.
+    The batch's thread and the driver's use it in turn. Only the claim, which may take long, is made
+    by the driver's thread while a batch runs; the batch has no lease until then.
     """
 
     client: lowwater.Client
     registration: Registration
     clock: Callable[[], float] = time.monotonic
-    as_of_now: Callable[[Registration], Registration] = lambda asked: asked
-    """Brings what a claim says of the checkpoint up to date: of one that others write and report as
-    well."""
+    as_of_now: Callable[[Registration], Registration] = lambda registration: registration
+    """Updates a claim's facts about a checkpoint that another process writes."""
     lease: lowwater.Lease | None = field(default=None, init=False)
     registered: lowwater.Computation | None = field(default=None, init=False)
     problem: str = field(default="", init=False)
-    """Why it cannot be reached; empty while it can."""
+    """Why the authority cannot be reached; empty while it can."""
     cut: Cut = field(init=False)
-    """How the stage cuts its key space; the lease is of its ranges."""
+    """Cut of the key space; the lease has its ranges."""
     wanted: lowwater.Layout | None = field(default=None, init=False)
-    """Another layout that is wanted, as the last commit has told; None: none is."""
+    """Wanted layout, by the last commit; None: no other one is wanted."""
     _quick: lowwater.Client = field(init=False)
     _worker: lowwater.Worker | None = field(default=None, init=False)
     _probed: float = field(default=0.0, init=False)
@@ -119,21 +111,21 @@ class Authority:
     _last_report: tuple[Reading, tuple[int, ...], float | None, tuple[str, ...], lowwater.Remarks] | None = field(
         default=None, init=False
     )
-    """Arguments of the last renewal that the authority acknowledged: what was read of the inputs, a
-    value for each range, when the oldest operation began, what the stage waits for, and remarks."""
+    """Arguments of the last renewal that the authority acknowledged: the reading of the inputs, a
+    value for each range, the begin of the oldest operation, what the stage waits for, and remarks.
+    """
     _unsaid: str = field(default="", init=False)
-    """Why an output may not say how far it is complete, as it was logged last; empty: it may."""
+    """Last logged reason why outputs may not say how far they are complete; empty: they may."""
     _unproposed: str = field(default="", init=False)
-    """Why no layout could be asked for, as it was logged last."""
+    """Last logged reason why no layout could be requested."""
     _widened: float = field(default=-math.inf, init=False)
-    """When it was registered once more, by the clock."""
-    _told: tuple[int, int] | None = field(default=None, init=False)
-    """The claim and the version of the layout that the authority says it has heard of."""
+    """Time of the last repeated registration, by the clock."""
+    _acknowledged: tuple[int, int] | None = field(default=None, init=False)
+    """Sequencer and layout version that the authority has acknowledged."""
     _last: Reading | None = field(default=None, init=False)
-    """What was read of the inputs last."""
 
-    _heard: lowwater.InputReader | None = field(default=None, init=False)
-    """Tells when the inputs move. What is claimed is read by the worker, as the claim says."""
+    _input_reader: lowwater.InputReader | None = field(default=None, init=False)
+    """Notices when the inputs move. A claim's readings are the worker's."""
 
     def __post_init__(self) -> None:
         self.cut = Cut(self.registration.ranges)
@@ -142,12 +134,15 @@ class Authority:
 
     @property
     def full_name(self) -> str:
-        """The computation's name, with the namespace of the client."""
+        """Name of the computation with the client's namespace."""
         return full_name(self.client.settings.namespace, self.registration.name)
 
     @property
     def complaint(self) -> str:
-        """Why nothing new is reported, as far as the authority has a part in it: it is away, or has refused something. Else empty."""
+        """Why the authority keeps new values from being reported: it is away or refuses.
+
+        Else empty.
+        """
         refused = None if self.lease is None else self.lease.refused
         return self.problem or ("" if refused is None else f"{refused.reason}: {refused.message}")
 
@@ -163,27 +158,28 @@ class Authority:
         return self.registered
 
     def _register(self) -> lowwater.Computation:
-        asked = self.registration
+        registration = self.registration
         return self._quick.register(
-            asked.name,
-            inputs=asked.inputs,
-            heuristics=asked.heuristics,
+            registration.name,
+            inputs=registration.inputs,
+            heuristics=registration.heuristics,
             key_hash=KEY_HASH,
-            max_skew=asked.max_skew,
-            estimated=asked.estimated,
-            lateness_budget=asked.lateness_budgets,
+            max_skew=registration.max_skew,
+            estimated=registration.estimated,
+            lateness_budget=registration.lateness_budgets,
         )
 
     def widen(self) -> None:
-        """Register once more where a value was refused for being ahead of the clock: an input that was registered later may go further.
+        """Register again if a value was refused for leading the clock: newer inputs may allow more.
 
-        One call on the network, at most once in :data:`WIDEN_INTERVAL`; the caller holds no lock. The lease repeats by itself what was refused.
-        A failure of this call changes nothing: the reports say whether the run is replaced, and whether the authority is away.
+        One call on the network, at most once in :data:`WIDEN_INTERVAL`; the caller holds no lock.
+        The lease itself repeats the refused value. A failure of this call changes nothing: the
+        reports notice when the run is replaced or the authority is away.
         """
-        asked, lease = self.registration, self.lease
+        registration, lease = self.registration, self.lease
         refused = None if lease is None or self.problem else lease.refused
         far = refused is not None and refused.reason == errors.TooFarAhead.reason
-        inherits = asked.inputs and asked.max_skew is None
+        inherits = registration.inputs and registration.max_skew is None
         if not far or not inherits or self.clock() < self._widened + WIDEN_INTERVAL:
             return
         self._widened = self.clock()
@@ -198,12 +194,12 @@ class Authority:
         values: Callable[[], tuple[Cut, Sequence[int]]],
         lock: AbstractContextManager[object],
     ) -> bool:
-        """Register, and claim the ranges of a cut from the values that are then said; False when the authority is away, which is remembered.
+        """Register, and claim a cut's ranges with the values that ``values`` returns afterwards.
 
-        False, too, when the stage has been cut otherwise meanwhile: the claim is not of its ranges. ``lock`` guards the cut, and is not held meanwhile.
-
-        ``check`` compares the inputs, as they are registered now, with those that the checkpoint was made from. Raises what that does,
-        before anything is claimed, and what the authority refuses.
+        Returns False if the authority is away, which is remembered, and if the stage's cut has
+        changed meanwhile. ``lock`` guards the cut; the caller does not hold it. ``check`` compares
+        the inputs that are registered now with the checkpoint's. Raises its errors before any
+        claim, and the authority's refusals.
         """
         try:
             check(self.register())
@@ -219,16 +215,19 @@ class Authority:
             return self.lease is not None
 
     def claim(self, values: Sequence[int]) -> None:
-        """Claim the whole key space, each range starting from at most its value.
+        """Claim the whole key space; each range starts from at most its value.
 
         Raises LowwaterError.
         """
         self.lease = self._claim(self.cut, values)
 
     def claim_again(self, cut: Cut, values: Sequence[int], batch: int, digest: str) -> None:
-        """Claim the ranges of another cut, in place of those that the stage has, before a batch begins. Raises LowwaterError.
+        """Claim the ranges of another cut instead of the stage's, before a batch.
 
-        When it is not known whether that was granted, the lease is given up: it may be fenced by now. Then the stage is claimed anew, as at the start.
+        Raises LowwaterError.
+
+        If the result is unknown the lease is dropped, since it may be fenced by now. The stage then
+        claims anew, as at the start.
         """
         before, self.lease = self.lease, None
         self._last_report, self._finished = None, set()
@@ -238,74 +237,79 @@ class Authority:
         self.cut = cut
 
     def _claim(self, cut: Cut, values: Sequence[int], instead_of: int = 0) -> lowwater.Lease:
-        """Claim. In place of another claim a batch waits for it, and so not longer than for any call."""
-        asked = self.registration
+        """Claim. A claim in place of another one has a short limit, since a batch waits."""
+        registration = self.registration
         if self._worker is None:
             self._worker = self.client.worker(
-                asked.name,
-                name=f"{'sidecar ' if asked.sidecar else ''}{asked.name}-{asked.ordinal}",
-                identity=asked.identity,
-                generation=asked.generation,
-                ordinal=asked.ordinal,
+                registration.name,
+                name=f"{'sidecar ' if registration.sidecar else ''}{registration.name}-{registration.ordinal}",
+                identity=registration.identity,
+                generation=registration.generation,
+                ordinal=registration.ordinal,
             )
         with self._noticing():
             lease = self._worker.claim(
                 bounds=cut.bounds,
                 bound=list(values),
-                batch_digest=asked.digest,
-                adopt=asked.adopt,
+                batch_digest=registration.digest,
+                adopt=registration.adopt,
                 instead_of=instead_of,
-                generation=asked.generation,
+                generation=registration.generation,
                 timeout=CALL_TIMEOUT if instead_of else None,
             )
-        # Who takes the place of another one does so once: whoever took its own since is not
-        # replaced in turn.
+        # A takeover happens once: this run must not replace a run that has taken over since.
         self.registration = dataclasses.replace(self.registration, adopt=False)
         return lease
 
     # -- reading -----------------------------------------------------------------------------------
 
     def read(self) -> Reading | None:
-        """Return what is known of the inputs now; None for an injector, before the claim, and when they cannot be read. Never waits long."""
+        """Return the inputs' current reading, without a long wait.
+
+        None for an injector, before the claim, and if the inputs cannot be read.
+        """
         if self._worker is None or self.lease is None or not self.registration.inputs:
             return None
         try:
             with self._noticing():
-                seen = self._worker.inputs()
+                inputs = self._worker.inputs()
         except AWAY:
             return None
         self._last = Reading(
-            seen.low.micros,
-            {round(share * 1_000_000): mark.micros for share, mark in seen.heuristic.items()},
-            seen.input_version,
-            tuple(seen.incarnations),
-            {round(share * 1_000_000): mark.micros for share, mark in seen.budget.items()},
+            inputs.low.micros,
+            {round(share * 1_000_000): mark.micros for share, mark in inputs.heuristic.items()},
+            inputs.input_version,
+            tuple(inputs.incarnations),
+            {round(share * 1_000_000): mark.micros for share, mark in inputs.budget.items()},
         )
         return self._last
 
     def news(self) -> bool:
-        """Return whether :meth:`read` returns something else than it did last; never while the authority is away. Costs what that does."""
+        """Return whether :meth:`read` differs from its last result; False while away.
+
+        Costs a read.
+        """
         last = self._last
         return not self.problem and self.read() not in (None, last)
 
     def hear(self) -> Iterator[object]:
-        """Yield whenever the inputs show something else.
-
-        Waits between, and ends when the run is closed.
-        """
-        if self._heard is None:
-            self._heard = self.client.inputs(*self.registration.inputs)
-        return self._heard.watch()
+        """Yield whenever the inputs move. Waits in between, and ends when the run is closed."""
+        if self._input_reader is None:
+            self._input_reader = self.client.inputs(*self.registration.inputs)
+        return self._input_reader.watch()
 
     def follow(self, names: Sequence[str]) -> lowwater.InputReader:
-        """Return a reader of some computations, whose first read waits :data:`CALL_TIMEOUT` at most. The caller closes it."""
+        """Return a reader of computations, which the caller closes.
+
+        Its first read waits :data:`CALL_TIMEOUT` at most.
+        """
         return self._quick.inputs(*names)
 
     def _snapshot(self, reading: Reading) -> lowwater.Inputs | None:
-        """Return a reading in the form in which the client wants it back."""
+        """Return a reading in the client's form."""
         if self.registered is None or not self.registered.inputs:
             return None
-        # Nothing read is the same whatever the inputs are: it says no more than MIN.
+        # A reading of MIN holds for any inputs.
         unread = reading.low == MIN
         return lowwater.Inputs(
             low=lowwater.Watermark(reading.low),
@@ -321,7 +325,7 @@ class Authority:
     # -- batches -----------------------------------------------------------------------------------
 
     def destination(self, batch: int) -> Destination:
-        """Return where the tasks of a batch stage their parts."""
+        """Return the place where the tasks of a batch stage their parts."""
         reachable = self.lease is not None and not self.problem
         return Destination(
             self._quick.settings if reachable else None,
@@ -342,7 +346,7 @@ class Authority:
     ) -> str:
         """Name the accepted attempts of a batch.
 
-        Returns why the stage must hold, or nothing. Raises what replaced the run.
+        Returns why the stage must hold, or an empty text. Raises the error that replaced the run.
         """
         lease = self.lease
         if lease is None or self.problem:
@@ -368,40 +372,44 @@ class Authority:
         return self._degrade(call)
 
     def commit(self, batch: int, refused: str | None = None, loads: Sequence[lowwater.RangeLoad] = ()) -> str:
-        """Apply a prepared batch, and hear which layout is wanted; ``refused`` says why that is not followed, None: the stage follows none. Returns why the stage must hold, or nothing. Raises what replaced the run."""
+        """Apply a prepared batch, and learn the wanted layout.
+
+        ``refused`` says why that layout is not followed; None: the stage follows none. Returns why
+        the stage must hold, or an empty text. Raises the error that replaced the run.
+        """
         lease = self.lease
         if lease is None or self.problem:
             return self.problem or "the stage has not been claimed yet"
 
         def call() -> str:
-            wanted: list[lowwater.Layout] = []
-            known: list[int] = []
+            wanted_layouts: list[lowwater.Layout] = []
+            known_versions: list[int] = []
             layout = self.cut.told
-            if self._told == (lease.sequencer, layout.version):
+            if self._acknowledged == (lease.sequencer, layout.version):
                 layout = lowwater.Layout(layout.version)
-            for each in self._quick.batches.commit(
+            for refusal in self._quick.batches.commit(
                 self.registration.name,
                 lease.sequencer,
                 batch,
                 layout=None if refused is None else layout,
                 layout_refused=refused or "",
                 loads=loads,
-                wanted=wanted.append,
-                known=known.append,
+                wanted=wanted_layouts.append,
+                known=known_versions.append,
             ):
-                if each.reason == errors.StaleSequencer.reason:
-                    raise errors.StaleSequencer(each.message, metadata={"computation": self.registration.name})
-                # The rest counts; another batch would be refused as well. The lease says it again,
-                # and the status shows it.
-                logger.warning("batch %d of %s: %s", batch, self.registration.name, each.message)
-            self.wanted = wanted[-1] if wanted else None
-            self._told = (lease.sequencer, known[-1]) if known else None
+                if refusal.reason == errors.StaleSequencer.reason:
+                    raise errors.StaleSequencer(refusal.message, metadata={"computation": self.registration.name})
+                # The other ranges count, and another batch would be refused as well. The lease
+                # repeats the refusal, and the status shows it.
+                logger.warning("batch %d of %s: %s", batch, self.registration.name, refusal.message)
+            self.wanted = wanted_layouts[-1] if wanted_layouts else None
+            self._acknowledged = (lease.sequencer, known_versions[-1]) if known_versions else None
             return ""
 
         return self._degrade(call)
 
     def propose(self, layout: lowwater.Layout) -> bool:
-        """Ask for another layout, in place of the one that the stage has; False when it is not wanted: somebody else has asked for one, or may not be overruled."""
+        """Request another layout; False if another request is pending or has priority."""
         lease = self.lease
         if lease is None or self.problem:
             return False
@@ -420,9 +428,9 @@ class Authority:
         return True
 
     def vouch(self, through: int, reading: Reading) -> str:
-        """Let the authority know what an output will say, before it does.
+        """Announce to the authority what an output is about to say.
 
-        Returns why it must not, or nothing. Raises what replaced the run.
+        Returns why the output must not say it, or an empty text. Raises what replaced the run.
         """
         lease = self.lease
         if lease is None or self.problem:
@@ -436,12 +444,12 @@ class Authority:
             except errors.LowwaterError as failure:
                 if failure.reason != "UNIMPLEMENTED":
                     raise
-                return str(failure)  # an authority of a release before this call is not away
+                return str(failure)  # an older authority without this call is not away
             return ""
 
         why = self._degrade(call)
         if why not in ("", self.problem, self._unsaid):
-            logger.warning("the outputs of %s say nothing new of how far they are complete: %s", self.full_name, why)
+            logger.warning("the outputs of %s do not say anew how far they are complete: %s", self.full_name, why)
         self._unsaid = why
         return why
 
@@ -457,34 +465,32 @@ class Authority:
         waiting_for: Sequence[str] = (),
         remarks: lowwater.Remarks = NO_REMARKS,
     ) -> None:
-        """Stage what the ranges are at for the reporter; costs nothing on the network.
+        """Stage the ranges' values for the reporter; no call on the network.
 
-        Raises what replaced the run.
-
-        ``pending`` only when it changed; ``arrived`` is how late the rows were that came since it
-        was told last; ``since`` is the wall clock at which the running batch began, seconds.
-        ``waiting_for`` as in Status, for whoever asks the authority why.
+        ``pending`` is passed only when it changed. ``arrived`` is the lateness of the rows since
+        the last call that had one. ``since`` is when the running batch began, epoch seconds.
+        ``waiting_for`` is as in Status. Raises the error that replaced the run.
         """
         lease = self.lease
         assert lease is not None
-        said = (reading, tuple(values), since, tuple(waiting_for), remarks)
-        if pending is None and arrived is None and said == self._last_report and not lease.lost:
+        arguments = (reading, tuple(values), since, tuple(waiting_for), remarks)
+        if pending is None and arrived is None and arguments == self._last_report and not lease.lost:
             return
         self._last_report = None
         with self._noticing():
             self._renew(lease, reading, values, pending, finished, arrived, since, in_short(waiting_for), remarks)
-        self._last_report = said
+        self._last_report = arguments
 
     def tell(self, waiting_for: Sequence[str]) -> None:
-        """Say the same as was said last, and that the stage waits for something else; nothing before the first report, and while away."""
+        """Repeat the last report, if there is one, with another ``waiting_for``; not while away."""
         if self._last_report is not None and self.lease is not None and not self.problem:
             reading, values, since, _, remarks = self._last_report
             self.renew(reading, values, since=since, waiting_for=waiting_for, remarks=remarks)
 
     def end(self, failure: str) -> None:
-        """Report that the run ends. ``failure``: first line of its error; empty: in good order.
+        """Report that the run ends, by the first line of its error, or empty: in good order.
 
-        The report is for people alone. If the authority cannot be reached, it is left out.
+        The report is for people only. If the authority cannot be reached, it is left out.
         """
         if self._last_report is None or self.lease is None or self.problem:
             return
@@ -492,7 +498,7 @@ class Authority:
         try:
             self.renew(reading, values, remarks=remarks._replace(ended=True, failure=in_short([failure])))
         except errors.LowwaterError as refusal:
-            logger.debug("nobody is told that %s ends: %s", self.full_name, refusal)
+            logger.debug("the end of %s is not reported: %s", self.full_name, refusal)
 
     def _renew(
         self,
@@ -529,8 +535,7 @@ class Authority:
             lease.advance(
                 None,
                 oldest=list(values),
-                # Beyond all that is held: the finished ranges are finished, the others stand at
-                # what they hold.
+                # Above all that is held: finished ranges are MAX, the others keep their values.
                 frontier=reading.low if reading.low != MAX else max(value for value in values if value != MAX),
                 pending=histogram,
                 finished=finished,
@@ -549,17 +554,14 @@ class Authority:
         except REPLACED:
             raise
         except errors.LowwaterError as failure:
-            self.lost(failure)  # it stays staged
+            self.lost(failure)  # the value stays staged
         self._finished |= new
 
     # -- away and back -----------------------------------------------------------------------------
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:
-        """Remember, of the stage whose call it is, what is no reason to stop.
-
-        Raises all the same.
-        """
+        """Raise all errors, and treat those that do not end the run as the authority being away."""
         try:
             yield
         except (*REPLACED, errors.Closed):
@@ -580,14 +582,14 @@ class Authority:
             return self.problem
 
     def lost(self, failure: errors.LowwaterError) -> None:
-        """Remember that the authority is away; tasks and batches do not wait for it until :meth:`probe` finds it."""
+        """Note that the authority is away; calls skip it until :meth:`probe` reaches it."""
         if not self.problem:
             logger.warning("%s goes on without the authority, and holds: %s", self.registration.name, failure)
         self.problem = f"{failure.reason}: {failure}"
         self._probed = self.clock()
 
     def probe(self) -> bool:
-        """Return whether the authority answers, asking it at most once a second while it is away."""
+        """Return whether the authority answers; one that is away is asked once a second at most."""
         if not self.problem:
             return True
         if self.clock() - self._probed < PROBE_INTERVAL:
@@ -598,26 +600,26 @@ class Authority:
             raise
         except errors.LowwaterError as failure:
             self.problem = f"{failure.reason}: {failure}"
-            self._probed = self.clock()  # the call may have waited longer than the pause between two
+            self._probed = self.clock()  # the call may have taken longer than the interval
             return False
         logger.info("%s reaches the authority again", self.registration.name)
         self.problem = ""
         return True
 
     def close(self) -> None:
-        """Stop reporting; the ranges hold where they stand."""
-        if self._heard is not None:
-            self._heard.close()
+        """Stop reporting; the ranges hold their values."""
+        if self._input_reader is not None:
+            self._input_reader.close()
         if self._worker is not None:
             self._worker.close()
         self._quick.close()
 
 
 def _uncut(name: str, refused: errors.RegistrationConflict) -> errors.LowwaterError:
-    """Return why a stage cannot be registered: where that is so, that it is cut into slices, which no stage can be."""
+    """Return the error of a refused registration; for a sliced computation it names the fix."""
     slices = refused.metadata.get("slices", "1")
     if slices == "1":
         return refused
     fix = "give the stage another name, or drop the computation (lowwater drop) and let the stage register it"
-    msg = f"{name} is registered in {slices} slices, and a stage commits its claim on all of its key ranges as one, so that it cannot be cut: {fix}"
+    msg = f"{name} is registered in {slices} slices, and a stage commits its claim on all of its key ranges as one, so it cannot be sliced: {fix}"
     return errors.RegistrationConflict(msg, metadata={**refused.metadata, "fix": fix})

@@ -1,4 +1,4 @@
-"""What the user's function gets beside the rows: the W of the batch, the hand-over, and the keyed state."""
+"""A batch: its watermark, its outputs and its state, for the user's function."""
 
 from __future__ import annotations
 
@@ -61,13 +61,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Calls:
-    """The calls of a batch's methods, of all stages of its query.
+    """The running calls of a batch's methods, on any thread and for all stages of its query.
 
-    Several threads of the function may make them.
-
-    Without a lock, which the closure of an update could not take along: who calls notes it before
-    asking whether the batch has ended, and who ends the batch asks for calls after that. So one of
-    the two sees the other.
+    There is no lock, because the closure of an update could not be pickled with one. A caller
+    notes its call before it tests ``ended``, and the closer sets ``ended`` before it looks for
+    calls, so one of the two always sees the other.
     """
 
     under_way: list[str] = field(default_factory=list)
@@ -75,27 +73,29 @@ class _Calls:
     ended: bool = False
 
     def begin(self, method: str, batch: int) -> None:
-        """Note a call. Raises ValueError when the batch has ended."""
+        """Note a call. Raises ValueError if the batch has ended."""
         self.under_way.append(method)
         if self.ended:
             self.under_way.remove(method)
             msg = (
-                f"{method} of batch {batch} was called after the function had returned: nobody waits for what it does. A batch is valid while the "
-                "function runs; join the threads that use it before it returns."
+                f"{method} of batch {batch} was called after the function had returned, so its result would be lost. Call a batch's methods only while the "
+                "function runs, and join the threads that use it before it returns."
             )
             raise ValueError(msg)
 
     def end(self) -> list[str]:
-        """Take no further call. Returns the names of the methods that have not returned."""
+        """End the batch, and return the names of the methods that are still running."""
         self.ended = True
         return list(self.under_way)
 
 
 def _ends_the_batch(method: Callable[Concatenate[Batch, P], T]) -> Callable[Concatenate[Batch, P], T]:
-    """Let the batch remember what a method of it raises, and raise it again from every later one and when the function has returned.
+    """Decorate a method so that an error it raises ends the batch.
 
-    A function that catches it would otherwise go on to a commit of a batch whose rows are nowhere. What it wrote afterwards would be found by
-    the replay, and skipped. For the same reason no call goes on, or begins, when the function has returned.
+    The batch keeps the error, and raises it again from every later call and after the function has
+    returned. If a function could catch it and go on, Spark would commit a batch whose rows were
+    not written, and a replay would find and skip what the function wrote afterwards. The decorator
+    also refuses calls after the function has returned.
     """
 
     @functools.wraps(method)
@@ -114,7 +114,7 @@ def _ends_the_batch(method: Callable[Concatenate[Batch, P], T]) -> Callable[Conc
 
 
 def _own_staging(place: Place) -> Path:
-    """Return where batches for Kafka are staged by default.
+    """Return the default staging folder for Kafka.
 
     Raises Unsupported for a checkpoint that is not local.
     """
@@ -123,9 +123,9 @@ def _own_staging(place: Place) -> Path:
 
 
 def _own_state(place: Place) -> Path:
-    """Return where a stage has its state by default.
+    """Return the default folder of a stage's state.
 
-    Raises Unsupported for a checkpoint that is not local: its tasks write files there.
+    Raises Unsupported for a checkpoint that is not local, because executor tasks write there.
     """
     fix = "Pass batch.stateful() a path= on a file system that the driver and all executors mount; the checkpoint may stay."
     return local(place.home, "State in the checkpoint", fix) / "lowwater" / "state"
@@ -133,101 +133,96 @@ def _own_state(place: Place) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """How a stage's rows get their key range and their event time."""
+    """A stage's rule for the key range and the event time of a row."""
 
     key: Sequence[str | Column]
     event_time: str | Column
     ranges: int
-    """As declared."""
+    """Number of key ranges, as declared."""
     injector: bool
     window: timedelta | None = None
-    """The length of the windows by whose start the stage stamps what it emits; None when it stamps
-    by event time."""
+    """Length of the windows whose start is the rows' stamp; None: the event time is the stamp."""
     bounds: Bounds | None = None
-    """What an injector has declared of its source, from which its frontier is told; None: the
-    function tells it."""
+    """Declared limits of an injector's source, from which its frontier is computed; None: the
+    function sets the frontier."""
     balance: bool = False
-    """Whether the driver asks for another layout when the loads of the ranges are uneven."""
+    """True: the driver requests another layout when the loads of the ranges are uneven."""
     budgeted: bool = False
-    """Whether it has a lateness budget, so that it is counted how late its rows are."""
+    """True: the stage has a lateness budget, so the lateness of its rows is counted."""
     layout: lowwater.Layout = EQUAL
-    """The layout that is followed; version 0: none, the key space is cut into equal parts."""
+    """The current layout; version 0: the key space is cut into equal parts."""
     window_start: timedelta = timedelta()
-    """Time by which those windows are shifted, Spark's startTime. Only a sidecar declares one."""
+    """Shift of those windows, Spark's startTime. Only a sidecar declares one."""
 
     @property
     def cut(self) -> Cut:
-        """How the key space is cut."""
+        """The cut of the key space."""
         return Cut(self.ranges, self.layout)
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What an output may say of its stage while a batch writes it, beside what the batch finds."""
+    """The state of a stage while a batch writes an output, besides the batch's own values."""
 
     claim: Claim | None = None
-    """None: the stage is not claimed, or not any more."""
+    """The stage's claim; None: it has not been claimed, or lost its claim."""
     current: bool = True
-    """Whether the batch's reading is of the inputs that are registered now."""
+    """True: the batch read the inputs that are registered now."""
     stands: int = MIN
-    """Where the stage stands by what is committed: the least of its ranges."""
+    """The stage's committed low watermark, microseconds: the least of its ranges."""
 
 
 class Claimed(NamedTuple):
-    """The claim that a run writes under: what another store needs to refuse the writes of whoever does not own the stage any more."""
+    """The claim under which a run writes. Another store compares it to refuse a former owner."""
 
     server_token: str
-    """The deployment of the authority."""
     computation: str
-    """Its full name."""
+    """Full name of the computation."""
     identity: str
-    """The query's checkpoint, as the authority knows it."""
+    """Identity of the query's checkpoint, as the authority knows it."""
     incarnation: int
     sequencer: int
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a batch leaves behind, for the driver's side of the protocol."""
+    """The results of a batch that the driver reports and commits."""
 
     receipts: list[Receipt] = field(default_factory=list)
     manifest: Version | None = None
-    """The state version it made; None for a stage without state."""
+    """The state version that the batch made; None for a stage without state."""
     finished: int = 0
     late: int = 0
     late_example: int | None = None
     """Event time of the oldest late row, microseconds."""
     late_handle: int | None = None
-    """Its key range."""
+    """Key range of that row."""
     loads: Sequence[lowwater.RangeLoad] = ()
-    """What each range has cost; of a stage without state, and of a version that was found, nothing
-    is known."""
+    """Cost of each range; empty without state, and for a version made by an earlier run."""
     tasks: int = 1
-    """How many tasks have shared the ranges."""
     workers: int = 1
-    """How many tasks run side by side, if there are as many ranges."""
+    """Number of tasks that can run side by side when there are enough ranges."""
     unsent: Sequence[Unsent] = ()
-    """What the update keeps until another store has taken it."""
+    """Segments that the update keeps until another store has accepted them."""
     fixed: str = ""
-    """Why the ranges of its state cannot be cut otherwise; empty: they can, or there is none."""
+    """Why the ranges of the state cannot be cut again; empty: they can, or there is no state."""
     partitions: int = SLOTS
-    """How many tasks it has at most."""
+    """Greatest number of tasks that can share the ranges."""
     arrived: lowwater.Arrived | None = None
-    """How late the rows were that it has read, those of an injector with state that it has emitted;
-    None when nobody asks."""
+    """Lateness of the rows read (of an injector with state: emitted); None without a budget."""
     untimed: int = 0
-    """Number of the rows that had no event time."""
+    """Number of rows without an event time."""
 
 
 class Batch:
     """One micro-batch of a tracked stage.
 
-    Valid while the function runs: threads that use it are joined before it returns.
+    A batch is valid while the function runs: join the threads that use it before the function
+    returns. A later call raises ValueError, and a call that is still running then ends the query.
 
-    A method that is called later raises ValueError, and one that is still running then ends the
-    query. What one of its methods raises ends the query, also when the function catches it: the
-    batch is run again by the next start. In a query of several stages the function gets the batch
-    of the first, and with :meth:`of` the others'.
+    An error that a method raises ends the query, also when the function catches it; the next start
+    runs the batch again. In a query of several stages the function receives the batch of the first
+    stage, and :meth:`of` returns the others. Times are microseconds since the epoch, in UTC.
     """
 
     def __init__(
@@ -255,9 +250,9 @@ class Batch:
         actions: Actions | None = None,
     ) -> None:
         self.id = entry.batch
-        """Its number, growing by one."""
+        """Number of the batch; each batch has a greater one than the batch before."""
         self.replayed = replayed
-        """Whether an earlier run had begun it: same rows, same watermark."""
+        """True: an earlier run began this batch, with the same rows and the same watermark."""
         self._entry = entry
         self._keyed = keyed
         self._place = place
@@ -281,21 +276,21 @@ class Batch:
         self._counted_on = False
         self._actions = actions
         self._emitted: tuple[DataFrame, str] | None = None
-        """What stateful() has returned, if there is any row in it, and the metric on it."""
+        """The frame that stateful() returned and the metric on it; None without rows."""
         first = next(iter(self._stages.values()), self)
-        # Two stages that write into one directory would skip each other's rows.
-        self._taken: set[Location] = set() if first is self else first._taken
+        # If two stages wrote into one directory, each would find the other's rows, and skip.
+        self._output_folders: set[Location] = set() if first is self else first._output_folders
         self._tables: set[str] = set()
-        """The tables that this stage has written to."""
+        """Tables to which this stage has written."""
         self._failures: list[BaseException] = [] if first is self else first._failures
-        """What methods of the batch have raised, of any stage of the query."""
+        """Errors raised by methods of the batch, of any stage of the query."""
         self._calls: _Calls = _Calls() if first is self else first._calls
 
     @_ends_the_batch
     def of(self, name: str) -> Batch:
-        """Return the batch of the stage of this name, of the same query: same number, same inputs, a state of its own.
+        """Return the batch of another stage of the query: same number and inputs, own state.
 
-        Raises ValueError for a name that is no stage of the query.
+        Raises ValueError if the query has no stage of this name.
         """
         if name not in self._stages:
             msg = f"{name!r} is no stage of this query; it has {', '.join(self._stages)}"
@@ -305,27 +300,30 @@ class Batch:
     @property
     @_ends_the_batch
     def low(self) -> lowwater.Watermark:
-        """The low watermark that the batch runs with: rows below it are complete, those of this batch included.
+        """The batch's low watermark: rows below it are complete, this batch included.
 
-        Durable, and the same in every replay. For an injector it is the frontier, once the batch has told it. For a stage that reads
-        an earlier one of the query it is what that one's reports after this batch fold to: ask for it when the earlier stage is done with
-        the batch, that is after its :meth:`stateful` or :meth:`frontier`, or ValueError is raised by whichever comes second.
+        It is durable and the same in every replay. An injector's value is its frontier, once
+        it is set. A stage that reads an earlier stage of the query gets the minimum of what the
+        earlier stages report after this batch. Ask for it after their :meth:`stateful` or
+        :meth:`frontier` in this batch; otherwise the later of the two calls raises ValueError.
         """
         return lowwater.Watermark(self._low())
 
     @property
     def promised(self) -> lowwater.Watermark:
-        """The low watermark that the inputs had reached before the batch, as far as it was read then: rows below it are late. Durable, as :attr:`low`, which may be later by what the batch reads itself.
+        """The inputs' low watermark before the batch, as last read: rows below it are late.
 
-        Behind what Spark holds in its own state it is also no more than what Spark had let go of: the watermark that the batch before ran with, less the ``retention``. MIN for an injector, and before
-        Spark has a watermark.
+        The value is durable; :attr:`low` may be later, by what the batch itself reads. Downstream
+        of Spark's own stateful operators it is at most the previous batch's Spark watermark less
+        the ``retention``. MIN for an injector, and before Spark has a watermark.
         """
         return lowwater.Watermark(self._entry.promised)
 
     @property
     def now(self) -> int:
-        """The driver's clock when the batch first began, microseconds since the epoch: durable, the same in every replay, and never below that of the batch before.
+        """The driver's clock when the batch first began, microseconds since the epoch.
 
+        The value is durable, the same in every replay, and never below the previous batch's.
         MIN in a replay of a batch that an older release began.
         """
         return self._entry.now
@@ -334,53 +332,59 @@ class Batch:
     def heuristic(self) -> Mapping[float, lowwater.Watermark]:
         """The heuristic watermarks by share, read together with :attr:`low`.
 
-        A share of records, not a promise.
+        Each is an estimate for that share of the records, not a promise.
         """
         return {share / 1_000_000: lowwater.Watermark(t) for share, t in self._entry.reading.heuristics.items()}
 
     @property
     def budget(self) -> Mapping[float, lowwater.Watermark]:
-        """The watermarks of the inputs' lateness budgets by share, read together with :attr:`low`: at most about that share of their records comes behind it, in the long run."""
+        """The watermarks of the inputs' lateness budgets by share, read together with :attr:`low`.
+
+        In the long run at most about that share of the records arrives below it.
+        """
         return {share / 1_000_000: lowwater.Watermark(t) for share, t in self._entry.reading.budgets.items()}
 
     @property
     def digest(self) -> str:
-        """What tells the batch from another one of its number: the digest of its plan, the same in every replay."""
+        """Digest of the batch's plan, the same in every replay. Another plan has another digest."""
         return self._entry.digest
 
     @property
     def checkpoint(self) -> str:
-        """The identity of the query's checkpoint: no other one has it, and all runs of this one do."""
+        """Identity of the query's checkpoint, the same for all of its runs and for no other one."""
         return identity(self._place.manifest.checkpoint)
 
     @property
     def claimed(self) -> Claimed | None:
-        """The claim that the run has at this moment; None before the authority has acknowledged one. Nobody but a store that compares it keeps a zombie from writing."""
+        """The run's claim at this moment; None before the authority has acknowledged one.
+
+        Only a store that compares it can refuse the writes of a former owner.
+        """
         return self._claimed()
 
     @_ends_the_batch
     def newest_in(self, output: str) -> int | None:
-        """Return the newest batch that was noted of an output by :meth:`note_in`, in this checkpoint; None when none was."""
+        """Return the newest batch that :meth:`note_in` noted for an output, or None."""
         return remembered(self._place.manifest, self._writer, output)
 
     @_ends_the_batch
     def note_in(self, output: str) -> None:
-        """Note, durably, that the batch stands in an output of another package, which has a name of its own."""
+        """Note durably that an output of another package, by its name, contains this batch."""
         remember(self._place.manifest, self._writer, output, self.id)
 
     @property
     def previous_frontier(self) -> lowwater.Watermark:
-        """The frontier that the batch before has told; for injectors."""
+        """The frontier after the batch before; for injectors."""
         return lowwater.Watermark(self._previous)
 
     @_ends_the_batch
     def frontier(self, value: lowwater.EventTime) -> None:
-        """Say, for an injector, that nothing older will be injected after this batch.
+        """Set an injector's frontier: no older row will be injected after this batch.
 
-        Compute it from the batch's rows and :attr:`previous_frontier` alone, never from a clock: a
-        replay must find the same, and CheckpointMismatch is raised when it does not. Call it before
-        :meth:`stateful`. Not called: it stays where it was. Raises ValueError when it goes back, or
-        says finished (that is what :meth:`finish` is for).
+        Compute it from the batch's rows and :attr:`previous_frontier` only, never from a clock: a
+        replay that computes another value raises CheckpointMismatch. Call it before
+        :meth:`stateful`. Without a call the frontier stays. Raises ValueError when the value is
+        lower than the previous one or is MAX (call :meth:`finish` for that).
         """
         micros = lowwater.Watermark.of(value).micros
         if micros == MAX:
@@ -388,13 +392,13 @@ class Batch:
             raise ValueError(msg)
         self._set_frontier(micros)
 
-    def _told(self, frontier: int) -> None:
-        """Take the frontier that was told from the rows, before the function is called."""
+    def _set_computed_frontier(self, frontier: int) -> None:
+        """Set the frontier that was computed from the rows, before the function runs."""
         self._frontier = frontier
 
     @_ends_the_batch
     def finish(self) -> None:
-        """Say, for an injector, that nothing will ever come after this batch."""
+        """Finish an injector: no row at all will be injected after this batch."""
         self._set_frontier(MAX)
 
     def _set_frontier(self, micros: int) -> None:
@@ -428,49 +432,51 @@ class Batch:
         file_format: str = "parquet",
         keep: timedelta | None = None,
     ) -> bool:
-        """Hand rows over to the readers of a directory, as ``path/batch=N``, once and whole; False if a replay found it done.
+        """Write rows as ``path/batch=N``, exactly once; False if an earlier run has written them.
 
-        ``path`` is an absolute directory on a local or NFS file system, or one on HDFS with its scheme (``hdfs://``), of this checkpoint alone; readers set
-        recursiveFileLookup. Durable when it returns. Tracked stages do not read from HDFS yet, so ``keep`` is refused there.
+        ``path`` is an absolute directory on a local or NFS file system, or on HDFS with its scheme
+        (``hdfs://``), used by this checkpoint only. Readers set recursiveFileLookup. The rows are
+        durable on return. Call it in every batch, after :meth:`stateful` and :meth:`frontier`: each
+        batch notes how far the directory is complete (:func:`lowwater_spark.complete_through`).
 
-        With ``keep`` the files of batches that were handed over longer ago are removed once every reader has committed them, those of a thousand
-        batches in one call at most. Readers are the tracked stages that have begun to read: give it only to an output that nobody else
-        reads. By default nothing is ever removed.
+        With ``keep``, batches older than that are removed once every tracked stage that has begun
+        to read them has committed them, at most a thousand a call. Use it only for an output
+        without other readers, and not on HDFS. By default no batch is removed.
 
-        Each batch says how far the directory is complete: :func:`lowwater_spark.complete_through` reads it. So call it after :meth:`stateful` and :meth:`frontier`, and in every batch.
-
-        Raises CheckpointMismatch when it holds, or has held, a batch N that this checkpoint has not written, ValueError for a negative ``keep``, and
-        Unsupported for a path that a reader would take for a pattern, or in the output of a Spark file sink, and for Parquet in a session that cuts times to milliseconds.
+        Raises CheckpointMismatch when the directory has, or had, a batch N of another checkpoint;
+        ValueError for a negative ``keep`` and for a second write to the directory in this batch;
+        Unsupported for a path with pattern characters, a directory of a Spark file sink, and
+        Parquet in a session that truncates times to milliseconds.
         """
         check_windows(frame, self._keyed.window)
         named = self._output(frame, os.fspath(path))
         if keep is not None and keep < timedelta(0):
-            msg = f"keep says how long batches stay at least, so it is not negative: {keep!r}"
+            msg = f"keep is the least time that a batch stays, so it must not be negative: {keep!r}"
             raise ValueError(msg)
         refuse_pattern(str(named), "The path")
         if keep is not None:
             fix = "Leave keep= out, and remove old batches outside of Spark, by age."
             named = local(named, "The removal of batches in", fix)
         folder = real(named)
-        if folder in self._taken:
+        if folder in self._output_folders:
             msg = (
                 f"batch {self.id} has been written to {folder} already; a second write would be skipped. Unite the rows first, and give each "
                 "stage a directory of its own."
             )
             raise ValueError(msg)
-        self._taken.add(folder)
+        self._output_folders.add(folder)
         if folder not in self._swept:
             refuse_sink(named)
             sweep(folder, self._ordinal)
             mark_writer(folder, self._writer)
-            refuse_sink(named)  # one that begins at the same time has left its mark by now, or finds ours
+            refuse_sink(named)  # a sink that started meanwhile has left its mark by now, or finds ours
             if isinstance(folder, Path):
                 self._refuse_removed(folder)
             self._swept.add(folder)
         digest = self._entry.digest
-        said = say(folder, self._writer, self.id, self._first(folder), self._standing())
-        made = hand_over(frame, folder, self.id, digest, ordinal=self._ordinal, said=said, file_format=file_format)
-        if not made and not self.replayed:
+        mark = say(folder, self._writer, self.id, self._first(folder), self._standing())
+        written = hand_over(frame, folder, self.id, digest, ordinal=self._ordinal, mark=mark, file_format=file_format)
+        if not written and not self.replayed:
             msg = (
                 f"{folder}/batch={self.id} exists, but no run of this checkpoint had begun batch {self.id}: the directory 'lowwater' of "
                 "the checkpoint is older than its output, or another run of it goes on beside this one. Let only one run, and start it again; if that ends here too, restore both from one moment."
@@ -478,10 +484,10 @@ class Batch:
             raise CheckpointMismatch(msg)
         if keep is not None and isinstance(folder, Path):
             self._remove(folder, keep)
-        return made
+        return written
 
     def _first(self, folder: Location) -> int:
-        """Return the first batch that was handed over into a directory: noted before there is any."""
+        """Return the first batch written to a directory, noting it before the first write."""
         manifest, output = self._place.manifest, str(folder)
         first = remembered(manifest, self._writer, output)
         if first is None:
@@ -491,10 +497,9 @@ class Batch:
 
     @staticmethod
     def _output(frame: DataFrame, path: str) -> Location:
-        """Return the directory that a path names.
+        """Return the directory at a path.
 
-        Raises ValueError for one that is not absolute, and Unsupported for one where nothing can be
-        renamed at once.
+        Raises ValueError for a relative path, Unsupported for a file system without renames.
         """
         named = SparkPath.of_text(path)
         if named.local is None:
@@ -502,7 +507,7 @@ class Batch:
             return location_of(frame.sparkSession, path, "The path", fix)
         folder = Path(named.path)
         if not folder.is_absolute():
-            msg = f"{path} is not an absolute path of a local directory, nor one of HDFS; batch.write renames in it"
+            msg = f"{path} is not an absolute path of a local directory or of HDFS. Pass an absolute path, or hdfs://... for HDFS"
             raise ValueError(msg)
         return folder
 
@@ -516,54 +521,68 @@ class Batch:
         slots: int | None = None,
         path: str | os.PathLike[str] | None = None,
     ) -> bool:
-        """Publish rows in a topic of Kafka, each once for readers with ``read_committed``; False if a replay found it done.
+        """Publish rows in a Kafka topic, exactly once for ``read_committed`` readers.
 
-        The frame runs once, into files; then so many ``slots`` publish the files, each in a transaction that also says so in the topic ``lowwater-marks-TOPIC``. A batch
-        that is run again publishes what is missing from the same files, so its rows may be anything but repeatable. Acknowledged by all replicas in sync when it returns.
+        Returns False if an earlier run has published them. On return all in-sync replicas have
+        acknowledged the rows. The frame runs once, into files. Each of the ``slots`` then publishes
+        its share in one transaction, together with a mark in the topic ``lowwater-marks-TOPIC``. A
+        replay publishes what is missing from the same files, so the rows need not be repeatable.
 
-        The frame's columns are those of Spark's own sink, but for ``topic``: ``value`` and perhaps ``key`` (text or bytes), ``headers``, ``partition``. Rows of one partition of
-        the frame keep their order. ``options`` are those of Kafka's client as Spark names them, ``kafka.bootstrap.servers`` at least, as far as librdkafka takes them. The number of slots
-        stays as long as the checkpoint: by default as many as tasks run side by side, eight at most. ``path`` is an absolute directory on a local or NFS
-        file system, which all executors see, for the files; by default in the checkpoint. Those of the last three batches stay.
+        The columns are those of Spark's own sink without ``topic``: ``value`` and optionally
+        ``key`` (string or binary), ``headers``, ``partition``. Rows of one partition of the frame
+        keep their order. ``options`` are Kafka client options with Spark's prefix, at least
+        ``kafka.bootstrap.servers``, as librdkafka supports them. The number of slots is fixed for
+        the checkpoint; the default is the default parallelism, at most eight. ``path`` is an
+        absolute directory on a file system that all executors mount, by default in the checkpoint;
+        the staged files of the last three batches stay there.
 
-        The topic must be there. Needs the package confluent-kafka on the driver and on the executors: ``lowwater-spark[kafka]``. Costs two jobs, of which the second one runs
-        a task for each slot, and for a batch that is not the first of its run about ten round trips.
+        The topic must exist, and driver and executors need ``lowwater-spark[kafka]``. Cost: two
+        jobs, the second with one task a slot, and about ten round trips a batch.
 
-        Raises Unsupported for a topic that is not there, options that are not taken, and under ``spark.speculation``; CheckpointMismatch when the topic was made anew, and when it has
-        another batch of this checkpoint than it should: a newer run goes on, or the checkpoint is older than what it has written, or when another checkpoint has taken the computation over; ValueError for another frame; OSError
-        when Kafka does not answer.
+        Raises Unsupported for a missing topic, options that librdkafka refuses, and
+        ``spark.speculation``; CheckpointMismatch when the topic was made anew or has another
+        batch of this checkpoint than expected (a newer run goes on, the checkpoint is an older
+        copy, or another checkpoint took the computation over); ValueError for a frame with other
+        columns; OSError when Kafka does not answer.
         """
         check_windows(frame, self._keyed.window)
         folder = (_own_staging(self._place) if path is None else Path(path)) / topic
         if not folder.is_absolute():
-            msg = f"{path} is not an absolute path of a local directory"
+            msg = f"{path} is not an absolute path of a local directory. Pass an absolute path"
             raise ValueError(msg)
         folder = Path(os.path.realpath(folder))
-        if folder in self._taken:
+        if folder in self._output_folders:
             msg = f"batch {self.id} has been written to {topic} already; unite the rows first, and give each stage a path of its own"
             raise ValueError(msg)
-        self._taken.add(folder)
+        self._output_folders.add(folder)
         claim = self._ground().claim
         life = 0 if claim is None else claim.life
         output = self._topics.get(folder)
         if output is None or output.options != options or slots not in (None, output.slots):
-            made = KafkaOut(self._place, folder, self._writer, topic, dict(options), self._ordinal)
-            made.open(frame.sparkSession, self.id, slots, life)
-            self._topics[folder] = output = made
+            new_output = KafkaOut(self._place, folder, self._writer, topic, dict(options), self._ordinal)
+            new_output.open(frame.sparkSession, self.id, slots, life)
+            self._topics[folder] = output = new_output
         return output.write(frame, self.id, self._entry.digest, replayed=self.replayed, probe=self._probe, life=life)
 
     @_ends_the_batch
     def write_table(self, frame: DataFrame, table: str | os.PathLike[str]) -> bool:
-        """Append rows to a table of Delta or Iceberg, as one version of it, once and whole; False if a replay found it done.
+        """Append rows to a Delta or Iceberg table as one version, exactly once.
 
-        ``table`` is an absolute path, or a name in one of the session's catalogs. A path where no table is gets one of Delta with the frame's columns; a table of Iceberg must be
-        there. Several computations may write into one table. The rows may be anything but repeatable. Durable when it returns, in local directories by syncing what was written, elsewhere as far as the store
-        keeps what it has acknowledged.
+        Returns False if an earlier run has appended them. ``table`` is an absolute path, or a name
+        in one of the session's catalogs. A Delta table is created at an empty path, with the
+        frame's columns; an Iceberg table must exist. Several computations may write to one table,
+        and the rows need not be repeatable. The version is durable on return: local directories are
+        synced, other stores keep what they have acknowledged.
 
-        A version has this checkpoint's name, the batch's number and the digest of its plan. And it says how far the table is complete: :func:`lowwater_spark.complete_through` reads
-        it, so call this after :meth:`stateful` and :meth:`frontier`. Raises CheckpointMismatch when the table has a batch N that was planned otherwise, as after the checkpoint was restored from
-        an older copy, does not show any more what it has, or has versions of a later life of the computation; Unsupported for a table that could not tell; ValueError for a second
-        write to it in the batch; and when another run of the checkpoint writes at the same time, what Delta raises, or for Iceberg CheckpointMismatch.
+        The version names this checkpoint, the batch and the digest of its plan, and says how far
+        the table is complete (:func:`lowwater_spark.complete_through`): call this after
+        :meth:`stateful` and :meth:`frontier`. Cost: one Spark write, and reads of the table's log.
+
+        Raises CheckpointMismatch when the table has a batch N of another plan (as after the
+        checkpoint was restored from an older copy), no longer shows a version it had, or has
+        versions of a later life of the computation; Unsupported for a table whose log cannot show
+        that; ValueError for a second write to the table in this batch. When another run of the
+        checkpoint writes at the same time, Delta's own error or, for Iceberg, CheckpointMismatch.
         """
         check_windows(frame, self._keyed.window)
         spark = frame.sparkSession
@@ -582,19 +601,21 @@ class Batch:
         }
         app = app_id(self._writer, checkpoint)
         manifest = self._place.manifest
-        newest = remembered(manifest, self._writer, place)
-        known = -1 if newest is None else newest
+        noted = remembered(manifest, self._writer, place)
+        newest = -1 if noted is None else noted
         standing = self._standing()
         if isinstance(log, IcebergLog):
-            made = iceberg_out.append(frame, log, app, self.id, mark, standing, replayed=self.replayed, newest=known)
+            appended = iceberg_out.append(
+                frame, log, app, self.id, mark, standing, replayed=self.replayed, newest=newest
+            )
         else:
-            made = table_out.append(frame, log, app, self.id, mark, standing, replayed=self.replayed, newest=known)
-        if known < self.id:
+            appended = table_out.append(frame, log, app, self.id, mark, standing, replayed=self.replayed, newest=newest)
+        if newest < self.id:
             remember(manifest, self._writer, place, self.id)
-        return made
+        return appended
 
     def _refuse_removed(self, folder: Path) -> None:
-        """Refuse a batch that this output has never had, of a number below those that readers have read and that were removed."""
+        """Refuse a batch that was never in this output, if later batches were read and removed."""
         through = removed(os.fspath(folder)).through
         if self.id <= through and not (folder / f"batch={self.id}").exists():
             msg = (
@@ -604,17 +625,17 @@ class Batch:
             raise CheckpointMismatch(msg)
 
     def _remove(self, folder: Path, keep: timedelta) -> None:
-        """Remove what nobody needs any more.
+        """Remove the batches that no reader needs.
 
-        The batch does not fail for what cannot be removed: it stays.
+        A failed removal does not fail the batch: the files stay.
         """
         removal = self._removals.setdefault(folder, Removal(folder))
         removal.probe = lambda point: self._probe(point, self.id)
         try:
-            # Spark runs a batch when the one before it is committed.
+            # Spark starts a batch only after it has committed the one before.
             removal.remove(keep, self.id - 1, time.time())
         except (OSError, NotDurable) as error:
-            logger.warning("nothing more is removed from %s now: %s", folder, error)
+            logger.warning("stopped removing old batches from %s for now: %s", folder, error)
 
     @_ends_the_batch
     def stateful(
@@ -624,31 +645,38 @@ class Batch:
         schema: StructType | str,
         path: str | os.PathLike[str] | None = None,
     ) -> DataFrame:
-        """Update the state of every key range with the batch's rows, and return the rows that the updates emit.
+        """Update the state of every key range with the batch's rows, and return the emitted rows.
 
-        ``update(handle, state, rows, low)`` is called for every range in every batch, also without rows, in executor tasks, as
+        ``update(handle, state, rows, low)`` runs in executor tasks, for every range in every batch,
+        also without rows:
 
         * ``handle``: the range, 0 to ranges - 1;
-        * ``state``: the pyarrow Table it returned in the batch before, None for nothing;
+        * ``state``: the pyarrow Table that it returned in the previous batch, None while the range
+          has no state;
         * ``rows``: the range's rows of this batch, a pyarrow Table with the frame's columns;
         * ``low``: :attr:`low`.
 
-        It returns ``(state, emitted, oldest, pending)``: the new state (the same object when it did not change), a Table with
-        ``schema``'s columns or None, the oldest stamp that the range still holds (None: it holds nothing), and the event
-        times of the records it still holds. It must depend on nothing else: an interrupted batch calls it again. An
-        object that keeps its state in segments (``lowwater_spark.track.segments``) may stand in its place.
+        It returns ``(state, emitted, oldest, pending)``: the new state (the same object when it did
+        not change), a Table with ``schema``'s columns or None, the oldest stamp that the range
+        still holds or None, and the event times of the records that it still holds. It must depend
+        on nothing else, because a replay calls it again. An object that keeps its state in segments
+        (``lowwater_spark.track.segments``) can be passed instead.
 
-        The new version is durable when this returns, and has the emitted rows only for this batch: write what is returned, in the same
-        batch. A frame with rows that no action has read is told as a warning. Call it once per batch, in every batch, with the same ``path`` (an absolute
-        directory; by default in the checkpoint). Raises StateLost, CheckpointMismatch, Unsupported for a path that Spark takes for a
-        pattern, and ValueError when a range holds a stamp that its rows cannot have got (see ``stamp`` of :func:`lowwater_spark.stage`), or
-        a record older than the ``oldest`` it returns: one whose time is in ``pending``, or in the state in a timestamp column of the name
-        of the stage's ``event_time``. With ``stamp`` as the length of windows, the start of the record's window counts.
+        The new version is durable on return. It keeps the emitted rows only for this batch, so
+        write the returned frame in the same batch; unread rows cause a warning. Call this once in
+        every batch, with the same ``path`` (an absolute directory, by default in the checkpoint).
+        Cost: one job over the rows, with a shuffle by key range.
+
+        Raises StateLost; CheckpointMismatch; Unsupported for a path with pattern characters; and
+        ValueError when a range holds a stamp below any that its rows can have (see ``stamp`` of
+        :func:`lowwater_spark.stage`), or a record older than ``oldest``: one whose time is in
+        ``pending``, or in a timestamp column of the state with the name of the stage's
+        ``event_time``. If ``stamp`` is a window length, the start of the record's window counts.
         """
         from pyspark.sql.types import StructType
 
         if self._outcome.manifest is not None:
-            msg = "batch.stateful() was called before in this batch; keep what belongs together in one state"
+            msg = "batch.stateful() was called twice in this batch. Call it once, and keep what belongs together in one state"
             raise ValueError(msg)
         self._refuse_counted_on("call batch.stateful()")
         root = _own_state(self._place) if path is None else Path(path)
@@ -657,10 +685,10 @@ class Batch:
             raise ValueError(msg)
         refuse_pattern(os.fspath(root), "The path")
         real = Path(os.path.realpath(root))
-        if real in self._taken:
+        if real in self._output_folders:
             msg = f"{root} is taken by another stage of this query; give each its own"
             raise ValueError(msg)
-        self._taken.add(real)
+        self._output_folders.add(real)
         columns = schema if isinstance(schema, StructType) else cast(StructType, StructType.fromDDL(schema))
         self._fix_frontier()
         store = StateStore.opened(self._place, root, self._keyed.ranges, self.id, ordinal=self._ordinal)
@@ -707,22 +735,24 @@ class Batch:
             manifest.late_example,
             manifest.late_handle,
             loads_of(
-                self._keyed.cut, [each for one in receipts for each in one.detail.get("loads", ())], manifest.ranges
+                self._keyed.cut,
+                [load for receipt in receipts for load in receipt.detail.get("loads", ())],
+                manifest.ranges,
             )
-            if any("loads" in one.detail for one in receipts)
+            if any("loads" in receipt.detail for receipt in receipts)
             else (),
             self._keyed.cut.spread(partitions, pins=can_pin()),
             min(partitions, frame.sparkSession.sparkContext.defaultParallelism),
-            update.unsent([one for each in manifest.ranges for one in each.segments])
+            update.unsent([segment for entry in manifest.ranges for segment in entry.segments])
             if isinstance(update, SendingUpdate)
             else (),
-            fixed(update, [each for each in manifest.ranges if each.state or each.segmented]),
+            fixed(update, [entry for entry in manifest.ranges if entry.state or entry.segmented]),
             partitions,
             manifest.arrived,
             manifest.untimed,
         )
         emitted = rows_of(frame.sparkSession, store, manifest, columns)
-        # A replay may find all that it emits in the sink already, and read nothing.
+        # A replay may find all of its emitted rows in the sink already, and read none of them.
         if self._actions is not None and not self.replayed and any(entry.emitted for entry in manifest.ranges):
             emitted, metric = self._actions.watch(emitted)
             self._emitted = emitted, metric
@@ -730,14 +760,14 @@ class Batch:
 
     @property
     def noted(self) -> Sequence[Sequence[int]]:
-        """What the update of this batch has noted of each key range beside its segments (``NextSegments.facts``); the same when the batch runs again.
+        """The ``NextSegments.facts`` of each key range after this batch's update.
 
-        Raises ValueError before :meth:`stateful`.
+        They are the same in every replay. Raises ValueError before :meth:`stateful`.
         """
         if self._outcome.manifest is None:
-            msg = "call batch.stateful() first: it is what notes something"
+            msg = "batch.noted is set by batch.stateful(): call that first"
             raise ValueError(msg)
-        return [each.facts for each in self._outcome.manifest.ranges]
+        return [entry.facts for entry in self._outcome.manifest.ranges]
 
     def _low(self) -> int:
         if self._earlier:
@@ -747,9 +777,9 @@ class Batch:
         return self._previous if self._frontier is None else self._frontier
 
     def _passed_on(self) -> int:
-        """Return what a later stage of the query may count on after this batch.
+        """Return the watermark that later stages of the query may rely on after this batch.
 
-        Nothing that would lower it may follow.
+        From then on, calls that would lower it are refused.
         """
         manifest = self._outcome.manifest
         if manifest is None and StateStore.existing(self._place) is not None:
@@ -760,37 +790,38 @@ class Batch:
             raise ValueError(msg)
         self._counted_on = True
         self._fix_frontier()
-        held = () if manifest is None else manifest.held
-        return min([floor_stamp(self._low(), self._keyed.window), *(stamp for stamp in held if stamp is not None)])
+        stamps = () if manifest is None else manifest.held
+        return min([floor_stamp(self._low(), self._keyed.window), *(stamp for stamp in stamps if stamp is not None)])
 
     def _standing(self) -> Standing:
-        """Return what an output of the batch may say. What would lower it is refused afterwards."""
+        """Return what an output of the batch may claim.
+
+        Later calls that would lower it are refused.
+        """
         ground, low = self._ground(), self._through()
         current = ground.current and ground.claim is not None and self._vouched(low)
         return Standing(low, ground.claim, current)
 
     def _vouched(self, low: int) -> bool:
-        """Return whether an output may say ``low``.
+        """Return whether an output may promise ``low``.
 
-        From then on no input that is below is added to the stage, or to one of the query that it
-        reads.
-
-        What a later stage says stands on what the earlier ones have not reported yet either.
+        From then on, no input below it can be added to the stage or to the stages of the query that
+        it reads. A later stage's promise also rests on earlier stages, which have not reported yet.
         """
         return low == MIN or (all(batch._vouched(batch._through()) for batch in self._earlier) and self._vouch(low))
 
     def _through(self) -> int:
-        """Return the lowest stamp that later batches of the stage can still write, as far as it is known by now."""
+        """Return the lowest stamp that later batches of the stage can still write, as known now."""
         manifest, ground = self._outcome.manifest, self._ground()
         if manifest is None and StateStore.existing(self._place) is not None:
-            return ground.stands  # what it will hold after this batch is not known yet
+            return ground.stands  # stateful() has not yet decided what the stage will hold
         if self._keyed.injector and self._frontier is None and manifest is None:
-            return self._previous  # it may still be told
+            return self._previous  # the function may still set the frontier
         self._counted_on = True
         self._fix_frontier()
         low = min(batch._through() for batch in self._earlier) if self._earlier else self._low()
-        held = () if manifest is None else manifest.held
-        return min([floor_stamp(low, self._keyed.window), *(stamp for stamp in held if stamp is not None)])
+        stamps = () if manifest is None else manifest.held
+        return min([floor_stamp(low, self._keyed.window), *(stamp for stamp in stamps if stamp is not None)])
 
     def _refuse_counted_on(self, what: str) -> None:
         if self._counted_on:
@@ -805,20 +836,20 @@ class Batch:
             raise self._failures[0]
 
     def _reference(self) -> int:
-        """Return the event time that the ages of held records count from."""
-        known = [t for t in (self._low(), *self._entry.reading.heuristics.values()) if t != MAX]
-        return max(known, default=MIN)
+        """Return the event time from which the ages of held records are counted."""
+        times = [t for t in (self._low(), *self._entry.reading.heuristics.values()) if t != MAX]
+        return max(times, default=MIN)
 
     def _fix_frontier(self) -> None:
-        """Make the frontier durable before anything is made from it."""
+        """Make the frontier durable before any output depends on it."""
         if self._keyed.injector:
             self._log.set_frontier(self.id, self._low())
 
     def _close(self, rows: Rows) -> Outcome:
-        """End the batch: fix the frontier, and count the rows of a stage that keeps nothing.
+        """End the batch: fix the frontier, and count the rows of a stage without state.
 
-        Raises StateLost, what a method of the batch has raised before, and ValueError when one
-        still runs. From now on all are refused.
+        Raises StateLost, an earlier error of one of the batch's methods, and ValueError when a
+        method is still running. All later calls are refused.
         """
         running = self._calls.end()
         self._refuse_failed()
@@ -842,13 +873,13 @@ class Batch:
         return self._outcome
 
     def _count(self, rows: Rows) -> Outcome:
-        """Return the outcome of a stage that has let everything go."""
+        """Return the outcome of a stage that holds no rows after the batch."""
         if self._earlier:
-            # What it has read is what they have finished; what was late for them they have counted.
+            # The stage has read what the earlier ones finished; they have counted their late rows.
             return Outcome(finished=sum(batch._outcome.finished for batch in self._earlier))
         counted = rows.counted()
         if self is not next(iter(self._stages.values())):
-            # The first stage has counted the late ones, by its own key.
+            # The first stage has counted the late rows, by its own key.
             return Outcome(finished=counted.rows)
         return Outcome(
             finished=counted.rows,

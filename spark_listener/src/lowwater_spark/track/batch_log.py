@@ -1,14 +1,13 @@
-"""The W that each batch runs with, durable before the batch writes anything.
+"""The W of each batch, durable before the batch writes any output.
 
-Without it a replay would run with a newer W: batch N runs with 14:00, writes the window of 13:00,
+Otherwise a replay would run with a newer W: batch N runs with 14:00, writes the window of 13:00,
 and crashes before its state is saved; the replay reads 15:00 and closes [14:00, 15:00) as well, but
-finds N's output written and skips it: a window is lost. So the first run's W stands, for the
-batch's whole life, together with the digest of the plan it was chosen for. So does the clock that
-it began by.
+finds N's output written and skips it, so a window is lost. Therefore the first run's W is kept for
+the batch's whole life, with the digest of its plan and the clock at its beginning.
 
-One JSON file per batch under ``CHECKPOINT/lowwater/batches``, written once. An injector's frontier,
-which is known only when the batch has been read, is a second file, equally written once, with what
-it was told from when the injector has declared that.
+Each batch has one JSON file under ``CHECKPOINT/lowwater/batches``, written once. An injector's
+frontier, which is known only when the batch has been read, is a second file, also written once,
+with the facts from which it was computed if the injector has declared them.
 """
 
 from __future__ import annotations
@@ -31,12 +30,11 @@ from lowwater_spark.track.inputs import Reading
 __all__ = ["BatchEntry", "BatchLog"]
 
 _FORMAT: Final = 2
-"""Since the manifest (:mod:`lowwater_spark.checkpoint.manifest`). The entries are as before it, but
-a release that passes over it must not go on."""
+"""Format since the manifest (:mod:`lowwater_spark.checkpoint.manifest`). The entries have not
+changed, but a release that does not know the manifest must not go on."""
 
 _LAID_OUT: Final = 3
-"""With a layout of key ranges: a release that passed over it would look for keys in other ranges.
-"""
+"""Format with a layout of key ranges: a release without it would look up keys in other ranges."""
 
 _OLD: Final = 1
 
@@ -45,20 +43,19 @@ _FRONTIER: Final = ".frontier"
 
 @dataclass(frozen=True, slots=True)
 class BatchEntry:
-    """What batch N runs with."""
+    """The values that batch N runs with."""
 
     batch: int
     digest: str
     reading: Reading
     promised: int
-    """The low watermark of the inputs that the committed batches before N had already reached,
-    microseconds: a row of batch N below it is late, a broken promise of an input."""
+    """Low watermark of the inputs that the committed batches before N had reached, microseconds. A
+    row of batch N below it is late: an input broke its promise."""
     layouts: Mapping[str, Layout] = field(default_factory=dict)
-    """By stage, how it cuts its key space; a stage that is not there cuts it into equal parts.
-    Stages go by what their states go by (``Place.name``)."""
+    """Layout of each stage, by ``Place.name``; a stage that is missing has equal parts."""
     now: int = MIN
-    """The driver's clock when the batch first began, or that of a batch before it if the clock went
-    back: microseconds since the epoch. MIN in entries of releases that kept none."""
+    """The driver's clock when the batch first began, or an earlier batch's if the clock went back:
+    microseconds since the epoch. MIN in entries of releases without this field."""
 
 
 class BatchLog:
@@ -68,9 +65,9 @@ class BatchLog:
         self._folder = checkpoint / "lowwater" / "batches"
 
     def begin(self, entry: BatchEntry) -> tuple[BatchEntry, bool]:
-        """Return what the batch runs with: ``entry``, or, for a replay, what its first run wrote; and whether it is a replay.
+        """Return the batch's entry and whether it is a replay, which gets its first run's entry.
 
-        Durable when it returns. Raises CheckpointMismatch when the batch had been planned otherwise.
+        Durable on return. Raises CheckpointMismatch if the first run had another plan.
         """
         content = {
             "format": _LAID_OUT if entry.layouts else _FORMAT,
@@ -86,13 +83,13 @@ class BatchLog:
         fresh = write_once(self._path(entry.batch), json.dumps(content).encode())
         if fresh:
             return entry, False
-        kept = self.read(entry.batch)
-        if kept is None or kept.digest != entry.digest:
+        stored = self.read(entry.batch)
+        if stored is None or stored.digest != entry.digest:
             raise CheckpointMismatch(_REPLANNED.format(batch=entry.batch, path=self._path(entry.batch)))
-        return kept, True
+        return stored, True
 
     def read(self, batch: int) -> BatchEntry | None:
-        """Return what a batch runs with, None when it has not begun or is long done."""
+        """Return a batch's entry; None if it has not begun or was purged."""
         content = _load(self._path(batch))
         if content is None:
             return None
@@ -101,52 +98,49 @@ class BatchLog:
             digest=str(content["digest"]),
             reading=Reading.from_json(content),
             promised=int(content["promised"]),
-            layouts={name: layout_from_json(each) for name, each in content.get("layouts", {}).items()},
+            layouts={name: layout_from_json(layout) for name, layout in content.get("layouts", {}).items()},
             now=int(content.get("now", MIN)),
         )
 
     def set_frontier(self, batch: int, micros: int) -> None:
-        """Write the frontier that an injector's batch has found, once.
+        """Write the frontier of an injector's batch, once.
 
-        Raises CheckpointMismatch when the batch's first run found another one.
+        Raises CheckpointMismatch if the batch's first run had another one.
         """
         make_directory(self._folder)
         path = self._path(batch, _FRONTIER)
         if not write_once(path, json.dumps({"format": _FORMAT, "frontier": micros}).encode()):
-            kept = self.frontier(batch)
-            if kept != micros:
+            stored = self.frontier(batch)
+            if stored != micros:
                 msg = (
-                    f"the frontier of batch {batch} was {kept} at its first run and is {micros} now; compute it from the batch's own "
-                    "rows and the frontier before, never from a clock or from what else has arrived"
+                    f"the frontier of batch {batch} was {stored} at its first run and is {micros} now; compute it from the batch's own "
+                    "rows and the frontier before, never from a clock or from other arrivals"
                 )
                 raise CheckpointMismatch(msg)
 
-    def keep_seen(self, batch: int, seen: Seen) -> Seen:
-        """Write what a batch has seen of its source, with the frontier that follows from it, once; return what its first run has written.
+    def keep_seen(self, batch: int, source_state: Seen) -> Seen:
+        """Write a batch's knowledge of its source, with its frontier, once; return the first run's.
 
-        Durable when it returns.
+        Durable on return.
         """
         make_directory(self._folder)
-        content = {"format": _FORMAT, "frontier": seen.frontier, "seen": seen.to_json()}
+        content = {"format": _FORMAT, "frontier": source_state.frontier, "seen": source_state.to_json()}
         fresh = write_once(self._path(batch, _FRONTIER), json.dumps(content).encode())
-        kept = None if fresh else self.seen(batch)
-        return seen if kept is None else kept
+        stored = None if fresh else self.seen(batch)
+        return source_state if stored is None else stored
 
     def seen(self, batch: int) -> Seen | None:
-        """Return what a batch has seen of its source; None when nobody has looked, or it has not come so far."""
+        """Return a batch's knowledge of its source; None if it is not (yet) written."""
         content = _load(self._path(batch, _FRONTIER))
         return None if content is None or "seen" not in content else Seen.from_json(content["seen"])
 
     def frontier(self, batch: int) -> int | None:
-        """Return the frontier that a batch has found, None when it has not told one."""
+        """Return the frontier of a batch; None if it is not written yet."""
         content = _load(self._path(batch, _FRONTIER))
         return None if content is None else int(content["frontier"])
 
     def purge(self, before: int) -> None:
-        """Delete the entries of batches before this one.
-
-        A later stage of a chain may have written none.
-        """
+        """Delete the entries of batches before this one, if there are any."""
         with suppress(FileNotFoundError):
             for entry in self._folder.iterdir():
                 number = entry.name.removesuffix(".json").removesuffix(_FRONTIER)
@@ -169,6 +163,6 @@ def _load(path: Location) -> dict[str, Any] | None:
 
 
 _REPLANNED: Final = (
-    "batch {batch} was planned otherwise when it first ran (see {path}): the offset log of the checkpoint has been changed or was "
+    "batch {batch} had another plan when it first ran (see {path}): the offset log of the checkpoint has been changed or was "
     "restored from a copy. Restore the checkpoint as a whole, or start from a new one."
 )

@@ -1,8 +1,9 @@
-"""Reads what Spark says of a query's batches afterwards: progress events, fetched by the clock, without a listener.
+"""Reads Spark's later events about a query's batches. The clock polls for them, without a listener.
 
-A listener's calls come on threads of py4j and cost a call into Python for each batch of each query; the clock asks for what is new. Spark
-keeps the last hundred events (``spark.sql.streaming.numRecentProgressUpdates``), which is far more than there are between two looks. An
-event comes after its batch's entry in the commit log, any time after, and tells nothing that exactness depends on: only what is shown.
+A listener is called on py4j's threads, and costs a call into Python for each batch of each query;
+the clock asks for new events instead. Spark keeps the last hundred events
+(``spark.sql.streaming.numRecentProgressUpdates``), far more than occur between two looks. An event
+comes some time after its batch's entry in the commit log. Exactness never depends on events.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ if TYPE_CHECKING:
 __all__ = ["BatchEvent", "Events", "observe_oldest", "observe_untimed"]
 
 _NAME: Final = "lowwater.oldest"
-"""What the observation is called in the events."""
+"""Name of the observation in the events."""
 
 _UNTIMED: Final = "lowwater.untimed."
-"""What the observations of driven frames begin with: a query may have several."""
+"""Prefix of the observations of driven frames: a query may have several."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchEvent:
-    """What Spark says of one batch."""
+    """Spark's event about one batch."""
 
     batch: int
     oldest: int | None
-    """The least event time among its rows, microseconds; None when there were none, or when nobody
-    looked."""
+    """Least event time of its rows, microseconds; None without rows or without an observation."""
     dropped: int
-    """Rows that Spark dropped for being below its own watermark."""
+    """Number of rows that Spark dropped for being below its own watermark."""
     ran: bool = True
-    """Whether there was a batch: Spark also says that there was none, with the number of the next
-    one."""
+    """False: there was no batch. Spark's idle events have the number of the next one."""
     untimed: int = 0
-    """Number of rows without an event time among those that the query reads under drive(), or else
-    writes."""
+    """Number of rows without an event time, read by the query under drive(), or else written."""
 
 
 def observe_oldest(frame: DataFrame, event_time: str | Column) -> DataFrame:
-    """Return the stream with an observation of the least event time of each batch, and of rows without one. It rides on the batch's own job."""
+    """Return the stream with a metric of each batch's least event time and rows without one.
+
+    The metric is a part of the batch's own job.
+    """
     from pyspark.sql import functions as sf
 
     time = column_of(frame, event_time)
@@ -55,7 +56,7 @@ def observe_oldest(frame: DataFrame, event_time: str | Column) -> DataFrame:
 
 
 def observe_untimed(frame: DataFrame, event_time: str) -> DataFrame:
-    """Return a stream that is to be driven with an observation of its rows without an event time, which no window takes."""
+    """Return a driven stream with a metric of rows without an event time, which no window takes."""
     from pyspark.sql import functions as sf
 
     time = column_of(frame, event_time)
@@ -63,32 +64,32 @@ def observe_untimed(frame: DataFrame, event_time: str) -> DataFrame:
 
 
 class Events:
-    """The events of one query that have not been seen yet. Not safe for threads."""
+    """Reader of the new events of one query. Not safe for threads."""
 
     def __init__(self, query: StreamingQuery) -> None:
         self._query: Any = query._jsq
-        self._seen: tuple[int, str] | None = None
+        self._last_key: tuple[int, str] | None = None
 
     def poll(self) -> list[BatchEvent]:
         """Return the events since the last call, oldest first.
 
-        Two calls into the JVM when there is nothing new.
+        Costs two calls into the JVM if there is no new event.
         """
         last = self._query.lastProgress()
-        if last is None or _key(last) == self._seen:
+        if last is None or _key(last) == self._last_key:
             return []
-        found: list[Any] = []
+        events: list[Any] = []
         for event in reversed(list(self._query.recentProgress())):
-            if _key(event) == self._seen:
+            if _key(event) == self._last_key:
                 break
-            found.append(event)
-        found.reverse()
-        self._seen = _key(found[-1]) if found else self._seen
-        return [_event(event) for event in found]
+            events.append(event)
+        events.reverse()
+        self._last_key = _key(events[-1]) if events else self._last_key
+        return [_event(event) for event in events]
 
 
 def _key(event: Any) -> tuple[int, str]:
-    # An event that says "still idle" has the number of the batch that comes next, but not its time.
+    # An idle event has the number of the next batch, but another time than that batch's event.
     return event.batchId(), event.timestamp()
 
 

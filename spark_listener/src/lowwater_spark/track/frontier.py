@@ -1,15 +1,18 @@
-"""How far a source has come, told from its own rows: what an injector has declared of it, and what its batches have seen.
+"""Computes an injector's frontier from its rows and from what was declared of its source.
 
-A source has *parts*: the partitions of Kafka's topics, or producers that a column of the rows names. Of each part the greatest event time is kept that was
-seen there. With the declared disorder it says what can still come from the part. The frontier is the least of all parts that are expected, so a part of which no row
-was seen holds it: of Kafka all partitions that the batch's plan names, of producers those that are declared.
+A source has *parts*: the partitions of Kafka's topics, or producers that a column of the rows
+names. The greatest event time seen in each part, less the declared disorder, is the earliest that
+can still come from it. The frontier is the least over all expected parts, so a part without rows
+holds it: for Kafka all partitions in the batch's plan, for producers the declared ones.
 
-A part that is idle moves only with evidence, never because time has passed. The evidence is that all that there is was read: the end of its partition, listed after
-the batch was planned, is where the batch ends. Whatever comes later is then appended after every row of the batch, and after the listing began. Two declarations
-make event times of that: ``across``, how much older than a row of any part a row may be that is appended after it; and ``delay``, how much older than the clock. Neither is assumed.
+An idle part moves only with evidence, never because time has passed. The evidence is that all of
+its rows were read: the end of its partition, listed after the batch was planned, is the batch's
+end. Later rows are appended after every row of the batch, and after the listing began. Two
+declarations turn that into event times: ``across``, how much older than a row of any part such a
+row may be, and ``delay``, how much older than the clock. There is no default for either.
 
-What a batch has found is written once, before the batch writes anything, with the frontier that follows from it. A batch that runs again takes it from there,
-so that it finds the same, also with another clock, other ends or other declarations.
+A batch's result and its frontier are written once, before the batch writes any output. A replay
+reads them, so it has the same frontier with another clock, other ends or other declarations.
 """
 
 from __future__ import annotations
@@ -31,15 +34,14 @@ if TYPE_CHECKING:
 __all__ = ["AHEAD", "PARTITION", "Bounds", "Example", "Found", "Seen", "look"]
 
 AHEAD: Final = timedelta(days=1)
-"""How far beyond the clock an event time may be by default, as for the reports that an authority
-takes."""
+"""Default limit for event times ahead of the clock, as for the reports that an authority takes."""
 
 STRANGERS: Final = 1000
-"""How many producers that nobody has declared are kept: a column that names something else has a
-value for each row."""
+"""Greatest number of undeclared producers. If ``producer`` named the wrong column, each of its
+values would otherwise be stored."""
 
 PARTITION: Final = ("topic", "partition")
-"""The columns of Kafka's source that name the part of a row."""
+"""Columns of Kafka's source that name the part of a row."""
 
 _MICRO: Final = timedelta(microseconds=1)
 _SECOND: Final = 1_000_000
@@ -48,25 +50,22 @@ _NAMED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What an injector declares of its source. Times are microseconds."""
+    """The declarations about an injector's source. Times are microseconds."""
 
     disorder: int
-    """How much older than a row of its part that is read before it a row may be. Of several
-    partitions no order is known in which they are read."""
+    """Greatest lag of a row behind an earlier row of its part; parts are read in any order."""
     across: int | None = None
-    """How much older than a row of another part a row may be that is appended after it; None:
-    nobody knows."""
+    """Greatest lag of an appended row behind an earlier row of another part; None: unknown."""
     delay: int | None = None
-    """How much older than the driver's clock a row may be when it is appended; None: nobody knows.
-    """
+    """Greatest lag of an appended row behind the driver's clock; None: unknown."""
     ahead: int = AHEAD // _MICRO
-    """How far beyond the driver's clock an event time may be."""
+    """Greatest distance of an event time ahead of the driver's clock."""
     skew: int | None = None
-    """How far ahead of the slowest partition others are read; None: as far as they go."""
+    """Greatest distance at which others are read ahead of the slowest partition; None: no limit."""
     producer: str | Column | None = None
-    """The column that names the producer of a row; None: the parts are Kafka's partitions."""
+    """Column that names the producer of a row; None: the parts are Kafka's partitions."""
     producers: tuple[str, ...] = ()
-    """The producers that are waited for."""
+    """Producers that the frontier waits for."""
 
     @classmethod
     def of(
@@ -79,30 +78,30 @@ class Bounds:
         producers: Iterable[str] | None,
         skew: timedelta | None = None,
     ) -> Self | None:
-        """Return what was declared, None for nothing.
+        """Return the declared bounds; None if nothing was declared.
 
         Raises ValueError and TypeError, naming the argument.
         """
-        given: dict[str, Any] = {
+        lengths: dict[str, Any] = {
             "disorder": disorder,
             "across": across,
             "delay": delay,
             "ahead": ahead,
             "skew_limit": skew,
         }
-        for name, length in given.items():
+        for name, length in lengths.items():
             if length is not None and not isinstance(length, timedelta):
-                msg = f"{name} is a length of event time, like timedelta(minutes=10), and not {length!r}"
+                msg = f"{name} must be a length of event time, like timedelta(minutes=10), not {length!r}"
                 raise TypeError(msg)
             if length is not None and length < timedelta(0):
-                msg = f"{name} is a length of event time, so it is not negative: {length!r}"
+                msg = f"{name} is a length of event time and must not be negative: {length!r}"
                 raise ValueError(msg)
         if disorder is None:
-            others = {**given, "producer": producer, "producers": producers}
+            others = {**lengths, "producer": producer, "producers": producers}
             if misplaced := [name for name, value in others.items() if value is not None]:
                 msg = (
-                    f"{misplaced[0]} says how the frontier is told from the rows, which only an injector with disorder does: pass disorder= as well, how much "
-                    "older than a row before it in its partition (or of its producer) a row may be; timedelta(0) where they come in order"
+                    f"{misplaced[0]} says how the frontier is computed from the rows, which only an injector with disorder= does: pass disorder= as well, how much "
+                    "older than a row before it in its partition (or of its producer) a row may be; timedelta(0) if they come in order"
                 )
                 raise ValueError(msg)
             return None
@@ -111,23 +110,23 @@ class Bounds:
             raise TypeError(msg)
         named: tuple[Any, ...] = () if producers is None else tuple(producers)
         if other := [name for name in named if not isinstance(name, str)]:
-            msg = f"producers are names, which are compared as text: {str(other[0])!r}, and not {other[0]!r}"
+            msg = f"producers are names, which are compared as text: pass {str(other[0])!r}, not {other[0]!r}"
             raise TypeError(msg)
         if (producer is None) != (not named):
-            msg = "producer= names the column, and producers= all those that are waited for, one at least: pass both or none"
+            msg = "producer= names the column, and producers= lists all producers to wait for, at least one: pass both or none"
             raise ValueError(msg)
         below = {name: length for name, length in (("disorder", disorder), ("across", across)) if length is not None}
         for name, length in below.items():
             if skew is not None and skew <= length:
                 msg = (
-                    f"skew_limit is {skew} and {name} is {length}: the slowest partition counts as that much behind its newest row, so all would be held back for "
+                    f"skew_limit is {skew} and {name} is {length}: the slowest partition counts as that much behind its newest row, so all partitions would be held back for "
                     f"ever. Make skew_limit greater than {name}"
                 )
                 raise ValueError(msg)
         if skew is not None and named:
-            msg = "skew_limit is for partitions of Kafka, and producers= goes by producers: pass one of the two"
+            msg = "skew_limit applies to partitions of Kafka, and producers= to producers: pass one of the two"
             raise ValueError(msg)
-        micros = {name: None if length is None else length // _MICRO for name, length in given.items()}
+        micros = {name: None if length is None else length // _MICRO for name, length in lengths.items()}
         return cls(
             disorder // _MICRO,
             micros["across"],
@@ -140,18 +139,18 @@ class Bounds:
 
     @property
     def lists(self) -> bool:
-        """Whether the ends of the source have to be listed: without one of the two an end proves nothing."""
+        """True if the source's ends must be listed: ``across`` or ``delay`` needs them."""
         return self.across is not None or self.delay is not None
 
-    def of_part(self, seen: Seen, part: str) -> int:
-        """Return what can come from a part at the earliest; MIN when nothing is known of it."""
-        newest = seen.newest.get(part, MIN)
-        return max(newest - self.disorder if newest != MIN else MIN, seen.proven.get(part, MIN))
+    def of_part(self, state: Seen, part: str) -> int:
+        """Return the earliest event time that can still come from a part; MIN if unknown."""
+        newest = state.newest.get(part, MIN)
+        return max(newest - self.disorder if newest != MIN else MIN, state.proven.get(part, MIN))
 
-    def standing(self, seen: Seen) -> dict[str, int]:
-        """Return what can come from each part at the earliest, of those of which something is known."""
-        each = {part: self.of_part(seen, part) for part in seen.expected}
-        return {part: micros for part, micros in each.items() if micros != MIN}
+    def standing(self, state: Seen) -> dict[str, int]:
+        """Return the earliest event time that can still come from each part, if it is known."""
+        bounds = {part: self.of_part(state, part) for part in state.expected}
+        return {part: micros for part, micros in bounds.items() if micros != MIN}
 
     def advanced(
         self, before: Seen, found: Mapping[str, Found], expected: Collection[str], read: Collection[str], now: int
@@ -159,24 +158,22 @@ class Bounds:
         """Return what is known after a batch. Pure.
 
         Args:
-            before: What was known after the one before it.
-            found: What the batch has of each part.
-            expected: The parts that are waited for.
-            read: Those of which all was read that was there at ``now``, by a listing after the
-                batch was planned.
+            before: What was known before the batch.
+            found: The batch's rows, by part.
+            expected: The parts that the frontier waits for.
+            read: The parts whose rows were all read, by a listing after the batch was planned.
             now: The driver's clock before that listing.
 
-        The frontier never goes back, and does not move while there is a part with rows that nobody
-        expects.
+        The frontier never goes back, and does not move while an unexpected part has rows.
         """
         strangers = {name for name in (*before.strangers, *found) if name not in expected}
         newest = {name: micros for name, micros in before.newest.items() if name in expected or name in strangers}
-        for name, each in found.items():
-            if each.newest is not None:
-                newest[name] = max(newest.get(name, MIN), each.newest)
-        # What was proven by another declaration stands on that.
-        kept = before.proven if before.by == (self.across, self.delay) else {}
-        proven = {name: micros for name, micros in kept.items() if name in expected}
+        for name, part in found.items():
+            if part.newest is not None:
+                newest[name] = max(newest.get(name, MIN), part.newest)
+        # A proof rests on its declaration: after another declaration it counts no more.
+        proven_before = before.proven if before.by == (self.across, self.delay) else {}
+        proven = {name: micros for name, micros in proven_before.items() if name in expected}
         bounds = [] if self.delay is None else [now - self.delay]
         if self.across is not None and newest:
             bounds.append(max(newest.values()) - self.across)
@@ -189,100 +186,99 @@ class Bounds:
             tuple(sorted(strangers)),
             tuple(sorted(expected)),
             now,
-            sum(each.late for each in found.values()),
-            min((each.late_example for each in found.values() if each.late_example is not None), default=None),
-            sum(each.ahead for each in found.values()),
-            max((each.ahead_example for each in found.values() if each.ahead_example is not None), default=None),
+            sum(part.late for part in found.values()),
+            min((part.late_example for part in found.values() if part.late_example is not None), default=None),
+            sum(part.ahead for part in found.values()),
+            max((part.ahead_example for part in found.values() if part.ahead_example is not None), default=None),
             by=(self.across, self.delay),
         )
         least = min((self.of_part(after, name) for name in expected), default=MIN)
         return after if strangers else dataclasses.replace(after, frontier=max(before.frontier, least))
 
-    def would_move(self, seen: Seen, now: int) -> bool:
-        """Return whether an empty batch could move the frontier: the clock alone has gone on, or Kafka did not answer when it was asked last."""
-        if not self.lists or seen.strangers:
+    def would_move(self, state: Seen, now: int) -> bool:
+        """Return whether an empty batch could move the frontier.
+
+        True if enough time has passed for ``delay``, or if Kafka did not answer the last listing.
+        """
+        if not self.lists or state.strangers:
             return False
         step = _SECOND if self.delay is None else max(_SECOND, self.delay // 10)
-        if now - seen.at < step:
+        if now - state.at < step:
             return False
-        return seen.unlisted or (self.delay is not None and now - self.delay - seen.frontier >= step)
+        return state.unlisted or (self.delay is not None and now - self.delay - state.frontier >= step)
 
-    def holding(self, seen: Seen) -> list[str]:
-        """Return what holds the frontier, in words: some of the parts that stand lowest, unless all stand there."""
-        if seen.strangers:
-            return [f"{_named(name)} (not declared, and it has rows)" for name in seen.strangers[:_NAMED]]
-        standing = {name: self.of_part(seen, name) for name in seen.expected}
+    def holding(self, state: Seen) -> list[str]:
+        """Return the parts that hold the frontier, in words: a few lowest ones, unless all are."""
+        if state.strangers:
+            return [f"{_named(name)} (not declared, and it has rows)" for name in state.strangers[:_NAMED]]
+        standing = {name: self.of_part(state, name) for name in state.expected}
         least = min(standing.values(), default=MIN)
         if least == max(standing.values(), default=MIN) and least != MIN:
             return []
-        said = []
+        parts = []
         for name in [name for name, micros in standing.items() if micros == least][:_NAMED]:
-            newest = seen.newest.get(name)
-            said.append(f"{name} (no row yet)" if newest is None else f"{name} (at {lowwater.Watermark(newest)})")
-        return said
+            newest = state.newest.get(name)
+            parts.append(f"{name} (no row yet)" if newest is None else f"{name} (at {lowwater.Watermark(newest)})")
+        return parts
 
 
 class Example(NamedTuple):
-    """One row, by which others can be found."""
+    """One row, by which a user can find others of its kind."""
 
     micros: int
-    """Its event time."""
     part: str
     offset: int | None = None
-    """Of Kafka, when the frame has the column ``offset``."""
+    """The row's offset in Kafka, if the frame has the column ``offset``."""
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the row in words."""
         where = "" if self.offset is None else f" at offset {self.offset}"
         return f"{lowwater.Watermark(self.micros)} of {_named(self.part)}{where}"
 
 
 class Found(NamedTuple):
-    """What a batch has of one part."""
+    """The rows that a batch has of one part, summed up."""
 
     newest: int | None
-    """The greatest event time, but for those too far ahead of the clock; None: there is no other.
-    """
+    """Greatest event time that is not too far ahead of the clock; None without any."""
     late: int = 0
-    """Rows below what the part had promised, or what was published."""
+    """Number of rows below the part's earlier bound, or below the published frontier."""
     late_example: Example | None = None
-    """The oldest of them."""
     ahead: int = 0
-    """Rows too far ahead of the clock: they count for nothing."""
+    """Number of rows too far ahead of the clock: they do not move the frontier."""
     ahead_example: Example | None = None
-    """The newest of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is known of a source after a batch. Times are microseconds."""
+    """The knowledge about a source after a batch. Times are microseconds."""
 
     newest: Mapping[str, int] = field(default_factory=dict)
-    """By part: the greatest event time."""
+    """Greatest event time by part."""
     proven: Mapping[str, int] = field(default_factory=dict)
-    """By part: what cannot come from it any more, as all that it had was read once."""
+    """Proven lower bound of later rows, by part, because all of its rows had been read."""
     frontier: int = MIN
     strangers: tuple[str, ...] = ()
-    """Parts with rows that nobody expects."""
+    """Unexpected parts that have rows."""
     expected: tuple[str, ...] = ()
     at: int = MIN
-    """The driver's clock then."""
+    """The driver's clock after the batch."""
     late: int = 0
     late_example: Example | None = None
     ahead: int = 0
     ahead_example: Example | None = None
     unlisted: bool = False
-    """Whether the ends were wanted, and Kafka did not tell."""
+    """True: the ends should have been listed, and Kafka did not answer."""
     by: tuple[int | None, int | None] = (None, None)
-    """What was declared as ``across`` and ``delay``."""
+    """The values of ``across`` and ``delay`` on which the proofs rest."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as it is kept with its batch."""
+        """Return the fields for the batch's log."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """Return what :meth:`to_json` described."""
+        """Return the object that :meth:`to_json` wrote."""
         examples = {
             name: None if content[name] is None else Example(*content[name])
             for name in ("late_example", "ahead_example")
@@ -294,19 +290,18 @@ class Seen:
 def look(
     frame: DataFrame, event_time: str | Column, bounds: Bounds, before: Seen, published: int, now: int
 ) -> dict[str, Found]:
-    """Return what a batch has of each part. A job over all rows of the batch; costs a row a part.
+    """Return what a batch has of each part. Runs one job over all rows; returns one row a part.
 
-    ``published`` is the frontier before the batch. A row is late below that, and below what its own
-    part had promised. Raises ValueError for more producers that are not declared than
-    :data:`STRANGERS`.
+    ``published`` is the frontier before the batch. A row is late if it is below it, or below its
+    part's own earlier bound. Raises ValueError above :data:`STRANGERS` undeclared producers.
     """
     from pyspark.sql import functions as sf
 
     part = _part(frame, bounds)
     time = event_micros(frame, event_time)
     promised = {name: max(bounds.of_part(before, name), published) for name in before.expected}
-    known = [sf.lit(each) for pair in promised.items() for each in pair]
-    floor = sf.coalesce(sf.create_map(*known)[sf.col("part")], sf.lit(published)) if known else sf.lit(published)
+    pairs = [sf.lit(value) for pair in promised.items() for value in pair]
+    floor = sf.coalesce(sf.create_map(*pairs)[sf.col("part")], sf.lit(published)) if pairs else sf.lit(published)
     limit = sf.lit(min(now + bounds.ahead, MAX))
     offset = sf.col("offset").cast("long") if "offset" in frame.columns else sf.lit(None).cast("long")
     rows = frame.select(part.alias("part"), time.alias("micros"), offset.alias("place"))
@@ -319,24 +314,24 @@ def look(
         sf.count_if(ahead),
         sf.max(sf.when(ahead, row)),
     )
-    found = {}
+    parts = {}
     most = len(bounds.producers) + STRANGERS
     bounded = measured if bounds.producer is None else measured.limit(most + 1)
     for name, newest, late_rows, oldest, ahead_rows, furthest in bounded.collect():
-        examples = [None if each is None else Example(each[0], name, each[1]) for each in (oldest, furthest)]
-        found[name] = Found(newest, late_rows, examples[0], ahead_rows, examples[1])
-    if bounds.producer is not None and len({*bounds.producers, *before.strangers, *found}) > most:
+        examples = [None if value is None else Example(value[0], name, value[1]) for value in (oldest, furthest)]
+        parts[name] = Found(newest, late_rows, examples[0], ahead_rows, examples[1])
+    if bounds.producer is not None and len({*bounds.producers, *before.strangers, *parts}) > most:
         msg = (
             f"producer={bounds.producer!r} names more than {STRANGERS} producers that are not among the {len(bounds.producers)} in producers=, like "
-            f"{min(found.keys() - {*bounds.producers}, default='')!r}: is it the right column? Each would be kept in every batch. Pass the column that names the "
-            "producer of a row; where earlier batches have gone by the wrong one, start from a new checkpoint, with adopt=True."
+            f"{min(parts.keys() - {*bounds.producers}, default='')!r}, and each would be stored in every batch. Pass the column that names the "
+            "producer of a row; if earlier batches used a wrong one, start from a new checkpoint, with adopt=True."
         )
         raise ValueError(msg)
-    return found
+    return parts
 
 
 def _part(frame: DataFrame, bounds: Bounds) -> Column:
-    """Return the column that names the part of a row."""
+    """Return the column expression that names the part of a row."""
     from pyspark.sql import functions as sf
 
     if bounds.producer is None:

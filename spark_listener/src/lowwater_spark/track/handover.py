@@ -1,9 +1,10 @@
-"""Hands the rows of a batch over to readers as one directory that appears once, whole.
+"""Hands the rows of a batch over to readers as one directory that appears at once, whole.
 
 A batch writes to a hidden directory beside the target and renames it to ``batch=N``. If that name
-exists, the batch is a replay and has been handed over: the write is skipped. Appending instead
-would give a replay's rows new file names, and a reader would take both; overwriting would be seen
-by no reader, since Spark never re-reads a path. Readers use ``recursiveFileLookup``.
+exists, the batch is a replay and was handed over before: the write is skipped. If it appended
+instead, a replay's rows would get new file names, and a reader would read both; if it overwrote
+files, no reader would see it, since Spark never re-reads a path. Readers use
+``recursiveFileLookup``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = ["hand_over", "publish_directory", "sweep"]
 L = TypeVar("L", bound=Location)
 
 _SMALL: Final = 1 << 20
-"""Bytes."""
+"""Greatest size, in bytes, of a remote file that is fetched to test whether it has rows."""
 
 _HIDDEN: Final = ".lowwater-"
 
@@ -49,13 +50,14 @@ def hand_over(
     digest: str,
     *,
     ordinal: int,
-    said: bytes,
+    mark: bytes,
     file_format: str = "parquet",
 ) -> bool:
-    """Write the rows to ``path/batch=N``, durable when it returns; False when that had been done before.
+    """Write the rows to ``path/batch=N``, durably; False if an earlier run has done it.
 
-    ``said`` is what the batch says of how far the directory is complete. ``digest`` is the plan's: a directory left by another plan of the same batch number raises CheckpointMismatch, since skipping
-    would lose rows. ``ordinal`` is the run's. A batch without rows leaves a directory without data files, which readers see nothing of.
+    ``mark`` is the batch's mark of how far the directory is complete, ``digest`` the plan's,
+    ``ordinal`` the run's number. Raises CheckpointMismatch if another plan has made the directory,
+    because a skip would lose rows. A batch without rows leaves a directory without data files.
     """
 
     def write(folder: Location) -> None:
@@ -65,22 +67,20 @@ def hand_over(
             if not file.name.startswith((".", "_")) and not _is_empty(file, file_format):
                 rename_once(file, folder / file.name)
         remove_tree(folder / "rows")
-        write_over(folder / WATERMARK, said, durable=False)
+        write_over(folder / WATERMARK, mark, durable=False)
 
     return publish_directory(path, f"batch={batch}", digest, write, ordinal=ordinal)
 
 
 def publish_directory(parent: L, name: str, digest: str, fill: Callable[[L], None], *, ordinal: int) -> bool:
-    """Fill a hidden directory and rename it to ``parent/name``; False if it was there already.
+    """Fill a hidden directory and rename it to ``parent/name``; False if that exists. Durable.
 
-    Durable in both cases.
-
-    The hidden name tells the run, by its ordinal, so that :func:`sweep` knows whose it is. Raises
-    CheckpointMismatch when the one that is there was made for another digest.
+    The hidden name has the run's number, by which :func:`sweep` knows the owner. Raises
+    CheckpointMismatch if the existing directory was made for another digest.
     """
     target = parent / name
     if target.exists():
-        return _found(target, digest)
+        return _check_existing(target, digest)
     make_directory(parent)
     beside = cast("L", parent / f"{_HIDDEN}{ordinal}-{name}-{uuid.uuid4().hex}")
     beside.mkdir()
@@ -89,9 +89,9 @@ def publish_directory(parent: L, name: str, digest: str, fill: Callable[[L], Non
         mark = json.dumps({"digest": digest}).encode()
         write_over(beside / HANDED_OVER, mark, durable=False)
         sync_tree(beside)
-        # The mark is always there, so the directory is never an empty one.
+        # The mark is always in it, so the directory is never empty.
         if not rename_once(beside, target):
-            return _found(target, digest)
+            return _check_existing(target, digest)
     finally:
         remove_tree(beside)
     sync_directory(parent)
@@ -99,9 +99,9 @@ def publish_directory(parent: L, name: str, digest: str, fill: Callable[[L], Non
 
 
 def sweep(parent: Location, ordinal: int) -> None:
-    """Delete what runs before this one left half filled.
+    """Delete directories that earlier runs have left half filled.
 
-    A run that was replaced must not touch what its successor is filling.
+    A run that was replaced must not delete what its successor is filling.
     """
     if parent.is_dir():
         for entry in parent.iterdir():
@@ -110,8 +110,8 @@ def sweep(parent: Location, ordinal: int) -> None:
                 remove_tree(entry)
 
 
-def _found(target: Location, digest: str) -> bool:
-    """Check the directory that is there already, and make its name durable: who renamed it may have been killed before it did."""
+def _check_existing(target: Location, digest: str) -> bool:
+    """Check an existing directory, and sync its name: its writer may have died before it did."""
     _must_match(target, digest)
     sync_directory(target.parent)
     return False
@@ -134,6 +134,5 @@ def _is_empty(file: Location, file_format: str) -> bool:
 
     if isinstance(file, Path):
         return bool(pyarrow.parquet.read_metadata(file).num_rows == 0)
-    # One without rows is little more than its schema. What is larger is not fetched for a look at
-    # it.
+    # A file without rows is little more than its schema, so a larger one is not fetched.
     return size < _SMALL and bool(pyarrow.parquet.read_metadata(io.BytesIO(file.read_bytes())).num_rows == 0)

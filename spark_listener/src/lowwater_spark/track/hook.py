@@ -1,7 +1,8 @@
-"""Batches that a function of the user's writes: Spark calls a hook in each, and the clock commits what the hook has left.
+"""Batches of a user's function: Spark calls a hook in each, and the clock commits its reports.
 
-What the stages say of a batch is staged by its tasks and prepared while the batch runs, since tasks cannot be run again for it. What could not be
-prepared, or not be committed, holds until the next batch says it again, and an empty one is asked for if none comes.
+A batch's tasks stage what the stages report, and the driver prepares it while the batch runs, since
+tasks cannot run again for it. A report that cannot be prepared or committed makes the stage hold
+until the next batch repeats it; without a next one, an empty batch is requested.
 """
 
 from __future__ import annotations
@@ -50,81 +51,79 @@ __all__ = ["GLANCE", "PATIENCE", "QUIET", "Hook", "WriteBatch"]
 logger = logging.getLogger("lowwater.spark")
 
 WriteBatch = Callable[["DataFrame", Batch], object]
-"""write_batch(batch_df, batch)."""
+"""The user's function: write_batch(batch_df, batch)."""
 
 T = TypeVar("T")
 
 GLANCE: Final = 0.01
-"""Seconds between two glances at the commit log while a batch is about to be committed."""
+"""Seconds between two reads of the commit log while a commit is imminent."""
 
 QUIET: Final = 1.0
-"""Seconds between two glances, and two looks, while whatever happens is told: what is told may be
-lost."""
+"""Seconds between two reads, and two looks of the clock, while other threads wake the clock: a
+wake-up may be lost."""
 
 PATIENCE: Final = (0.05, 0.2, 1.0, 2.0, *[5.0] * 11)
-"""Seconds between the attempts to read the checkpoint of a batch that begins, and of the last look
-of the clock."""
+"""Seconds between attempts to read the checkpoint, in a batch's begin and the clock's last look."""
 
 _KEPT_BATCHES: Final = 100
-"""Entries of the batch log that stay, as many as Spark keeps of its own logs."""
+"""Number of entries of the batch log that stay, as many as Spark keeps of its own logs."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """A batch between its begin and its entry in the commit log."""
+    """A batch between its beginning and its entry in the commit log."""
 
     plan: Plan
     entry: BatchEntry
     replayed: bool
     since: float
     ended: Sequence[tuple[Committed, Outcome, str]] = ()
-    """Of each stage: how it stands after the batch, and why the authority does not know it whole.
-    Empty until the batch has ended."""
+    """For each stage its state after the batch, and why the authority does not know it whole, or
+    empty. No elements until the batch has ended."""
 
 
 @dataclass(slots=True)
 class Hook:
-    """The hook of one run. Two threads call it: Spark's, with batches, and the clock's.
+    """The hook of one run. Spark's thread calls it with batches, and the clock's thread.
 
-    The run's lock guards everything below; Spark jobs and the user's function run outside of it.
-    ``probe`` is called with the name of each step of a batch; for tests.
+    The run's lock guards all of the fields below; Spark jobs and the user's function run without
+    it. Tests pass ``probe``, which is called with the name of each step of a batch.
     """
 
     write_batch: WriteBatch
     probe: Callable[[str, int], None]
     wall: Callable[[], float] = time.time
-    """The driver's clock, seconds since the epoch."""
+    """The driver's clock, epoch seconds."""
     elapsed: Callable[[], float] = time.monotonic
-    """One that nobody sets, seconds."""
+    """A clock that is never set, seconds."""
     elsewhere: ClassVar[bool] = False
-    """Its batches are planned in this process."""
+    """False: its batches are planned in this process."""
     observed: ClassVar[bool] = False
-    """Late rows are counted while a batch runs."""
+    """False: late rows are counted while a batch runs, not from Spark's events."""
     run: Run = field(init=False, repr=False, compare=False)
     ticks: Ticks = field(init=False)
     ticked: int = field(default=0, init=False)
-    """How many empty batches it has asked for."""
+    """Number of empty batches that it has requested."""
     _actions: Actions = field(default_factory=Actions, init=False)
     _running: _Running | None = field(default=None, init=False)
     _now: tuple[int, float] = field(default=(MIN, 0.0), init=False)
-    """The clock of the newest batch, microseconds, and when that was by a clock that is never set,
-    seconds."""
+    """Clock of the newest batch, microseconds, and ``elapsed`` at that time, seconds."""
     _newest: BatchEntry | None = field(default=None, init=False)
-    """Entry of the newest batch that this run knows to have begun; None before the first."""
+    """Log entry of the newest batch that this run knows; None before the first."""
     _swept: set[Location] = field(default_factory=set, init=False)
     _removals: dict[Path, Removal] = field(default_factory=dict, init=False)
     _topics: dict[Path, KafkaOut] = field(default_factory=dict, init=False)
 
-    # -- what the run asks it ----------------------------------------------------------------------
+    # -- called by the run -------------------------------------------------------------------------
 
     def open(self, run: Run) -> Sequence[OpenSource]:
-        """Begin with the run, and return the source that the query has beside those of its plan."""
+        """Begin with the run, and return the query's source besides those of its plan."""
         self.run = run
         self.ticks = Ticks(run.checkpoint, len(run.checked.sources), run.authority.registration.ordinal)
         return [self.ticks]
 
     def durable(self) -> list[Committed]:
-        """Return what the checkpoint says of the last committed batch, by stage: all that a new run starts from."""
+        """Return each stage's durable state after the last committed batch: a run's start."""
         last = self.run.log.last_committed()
         if last is None:
             return [Committed(spark_bound=self.run.checked.spark_bound(None))] * len(self.run.parts)
@@ -138,33 +137,30 @@ class Hook:
         self._note(entry)
         states: dict[str, Committed] = {}
         for part in self.run.parts:
-            earlier = [states[each.name] for each in part.earlier]
+            earlier = [states[earlier_part.name] for earlier_part in part.earlier]
             states[part.name] = part.durable(plan, entry, self.run.checked.spark_bound(plan), earlier)
-            if part.seen is not None:
-                self._pace(part, part.seen)
+            if part.source_state is not None:
+                self._pace(part, part.source_state)
         return list(states.values())
 
     def claimed(self) -> None:
-        """Report where the stages stand, now that they are claimed."""
+        """Report the stages' values after the claim."""
         with self.run.lock:
             self._renew()
 
     def ready(self) -> bool:
-        """Return whether a batch can be settled. One stat."""
+        """Return whether a batch can be settled. Costs one stat."""
         running = self._running
         return running is not None and bool(running.ended) and self.run.log.committed(running.plan.batch)
 
     def pace(self) -> float:
-        """Return how many seconds may pass until it is asked again.
-
-        A batch that ends wakes the clock: its commit is a file away.
-        """
+        """Return the seconds until the next call. A batch that ends also wakes the clock."""
         running = self._running
         return GLANCE if running is not None and running.ended else QUIET
 
     @property
     def timed(self) -> bool:
-        """Whether it has something to do at some time, without anybody telling."""
+        """True if a stage acts at some time without any event."""
         parts = self.run.parts
         return any(
             part.keyed.bounds is not None
@@ -173,7 +169,7 @@ class Hook:
         )
 
     def settle(self) -> None:
-        """Take notice of a batch in the commit log: commit what was prepared."""
+        """Commit the prepared reports of a batch that is in the commit log."""
         running = self._running
         if running is not None and self.ready():
             self.run.heads.knock(running.plan.lines)
@@ -181,27 +177,27 @@ class Hook:
             self._settle()
 
     def report(self, *, last: bool) -> None:
-        """Report the newest reading that counts for the committed state, and ask for a batch if one is needed."""
+        """Report the newest reading that counts, and request a batch if needed."""
         with self.run.lock:
             self._renew()
             if not last:
                 self._force()
 
     def take(self, events: Iterable[BatchEvent]) -> None:
-        """Look for nothing in what Spark says of its batches: late rows are counted in them."""
+        """Ignore Spark's events about batches: the batches themselves count late rows."""
 
     def triggered_every(self, seconds: float) -> None:
-        """Have patience with ticks for as long as the query's trigger asks for."""
+        """Let ticks wait for as long as the query's trigger takes."""
         self.ticks.trigger = seconds
 
     @property
     def removals(self) -> list[Removal]:
-        """What was removed from its outputs."""
+        """The removals from its outputs."""
         with self.run.lock:
             return list(self._removals.values())
 
     def close(self) -> None:
-        """Watch no actions any more, and let go of what was written to."""
+        """Stop the listener and close the outputs."""
         self._actions.close()
         for topic in self._topics.values():
             topic.close()
@@ -214,15 +210,17 @@ class Hook:
                 part.renew(since, self.run.waiting_for())
 
     def _force(self) -> None:
-        """Ask for an empty batch when only a batch can help. Hold the lock."""
+        """Request an empty batch when only a batch can help. The caller holds the lock."""
         now = int(self.wall() * 1_000_000)
         needed = any(
-            # What the authority is to be told again waits until it answers.
+            # What the authority must learn again waits until it answers.
             (part.progress.holding and not part.authority.problem)
             or part.progress.would_close()
             or part.progress.would_fire(self._clock())
             or (
-                part.keyed.bounds is not None and part.seen is not None and part.keyed.bounds.would_move(part.seen, now)
+                part.keyed.bounds is not None
+                and part.source_state is not None
+                and part.keyed.bounds.would_move(part.source_state, now)
             )
             for part in self.run.parts
         )
@@ -233,10 +231,10 @@ class Hook:
         source, lines = len(self.run.checked.sources), self.run.lines
         return lines[source] if len(lines) > source else NONE
 
-    # -- what Spark asks it ------------------------------------------------------------------------
+    # -- called by Spark ---------------------------------------------------------------------------
 
     def run_batch(self, frame: DataFrame, number: int) -> None:
-        """Spark's foreachBatch: everything that happens in batch ``number``."""
+        """Run batch ``number``: Spark's foreachBatch."""
         if self.run.failure is not None:
             raise self.run.failure
         try:
@@ -247,10 +245,10 @@ class Hook:
 
     def _run_batch(self, frame: DataFrame, number: int) -> None:
         running = self._begin(number)
-        self.run.wake.set()  # it may have noticed a commit before the clock has
+        self.run.wake.set()  # it may have settled a batch before the clock has
         self.probe("begun", number)
         batches = self._batches(running)
-        seen = {
+        source_states = {
             part.name: self._look_at(part, batch, frame, running)
             for part, batch in zip(self.run.parts, batches, strict=True)
         }
@@ -258,7 +256,7 @@ class Hook:
         promised = running.entry.promised if first.reads else MIN
         counts = first.keyed.budgeted and StateStore.existing(first.place) is None
         rows = Rows(frame, first.keyed, promised, self._actions, batches[0]._reference() if counts else MIN)
-        # A stage with state counts what its tasks see.
+        # A stage with state counts the rows in its tasks.
         with_state = all(StateStore.existing(part.place) is not None for part in self.run.parts)
         self.write_batch(frame if with_state else rows.observed(), batches[0])
         self.probe("written", number)
@@ -266,29 +264,32 @@ class Hook:
         self.probe("staged", number)
         with self.run.lock:
             for part in self.run.parts:
-                if (found := seen[part.name]) is not None:
-                    part.count_seen(number, found)
+                if (source_state := source_states[part.name]) is not None:
+                    part.count_seen(number, source_state)
             running.ended = self._prepare(running, batches, outcomes)
         self.run.wake.set()
         self.probe("prepared", number)
 
     def _look_at(self, part: Part, batch: Batch, frame: DataFrame, running: _Running) -> Seen | None:
-        """Tell an injector's frontier from the rows of a batch, durable before the function sees them; None for a stage that declares nothing of its source."""
+        """Compute an injector's frontier from a batch's rows, durably, before the function runs.
+
+        Returns None for a stage without declarations about its source.
+        """
         bounds, number = part.keyed.bounds, running.plan.batch
         if bounds is None:
             return None
-        seen = part.entries.seen(number)
-        if seen is None and (told := part.entries.frontier(number)) is not None:
-            # Its first run was without the declarations, and the function has told the frontier.
-            batch._told(told)
+        source_state = part.entries.seen(number)
+        if source_state is None and (frontier := part.entries.frontier(number)) is not None:
+            # Its first run had no declarations: the function set the frontier.
+            batch._set_computed_frontier(frontier)
             return None
-        if seen is None:
+        if source_state is None:
             published = part.progress.committed.reading.low
             before = part.entries.seen(number - 1) or Seen()
             before = dataclasses.replace(before, frontier=max(before.frontier, published))
             now = int(self.wall() * 1_000_000)
             ends = self._ends() if bounds.lists else {}
-            found = look(frame, part.keyed.event_time, bounds, before, published, now)
+            parts = look(frame, part.keyed.event_time, bounds, before, published, now)
             planned = self._planned(running.plan)
             if bounds.producer is None:
                 expected = {str(place) for place in planned.keys() | (ends or {}).keys()}
@@ -296,62 +297,59 @@ class Hook:
             else:
                 expected = {*bounds.producers}
                 read = expected if ends and not unread(ends, planned) else set()
-            after = bounds.advanced(before, found, expected, read, now)
-            seen = part.entries.keep_seen(number, dataclasses.replace(after, unlisted=ends is None))
-        self._pace(part, seen)
-        batch._told(seen.frontier)
+            after = bounds.advanced(before, parts, expected, read, now)
+            source_state = part.entries.keep_seen(number, dataclasses.replace(after, unlisted=ends is None))
+        self._pace(part, source_state)
+        batch._set_computed_frontier(source_state.frontier)
         self.probe("seen", number)
-        return seen
+        return source_state
 
-    def _pace(self, part: Part, seen: Seen) -> None:
-        """Say to sources that hold fast partitions back how far each has come."""
+    def _pace(self, part: Part, source_state: Seen) -> None:
+        """Tell sources that hold back fast partitions how far each partition has come."""
         bounds = part.keyed.bounds
         if bounds is None or bounds.skew is None:
             return
         for source in self.run.checked.sources:
             if isinstance(source, KafkaSource) and PACE in source.options:
-                Pace(source.options[PACE]).tell(bounds.standing(seen), idle=bounds.across is None)
+                Pace(source.options[PACE]).tell(bounds.standing(source_state), idle=bounds.across is None)
 
     def _planned(self, plan: Plan) -> dict[Partition, int]:
-        """Return how far a batch goes in each partition of Kafka."""
+        """Return the offsets at which a batch ends, by partition of Kafka."""
         planned: dict[Partition, int] = {}
         for source, line in zip(self.run.checked.sources, plan.lines, strict=False):
             if source.kind == KAFKA:
-                each = vector_of(line)
-                if twice := planned.keys() & each.keys():
+                ends = vector_of(line)
+                if twice := planned.keys() & ends.keys():
                     raise Unsupported(
                         f"{min(twice)}, which two sources of the query read,",
-                        "one may have read what the other has not, and nobody can say how far it has come",
+                        "each may have read what the other has not, so it is unknown how far the query has come",
                         "Read each topic by one source.",
                     )
-                planned.update(each)
+                planned.update(ends)
         return planned
 
     def _ends(self) -> dict[Partition, int] | None:
-        """Return where the partitions end now; None when Kafka does not tell.
-
-        Waits for it as long as a look of the clock does.
-        """
-        found: dict[Partition, int] = {}
+        """Return the present ends of the partitions; None if Kafka does not answer in time."""
+        ends: dict[Partition, int] = {}
         lines = itertools.chain(self.run.lines, itertools.repeat(NONE))
         try:
             for source, line in zip(self.run.heads.sources, lines, strict=False):
                 if isinstance(source, OpenKafka):
-                    found.update(source.head(line).ends)
+                    ends.update(source.head(line).ends)
         except OSError as failure:
-            logger.warning("nobody tells where the source ends, so idle partitions hold: %s", failure)
+            logger.warning("the ends of the source are unknown, so idle partitions hold: %s", failure)
             return None
-        return found
+        return ends
 
     def _batches(self, running: _Running) -> list[Batch]:
-        """Make what the function gets: the first stage's batch, from which it has the others'."""
-        made: dict[str, Batch] = {}
+        """Make the stages' batches. The function gets the first one's, and by it the others."""
+        batches: dict[str, Batch] = {}
         for part in self.run.parts:
             entry, silent = running.entry, not part.reads
             if silent:
                 promised = MIN if part.keyed.injector else part.promised(entry.promised)
                 entry = dataclasses.replace(entry, reading=UNREAD, promised=promised)
-            made[part.name] = Batch(
+            batches[part.name] = Batch(
                 entry,
                 part.keyed,
                 part.place,
@@ -369,14 +367,14 @@ class Hook:
                 ground=functools.partial(self._ground, part, running),
                 vouch=functools.partial(self._vouch, part, running),
                 claimed=functools.partial(self._claimed, part),
-                stages=made,
-                earlier=[each.name for each in part.earlier],
+                stages=batches,
+                earlier=[earlier_part.name for earlier_part in part.earlier],
                 actions=self._actions,
             )
-        return list(made.values())
+        return list(batches.values())
 
     def _ground(self, part: Part, running: _Running) -> Ground:
-        """Return what an output of a batch may say of a stage, beside what the batch finds."""
+        """Return a stage's facts for an output of a batch, besides the batch's own values."""
         with self.run.lock:
             lease, progress, reader, reading = (
                 part.authority.lease,
@@ -391,7 +389,7 @@ class Hook:
             return Ground(claim, current, min(progress.values(progress.reading), default=MIN))
 
     def _claimed(self, part: Part) -> Claimed | None:
-        """Return the claim of a stage, whether or not it has lost it meanwhile."""
+        """Return a stage's claim, whether or not it is still granted."""
         with self.run.lock:
             authority = part.authority
             if authority.lease is None:
@@ -405,7 +403,10 @@ class Hook:
             )
 
     def _vouch(self, part: Part, running: _Running, low: int) -> bool:
-        """Return whether an output of a batch may say of a stage that it is complete through ``low``: the authority knows it before."""
+        """Return whether an output may say that a stage is complete through ``low``.
+
+        The authority learns it first.
+        """
         with self.run.lock:
             reading = running.entry.reading
             if part.earlier or part.keyed.injector:
@@ -417,13 +418,15 @@ class Hook:
     def _prepare(
         self, running: _Running, batches: Sequence[Batch], outcomes: Sequence[Outcome]
     ) -> list[tuple[Committed, Outcome, str]]:
-        """Name what each stage has to say of the batch. Hold the lock."""
+        """Prepare each stage's report about the batch. The caller holds the lock."""
         ended: dict[str, tuple[Committed, Outcome, str]] = {}
         for part, batch, outcome in zip(self.run.parts, batches, outcomes, strict=True):
             if part.keyed.injector:
                 reading = part.at_frontier(batch._low())
             elif part.earlier:
-                reading = part.own(fold([self._passed_on(each, ended[each.name][0]) for each in part.earlier]))
+                reading = part.own(
+                    fold([self._passed_on(earlier_part, ended[earlier_part.name][0]) for earlier_part in part.earlier])
+                )
             else:
                 assert self.run.reader is not None
                 reading = part.translated(running.entry.reading, self.run.reader)
@@ -440,23 +443,26 @@ class Hook:
             part.count_late(batch.id, outcome)
             if (
                 not self.run.checked.controls
-            ):  # of driven frames Spark's events tell, before windows leave such rows out
+            ):  # for driven frames Spark's events count them, before windows drop such rows
                 part.count_untimed(batch.id, outcome.untimed)
         return list(ended.values())
 
     def _logged(self, part: Part, number: int) -> Layout | None:
-        """Return the layout that a batch of a stage has run with; None when the log has nothing of it."""
+        """Return the layout of a stage in a batch; None if the log does not have the batch."""
         entry = self.run.parts[0].entries.read(number)
         return None if entry is None else entry.layouts.get(part.place.name, EQUAL)
 
     def _passed_on(self, part: Part, state: Committed) -> Reading:
-        """Return what a later stage may count on after a batch; nothing, if the batch's W was of inputs that were changed since."""
+        """Return the reading for later stages after a batch; UNREAD if the inputs changed since."""
         return passed_on(
             state, UNREAD if part.progress.is_outdated(state.reading) else state.reading, part.keyed.window
         )
 
     def _clock(self) -> int:
-        """Return the clock of a batch that begins, microseconds: the driver's, and where that has gone back, what has passed since the newest batch."""
+        """Return the clock of a new batch, microseconds.
+
+        It is the driver's, or if that went back, the newest batch's plus the time since then.
+        """
         before, since = self._now
         passed = max(0.0, self.elapsed() - since)
         return max(int(self.wall() * 1_000_000), before + int(passed * 1_000_000))
@@ -465,32 +471,31 @@ class Hook:
         self._now, self._newest = (max(self._now[0], entry.now), self.elapsed()), entry
 
     def _begin(self, number: int) -> _Running:
-        """Choose W for the batch and make it durable, together with the plan that it was chosen for."""
+        """Choose W for the batch, and make it durable together with the batch's plan."""
         plan = self._patiently(number, lambda: self._read_plan(number))
         return self._patiently(number, lambda: self._choose(plan))
 
     def _choose(self, plan: Plan) -> _Running:
         with self.run.lock:
             entries, number, digest = self.run.parts[0].entries, plan.batch, plan.digest
-            # Another run may have gone on between this one's first look and its first batch.
-            known = -1 if self._newest is None else self._newest.batch
-            if known < number - 1 and (before := entries.read(number - 1)) is not None:
+            # Another run may have run batches between this one's first look and its first batch.
+            newest = -1 if self._newest is None else self._newest.batch
+            if newest < number - 1 and (before := entries.read(number - 1)) is not None:
                 self._note(before)
             chosen, promised = UNREAD, MIN
-            # What Spark still holds after this batch is written by a later one.
+            # A later batch writes the rows that Spark still holds after this one.
             bound = self.run.checked.spark_bound(plan)
             if self.run.reader is not None:
-                progress, held = self.run.reader.progress, self.run.reader.progress.committed.spark_bound
-                # Where a plan does not say which rows will be read, the batches before it do, which
-                # are confirmed by now.
+                progress, spark_bound = self.run.reader.progress, self.run.reader.progress.committed.spark_bound
+                # A plan may not say which rows the batch reads; earlier batches are confirmed.
                 chosen = progress.choose(self.run.heads.counted(plan.lines, self.run.lines))
                 if self._newest is not None:
-                    # A larger retention than before moves Spark's bounds back. What Spark held
-                    # under the smaller one still comes out within that one. So the bounds of the
-                    # last batch hold, and windows that it has closed stay closed.
+                    # A larger retention moves Spark's bounds back. Rows held under the smaller one
+                    # still come out within it. So the last batch's bounds remain in force, and
+                    # windows that it has closed stay closed.
                     bound = max(bound, self._newest.reading.low)
-                    held = max(held, self._newest.promised)
-                promised = min(progress.reading.low, held)
+                    spark_bound = max(spark_bound, self._newest.promised)
+                promised = min(progress.reading.low, spark_bound)
             chosen = dataclasses.replace(chosen, low=bound) if bound < chosen.low else chosen
             if any(part.authority.wanted for part in self.run.parts) and entries.read(number) is None:
                 for part in self.run.parts:
@@ -505,7 +510,7 @@ class Hook:
             return self._running
 
     def _read_plan(self, number: int) -> Plan:
-        """Settle the batch before, and return the plan of the one that begins, durable, with its source logs read."""
+        """Settle the last batch, read the source logs, and return the next batch's durable plan."""
         before = self._running
         if before is not None:  # the clock has not settled it yet
             self.run.heads.knock(before.plan.lines)
@@ -513,7 +518,7 @@ class Hook:
             self._settle(evidence=number)
             plan = self.run.log.plan(number)
             if plan is None:
-                msg = f"batch {number} runs, but {self.run.checkpoint}/offsets/{number} is not there; lowwater needs Spark's own offset log"
+                msg = f"batch {number} runs, but {self.run.checkpoint}/offsets/{number} does not exist; lowwater needs Spark's own offset log"
                 raise CheckpointMismatch(msg)
             self.run.heads.read_to(plan.lines)
             for file in self.run.heads.evidence(self.run.log, plan):
@@ -522,10 +527,9 @@ class Hook:
             return plan
 
     def _patiently(self, number: int, step: Callable[[], T]) -> T:
-        """Take a step of a batch that begins.
+        """Take a step of a batch that begins, and repeat it on an OSError, for a minute at most.
 
-        A file system that is away for a moment must not end the query: it is taken again, for a
-        minute at most.
+        A file system that is briefly away must not end the query.
         """
         pauses = itertools.chain(PATIENCE, [None])
         while True:
@@ -536,14 +540,14 @@ class Hook:
                 if pause is None or self.run.stopping:
                     raise
                 self.run.unread = str(failure)
-                logger.warning("batch %d waits, and looks again: %s", number, failure)
+                logger.warning("batch %d waits, and tries again: %s", number, failure)
                 time.sleep(pause)
 
     def _settle(self, evidence: int | None = None) -> None:
-        """Commit what was prepared.
+        """Commit the prepared reports.
 
-        ``evidence`` is the number of a batch that begins: the one before it is committed. Hold the
-        lock.
+        ``evidence`` is the number of a batch that begins, so the one before it is committed. The
+        caller holds the lock.
         """
         running = self._running
         if running is None or not running.ended:
@@ -551,31 +555,27 @@ class Hook:
         number = running.plan.batch
         if not ((evidence is not None and evidence > number) or self.run.log.committed(number)):
             return
-        # Before anything is told: what cannot be read now is read, and told, at the next look.
+        # This read comes first: if it fails, the next look repeats it, and then commits.
         self.run.heads.settle(running.plan.lines)
         self.probe("committed", number)
-        # What a stage reads is committed before it: a crash in between leaves the later ones
-        # behind, never ahead.
-        told = [
+        # Earlier stages commit before later ones, which lag and never lead after a crash.
+        settled = [
             (state, outcome, holding or part.commit(number, outcome))
             for part, (state, outcome, holding) in zip(self.run.parts, running.ended, strict=True)
         ]
-        if not any(holding for _, _, holding in told):
+        if not any(holding for _, _, holding in settled):
             self.probe("told", number)
         self._running = None
-        for part, (state, outcome, holding) in zip(self.run.parts, told, strict=True):
+        for part, (state, outcome, holding) in zip(self.run.parts, settled, strict=True):
             part.settle(state, outcome, holding)
         self._clean(number)
 
     def _clean(self, committed: int) -> None:
-        """Delete what no replay can need after a committed batch.
-
-        A place that fails is logged, and no other waits for it.
-        """
+        """Delete files that no replay needs. A failure is logged, and the other places go on."""
         steps = [functools.partial(part.clean, committed, committed - _KEPT_BATCHES) for part in self.run.parts]
         steps.append(functools.partial(self.ticks.clean, self._tick_line()))
         for step in steps:
             try:
                 step()
             except OSError as failure:
-                logger.warning("what batch %d leaves behind is deleted after the next: %s", committed, failure)
+                logger.warning("the leftovers of batch %d are deleted after the next one: %s", committed, failure)

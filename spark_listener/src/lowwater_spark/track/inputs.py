@@ -1,4 +1,4 @@
-"""A reading of the inputs: W, its heuristic watermarks, and which incarnations of which inputs it was folded from."""
+"""A reading of the inputs: W, its heuristic watermarks, and the inputs' incarnations."""
 
 from __future__ import annotations
 
@@ -16,36 +16,34 @@ __all__ = ["UNREAD", "Change", "Origin", "Reading", "floor_stamp", "fold", "stil
 
 
 class Change(enum.Enum):
-    """What has become of the inputs between two moments."""
+    """A change of the inputs between two moments."""
 
     NONE = enum.auto()
     RESET = enum.auto()
-    """The same inputs; one has begun another incarnation."""
+    """The inputs are the same, but one has begun another incarnation."""
     INPUTS = enum.auto()
-    """Other inputs."""
+    """The list of inputs differs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Which inputs, and which incarnations of them: what a reading was folded from, or what a computation is registered with."""
+    """The inputs and their incarnations, of a reading or of a computation's registration."""
 
     version: int = 0
-    """Of the list of inputs. It grows with each change of the list."""
+    """Version of the list of inputs. It grows with each change of the list."""
     incarnations: tuple[int, ...] = ()
-    """Of each input, in the order of the list; 0 for one that nobody had registered."""
+    """Incarnation of each input, in the order of the list; 0 for one that was not registered."""
 
     @classmethod
     def of(cls, registered: lowwater.Computation) -> Self:
-        """Return what a computation is registered with."""
+        """Return the registered inputs of a computation."""
         return cls(registered.input_version, tuple(registered.input_incarnations))
 
     def since(self, earlier: Origin) -> Change:
-        """Return what has become of the inputs since an earlier moment.
+        """Return the change of the inputs since an earlier moment.
 
-        This is the one rule for it.
-
-        An input that was not registered then may have been since: it begins an incarnation, and not
-        another one.
+        This is the only rule for it. If an input was not registered then, its registration is no
+        change: it begins an incarnation, not another one.
 
         >>> now = Origin(2, (1, 3))
         >>> now.since(Origin(2, (1, 0))), now.since(Origin(2, (1, 2))), now.since(Origin(1, (1, 3)))
@@ -63,11 +61,9 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was read of the inputs at one moment, before anything was looked for in the source.
+    """The inputs' values at one moment, read before the source was listed. Microseconds.
 
-    Micros throughout.
-
-    An injector reads no inputs: its reading holds the frontier.
+    An injector has no inputs: its reading has the frontier.
     """
 
     low: int
@@ -80,11 +76,11 @@ class Reading:
 
     @property
     def origin(self) -> Origin:
-        """What it was folded from."""
+        """The inputs from which it was folded."""
         return Origin(self.input_version, self.input_incarnations)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain JSON values."""
+        """Return the reading as JSON values."""
         return {
             "low": self.low,
             "heuristics": {str(share): micros for share, micros in self.heuristics.items()},
@@ -95,7 +91,7 @@ class Reading:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Self:
-        """Return what :meth:`to_json` described."""
+        """Return the reading that :meth:`to_json` wrote."""
         return cls(
             low=int(entry["low"]),
             heuristics={int(share): int(micros) for share, micros in entry["heuristics"].items()},
@@ -106,15 +102,14 @@ class Reading:
 
 
 UNREAD = Reading(MIN)
-"""Nothing is known of the inputs."""
+"""The reading of unknown inputs."""
 
 
 def still_counts(reading: Reading, batch: int, registered: lowwater.Computation) -> Reading:
-    """Return what a reading that a checkpoint kept says of the inputs that are registered now.
+    """Return a checkpoint's stored reading as one of the inputs that are registered now.
 
-    UNREAD when the stage has other inputs than then: nothing was read of all of them together.
-    Raises IncarnationChanged when one of them was reset since: what the checkpoint has read, up to
-    ``batch``, belongs to an earlier incarnation of it.
+    UNREAD if the stage had other inputs: the reading does not cover all of the present ones. Raises
+    IncarnationChanged if one was reset: the checkpoint's rows belong to an earlier incarnation.
     """
     if reading.low == MIN:
         return reading
@@ -123,17 +118,15 @@ def still_counts(reading: Reading, batch: int, registered: lowwater.Computation)
         return UNREAD
     if change is Change.RESET:
         msg = (
-            f"an input of {registered.name} was reset since batch {batch}: what this checkpoint has "
-            "read belongs to an earlier incarnation of it. Start from a new checkpoint, with adopt=True."
+            f"an input of {registered.name} was reset since batch {batch}: the rows that this checkpoint has "
+            "read belong to an earlier incarnation of it. Start from a new checkpoint, with adopt=True."
         )
         raise errors.IncarnationChanged(msg, metadata={"computation": registered.name})
     return reading
 
 
 def fold(readings: Sequence[Reading]) -> Reading:
-    """Return the least of some readings, with the shares that all of them have.
-
-    Of no inputs: it names no versions of any.
+    """Return the minimum of readings, with the shares that all of them have, and without inputs.
 
     >>> fold([Reading(5, {990_000: 7, 950_000: 9}), Reading(6, {990_000: 6})])
     Reading(low=5, heuristics={990000: 6}, input_version=0, input_incarnations=(), budgets={})
@@ -144,12 +137,11 @@ def fold(readings: Sequence[Reading]) -> Reading:
 
 
 def floor_stamp(micros: int, window: timedelta | None, start: timedelta = timedelta()) -> int:
-    """Return the lowest stamp that a record at or after ``micros`` can get.
+    """Return the lowest stamp of a record at or after ``micros``.
 
-    Records stamped by their own event time (``window`` None) keep it. Windows are stamped by their
-    start, so a record at 14:25 opens the hour and is written with 14:00. Windows start at whole
-    multiples of their length since the epoch, as Spark's do. ``start`` is Spark's startTime: the
-    time by which all windows are shifted.
+    Without a ``window`` the stamp is the event time. With one it is the window's start: a record at
+    14:25 opens the hour and is written with 14:00. Windows start at whole multiples of their length
+    since the epoch, as Spark's do, shifted by ``start``, Spark's startTime.
 
     >>> floor_stamp(14_250_000, timedelta(seconds=1))
     14000000

@@ -1,14 +1,19 @@
-"""One slot of a writer into Kafka: it publishes its files of a staged batch in one transaction, together with its mark. Runs in a Python worker of Spark.
+"""One slot of a writer into Kafka.
 
-What a slot may do it reads in Kafka, never in what it remembers of a failure. ``init_transactions`` fences whoever had the slot before, and ends what that had
-open: committed or not, it is decided. Then the slot's last mark says whether the batch is done. Two things could hide a mark that is there, and the rows
-would come twice. A broker that was away answers from what it knew before; and a reader of what is committed sees nothing behind a transaction that anybody has
-open. So the slot first writes a record of its own where its marks are. When that is acknowledged, by the leader and by all in sync, the offset is known up to which
-it must have read. That record is in a transaction of its own. One that stayed open while the rows are written would hide the marks of others beside it, if writers share a
-partition: so rows come first, and the mark is the last before the commit.
+It publishes its files of a batch and its mark in one transaction.
 
-A producer that has committed and was not fenced since knows its last mark without asking: a transaction of it fails when somebody else has had the slot meanwhile.
-So a worker keeps its producers for the next batch.
+The module runs in a Python worker of Spark. A slot decides by what it reads in Kafka, never by what
+it remembers of a failure. ``init_transactions`` fences the slot's former owner, and commits or
+aborts its open transaction. Then the slot's last mark says whether the batch is done. Two things
+could hide an existing mark, and the rows would be written twice: a broker that was away may answer
+with old data, and a ``read_committed`` reader sees nothing behind anybody's open transaction. So
+the slot first writes a record of its own next to its marks. The leader and all in-sync replicas
+acknowledge it, and its offset is the one up to which the slot must read. That record has a
+transaction of its own: left open while the rows are written, it would hide the marks of other slots
+in the same partition. For this reason the rows come first, and the mark last, before the commit.
+
+A producer that has committed and was not fenced since knows its last mark: if another process has
+taken the slot over meanwhile, its next transaction fails. So a worker keeps its producers.
 """
 
 from __future__ import annotations
@@ -46,8 +51,7 @@ PUBLISHED: Final = "slot int, at long, wrote boolean, refused string"
 """Schema of the rows that the job of a batch returns."""
 
 PATIENCE: Final = 60.0
-"""Seconds for one answer. Kafka's own limit of a transaction that nobody goes on with is as long.
-"""
+"""Seconds to wait for one answer, as long as Kafka's own limit for an idle transaction."""
 
 _TRIES: Final = 5
 
@@ -65,20 +69,20 @@ _HOPELESS: Final = frozenset(
         "_UNKNOWN_TOPIC",
     }
 )
-"""Errors that a new producer would meet as well."""
+"""Errors that would also occur with a new producer."""
 
 _LEADERLESS: Final = frozenset({"LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "UNKNOWN_TOPIC_OR_PART"})
-"""Answers while a leader changes, or a topic is new."""
+"""Answers while a leader changes or a topic is new."""
 
 _KEPT: Final = 16
-"""Producers that a worker keeps; each has a connection to each broker."""
+"""Number of producers that a worker keeps; each has a connection to each broker."""
 
 _WINDOW: Final = 64
-"""Records before the end in which the last mark is looked for first."""
+"""Number of records before the end that are first searched for the last mark."""
 
 
 class Standing(enum.Enum):
-    """What a slot's last mark says of a batch."""
+    """The relation of a slot's last mark to a batch."""
 
     DUE = "it is to be written"
     DONE = "it was written"
@@ -90,50 +94,47 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """What the tasks of a batch need to know. Travels in the closure."""
+    """The arguments of a batch's tasks, pickled into their closure."""
 
     settings: Mapping[str, str]
-    """Of Kafka's clients."""
     slot: Slot
-    """The first one."""
     writer: str
-    """The full name of the computation."""
+    """Full name of the computation."""
     marks: int
-    """How many partitions the topic of marks has."""
+    """Number of partitions of the topic of marks."""
     batch: int
     after: int
-    """What the mark before it says; 0: there is none."""
+    """Next batch by the mark before this batch; 0: there is no mark."""
     digest: str
     staged: str
     topic_id: str
     partitions: int
     files: Sequence[Sequence[str]]
-    """The staged files, by slot."""
     probe: Callable[[str, int, int], None] | None = None
-    """Called with each step, the batch and the slot; for tests."""
+    """Callback for each step, with the batch and the slot; for tests."""
     life: int = 0
-    """The computation's incarnation, as the checkpoint has claimed it; 0: it has not."""
+    """Incarnation that the checkpoint has claimed; 0: it has claimed none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What has become of a batch in one slot."""
+    """The result of a batch in one slot."""
 
     slot: int
     at: int
-    """The offset of its mark; -1: it was refused."""
+    """Offset of the batch's mark; -1: the batch was refused."""
     wrote: bool
-    """False: it had been written before."""
+    """False: an earlier attempt had published the batch."""
     refused: str = ""
 
 
 def published_of(row: Any) -> Published:
-    """Return what a collected row says."""
+    """Return the result from a collected row."""
     return Published(row.slot, row.at, row.wrote, row.refused)
 
 
 def standing(mark: SlotMark | None, job: Publishing) -> Standing:
-    """Return what the last mark of a slot says of a batch. None: there is no mark."""
+    """Return the relation of a slot's last mark, None if there is none, to a batch."""
     if mark is None:
         return Standing.DUE if job.after == 0 else Standing.BEHIND
     if mark.next > job.batch + 1:
@@ -144,7 +145,7 @@ def standing(mark: SlotMark | None, job: Publishing) -> Standing:
 
 
 def publish_slots(job: Publishing, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Publish the slots whose numbers come in. The task's body, in a Python worker."""
+    """Publish the slots whose numbers arrive. Runs in a Python worker."""
     import pyarrow as pa
 
     for batch in batches:
@@ -157,27 +158,26 @@ def publish_slots(job: Publishing, batches: Iterable[pa.RecordBatch]) -> Iterato
 
 
 _writers: Final[OrderedDict[tuple[str, str], SlotWriter]] = OrderedDict()
-"""Of this process, by the settings and the slot; those that were used last are at the end."""
+"""Writers of this process, by settings and slot; the last used ones are at the end."""
 
 
 def _writer(job: Publishing, number: int) -> SlotWriter:
     slot = replace(job.slot, number=number)
     key = json.dumps(dict(job.settings), sort_keys=True), slot.transactional_id
-    found = _writers.get(key)
-    if found is None:
-        found = _writers[key] = SlotWriter(job.settings, slot, job.marks)
+    writer = _writers.get(key)
+    if writer is None:
+        writer = _writers[key] = SlotWriter(job.settings, slot, job.marks)
     _writers.move_to_end(key)
     while len(_writers) > _KEPT:
         _, old = _writers.popitem(last=False)
         old.discard()
-    return found
+    return writer
 
 
 class SlotWriter:
-    """A slot, as one process has it.
+    """A slot, as one process uses it.
 
-    Any number of processes may: the one that began last goes on, and the others begin anew or are
-    refused.
+    Several processes may: the one that began last goes on; the others begin anew or are refused.
     """
 
     def __init__(self, settings: Mapping[str, str], slot: Slot, marks: int) -> None:
@@ -186,33 +186,29 @@ class SlotWriter:
         self._marks = marks_topic(slot.topic), slot.partition(marks)
         self._producer: Producer | None = None
         self._open = False
-        """Whether a transaction is."""
         self._mark: SlotMark | None = None
-        """The last one, as long as the producer is not fenced."""
+        """The slot's last mark; valid while the producer is not fenced."""
         self._at = -1
-        """Its offset."""
         self._ended = 0
-        """In which life of the computation another checkpoint has ended the slot since; 0: none
-        has."""
+        """Life of the computation in which another checkpoint has ended the slot; 0: none has."""
 
     def publish(self, job: Publishing) -> Published:
-        """Publish the slot's part of a batch, or find that it was. Durable when it returns.
+        """Publish the slot's part of a batch unless it is published. Durable on return.
 
-        Whatever fails, the next try begins with a new producer and reads the mark anew. Raises what
-        Kafka answers, after some tries or when none can help, and OSError when the mark cannot be
-        read.
+        After any failure the next try begins with a new producer, and reads the mark again. Raises
+        Kafka's error after some tries or if none can help, OSError if the mark is unreadable.
         """
         from confluent_kafka import KafkaException
 
-        for left in reversed(range(_TRIES)):
+        for tries_left in reversed(range(_TRIES)):
             try:
                 return self._publish(job)
             except (KafkaException, SystemError) as failure:
                 self.discard()
-                # A fatal error is raised in whatever is called next. Where that is a callback for a
-                # row, Python makes a SystemError of it.
-                known = isinstance(failure, KafkaException)
-                if not left or (known and failure.args[0].name() in _HOPELESS):
+                # A fatal error is raised by the next call. If that is a callback for a row, Python
+                # turns it into a SystemError.
+                by_kafka = isinstance(failure, KafkaException)
+                if not tries_left or (by_kafka and failure.args[0].name() in _HOPELESS):
                     raise
             except BaseException:
                 self.discard()
@@ -220,10 +216,9 @@ class SlotWriter:
         raise AssertionError
 
     def discard(self) -> None:
-        """Let the producer go.
+        """Drop the producer.
 
-        What it has open is aborted, if it still can; else by the next one of the slot, or by Kafka
-        after a minute.
+        Its open transaction is aborted here, by the slot's next producer, or by Kafka.
         """
         producer, self._producer = self._producer, None
         if producer is not None and self._open:
@@ -234,18 +229,18 @@ class SlotWriter:
 
     def _publish(self, job: Publishing) -> Published:
         if self._producer is None or standing(self._mark, job) not in (Standing.DUE, Standing.DONE):
-            # What the worker remembers may be old: other workers have had the slot since.
+            # The remembered mark may be old: other workers may have used the slot since.
             self.discard()
             self._begin(job)
-        found, number = standing(self._mark, job), self._slot.number
-        if found is Standing.DUE and self._ended > job.life:
-            found = Standing.ENDED
-        if found is Standing.DUE:
+        relation, number = standing(self._mark, job), self._slot.number
+        if relation is Standing.DUE and self._ended > job.life:
+            relation = Standing.ENDED
+        if relation is Standing.DUE:
             self._write(job)
             return Published(number, self._at, wrote=True)
-        if found is Standing.DONE:
+        if relation is Standing.DONE:
             return Published(number, self._at, wrote=False)
-        said = _REFUSED[found].format(
+        refusal = _REFUSED[relation].format(
             what=f"slot {number} of {job.writer} in {self._slot.topic}",
             batch=job.batch,
             marks=self._marks[0],
@@ -253,10 +248,10 @@ class SlotWriter:
             life=job.life or "unknown",
             newer=self._ended,
         )
-        return Published(number, -1, wrote=False, refused=said)
+        return Published(number, -1, wrote=False, refused=refusal)
 
     def _begin(self, job: Publishing) -> None:
-        """Take the slot over, and read its last mark."""
+        """Take over the slot, and read its last mark."""
         settings = {**self._settings, "transactional.id": self._slot.transactional_id}
         self._producer = producer = confluent().Producer(settings)
         producer.init_transactions(PATIENCE)
@@ -301,7 +296,7 @@ class SlotWriter:
         self._step("published", job)
 
     def _put(self, key: bytes, value: bytes) -> int:
-        """Write a record where the marks are; return its offset when it is acknowledged."""
+        """Write a record next to the marks, and return its acknowledged offset."""
         failed: list[Any] = []
         offsets: list[int] = []
 
@@ -322,7 +317,7 @@ class SlotWriter:
             try:
                 self._producer.produce(topic, **message)
             except BufferError:
-                self._producer.poll(1.0)  # some have to be acknowledged first
+                self._producer.poll(1.0)  # the queue is full until some rows are acknowledged
             else:
                 self._producer.poll(0)
                 return
@@ -331,11 +326,13 @@ class SlotWriter:
         from confluent_kafka import KafkaException
 
         assert self._producer is not None
-        left = self._producer.flush(PATIENCE)
+        unacknowledged = self._producer.flush(PATIENCE)
         if failed:
             raise KafkaException(failed[0])
-        if left:
-            msg = f"Kafka has not acknowledged {left} rows for {self._slot.topic} within {PATIENCE:.0f} seconds"
+        if unacknowledged:
+            msg = (
+                f"Kafka has not acknowledged {unacknowledged} rows for {self._slot.topic} within {PATIENCE:.0f} seconds"
+            )
             raise OSError(msg)
 
     def _step(self, step: str, job: Publishing) -> None:
@@ -344,7 +341,7 @@ class SlotWriter:
 
 
 def _rows(path: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a staged file, as a producer takes them."""
+    """Yield the rows of a staged file as arguments of a producer."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
@@ -353,16 +350,17 @@ def _rows(path: str) -> Iterator[dict[str, Any]]:
                 if row.get("partition", -1) is None:
                     del row["partition"]
                 if "headers" in row:
-                    row["headers"] = [(each["key"], each["value"]) for each in row["headers"] or ()]
+                    row["headers"] = [(header["key"], header["value"]) for header in row["headers"] or ()]
                 yield row
 
 
 def _last_mark(
     settings: Mapping[str, str], slot: Slot, place: tuple[str, int], end: int
 ) -> tuple[SlotMark | None, int, int]:
-    """Return the last mark of a slot before an offset, and its own offset; None and -1 when there is none. And the life in which the slot was ended since, or 0.
+    """Return a slot's last mark before an offset, its offset, and the life that ended the slot.
 
-    Raises OSError when it cannot be read so far.
+    Without a mark these are None and -1; the life is 0 if no life has ended the slot since. Raises
+    OSError if the records up to the offset cannot be read.
     """
     topic, partition = place
     consumer = consumer_of(settings, committed=True)
@@ -373,22 +371,25 @@ def _last_mark(
         while True:
             start = max(first, end - window)
             consumer.assign([_at(topic, partition, start)])
-            found: tuple[SlotMark | None, int, int] = None, -1, 0
+            result: tuple[SlotMark | None, int, int] = None, -1, 0
             for message in until(consumer, end, deadline):
-                said = parse(message.key(), message.value())
-                if isinstance(said, SlotMark) and said.slot == slot:
-                    found = said, message.offset() or 0, 0
-                elif isinstance(said, Begun) and said.slot == slot and said.ended:
-                    found = found[0], found[1], max(found[2], said.life)
-            if found[0] is not None or start == first:
-                return found
+                record = parse(message.key(), message.value())
+                if isinstance(record, SlotMark) and record.slot == slot:
+                    result = record, message.offset() or 0, 0
+                elif isinstance(record, Begun) and record.slot == slot and record.ended:
+                    result = result[0], result[1], max(result[2], record.life)
+            if result[0] is not None or start == first:
+                return result
             window *= 16
     finally:
         consumer.close()
 
 
 def until(consumer: Consumer, end: int, deadline: float) -> Iterator[Message]:
-    """Yield what is committed before an offset of the one partition that a consumer is assigned to, when all of that is decided."""
+    """Yield the committed records before an offset of the consumer's one partition.
+
+    Waits until the transactions before that offset are decided.
+    """
     from confluent_kafka import KafkaException
 
     while time.monotonic() < deadline:
@@ -409,19 +410,19 @@ def until(consumer: Consumer, end: int, deadline: float) -> Iterator[Message]:
 def bounds(consumer: Consumer, place: TopicPartition, deadline: float) -> tuple[int, int]:
     """Return the first offset of a partition, and its end as the consumer sees it.
 
-    Waits for a leader. Raises what Kafka answers.
+    Waits for a leader. Raises Kafka's error.
     """
     from confluent_kafka import KafkaException
 
     while True:
         try:
-            found: tuple[int, int] = consumer.get_watermark_offsets(place, timeout=PATIENCE)
+            offsets: tuple[int, int] = consumer.get_watermark_offsets(place, timeout=PATIENCE)
         except KafkaException as error:
             if error.args[0].name() not in _LEADERLESS or time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
         else:
-            return found
+            return offsets
 
 
 def _at(topic: str, partition: int, offset: int | None = None) -> Any:
@@ -432,19 +433,19 @@ def _at(topic: str, partition: int, offset: int | None = None) -> Any:
 
 _REFUSED: Final[Mapping[Standing, str]] = {
     Standing.AHEAD: (
-        "{what} has published a batch after {batch} ({marks} has {found}): a newer run of this checkpoint goes on, or the checkpoint is older than what it has "
-        "written. Stop this run; or start from a new checkpoint, with adopt=True."
+        "{what} has published a batch after {batch} ({marks} has {found}): a newer run of this checkpoint goes on, or the checkpoint is older than its "
+        "output. Stop this run; or start from a new checkpoint, with adopt=True."
     ),
     Standing.OTHER: (
         "{what} has published batch {batch}, from other rows than those that are staged: they were removed and made anew, or two copies of one checkpoint are "
         "running. Start from a new checkpoint, with adopt=True."
     ),
     Standing.BEHIND: (
-        "{what} has not published what comes before batch {batch} ({marks} has {found}), though the checkpoint says so: the topic of marks was deleted or cut "
-        "off, or the directory of the staged batches was. Start from a new checkpoint, with adopt=True."
+        "{what} has not published the batch before batch {batch} ({marks} has {found}), though the checkpoint has it: the topic of marks was deleted or "
+        "truncated, or the directory of the staged batches was. Start from a new checkpoint, with adopt=True."
     ),
     Standing.ENDED: (
-        "{what} may not publish batch {batch}: another checkpoint has taken the computation over, in its life {newer} ({marks} says so), and this run is of life {life}. Stop "
-        "this run: what it would write is older than what is promised by now."
+        "{what} must not publish batch {batch}: another checkpoint has taken the computation over, in its life {newer} ({marks} says so), and this run is of life {life}. Stop "
+        "this run: its rows would be older than what is promised by now."
     ),
 }

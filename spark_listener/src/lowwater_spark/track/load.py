@@ -1,8 +1,8 @@
-"""What the key ranges of a batch have cost, and which layout spreads that better. Pure.
+"""Costs of a batch's key ranges, and a layout that spreads them better. Pure.
 
-A task measures each of its ranges: rows, the time of the update, rows by sixteen parts, and those
-of the heaviest key. The driver has all of them from the receipts, and tells the authority of the
-hottest.
+A task measures for each of its ranges the rows, the time of the update, the rows by sixteen parts,
+and the rows of the heaviest key. The driver collects them with the receipts, and reports the
+hottest ones to the authority.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ __all__ = ["BATCHES", "MOST_TOLD", "balanced", "hottest", "loads_of", "measured"
 PARTS: Final = 16
 
 MOST_TOLD: Final = 64
-"""Ranges of which the authority hears."""
+"""Number of hottest ranges that are reported to the authority."""
 
 BATCHES: Final = 3
-"""So many batches in a row a range must be too hot, or a neighbour cold, before that counts."""
+"""Number of consecutive batches in which a range must be too hot, or two neighbours cold."""
 
 UNEVEN: Final = 1.25
-"""So much more than its fair share the slowest task must have before ranges are moved, and a range
-before it is cut."""
+"""Load, in fair shares, above which the slowest task's ranges are moved, and a range is cut."""
 
 GAIN: Final = 0.8
-"""So much of its load the slowest task may keep, or it is not worth while."""
+"""Greatest part of its load that the slowest task may keep if moving ranges is worth while."""
 
 COLD: Final = 0.125
-"""Of a worker's fair share: what two neighbours may have together before they are merged."""
+"""Greatest load of two neighbours together, in workers' fair shares, to merge them."""
 
 
 def measured(handle: int, places: Any, span: tuple[int, int], micros: int) -> list[int]:
-    """Return what a range has cost, as a receipt has it: handle, micros, rows, rows of the heaviest key, rows by part. O(rows log rows).
+    """Return a range's cost: handle, micros, rows, rows of the heaviest key, rows by part.
 
     ``places`` are the signed hashes of the rows' keys, and ``span`` the range's unsigned places.
+    O(rows log rows).
     """
     if not len(places):
         return [handle, micros, 0, 0]
@@ -55,39 +55,42 @@ def measured(handle: int, places: Any, span: tuple[int, int], micros: int) -> li
     return [handle, micros, len(unsigned), heaviest, *np.bincount(part.astype(np.int64), minlength=PARTS).tolist()]
 
 
-def loads_of(cut: Cut, found: Sequence[Sequence[int]], entries: Sequence[RangeEntry]) -> list[RangeLoad]:
-    """Return the loads of all ranges, in the order of the key space, from what their tasks have measured. Ranges of less than a slot are left out."""
+def loads_of(cut: Cut, measures: Sequence[Sequence[int]], entries: Sequence[RangeEntry]) -> list[RangeLoad]:
+    """Return the loads of all ranges, from their tasks' measures, in the order of the key space.
+
+    Ranges of less than a slot are left out.
+    """
     slots = [place * 65_536 // PLACES for place in cut.places]
-    by_handle = {handle: rest for handle, *rest in found}
+    by_handle = {handle: rest for handle, *rest in measures}
     loads = []
     for handle, (start, end) in enumerate(pairwise(slots)):
         micros, rows, heaviest, *parts = by_handle.get(handle, (0, 0, 0))
-        size = sum(each.size for each in entries[handle].segments)
+        size = sum(segment.size for segment in entries[handle].segments)
         if start < end:
             loads.append(RangeLoad(start, end, rows, micros, size, tuple(parts), heaviest))
     return loads
 
 
 def hottest(loads: Sequence[RangeLoad]) -> list[RangeLoad]:
-    """Return the ranges that have cost most, the hottest first; those without rows are left out."""
-    return sorted((each for each in loads if each.rows), key=lambda each: (-each.micros, each.start))[:MOST_TOLD]
+    """Return the ranges with the greatest cost, hottest first; without those that had no rows."""
+    return sorted((load for load in loads if load.rows), key=lambda load: (-load.micros, load.start))[:MOST_TOLD]
 
 
 def balanced(
     layout: Layout, history: Sequence[Sequence[RangeLoad]], tasks: int, workers: int, least: int, *, pins: bool
 ) -> Layout | None:
-    """Return a layout that spreads the loads of the last batches better; None when this one will do.
+    """Return a layout that spreads the loads of the last batches better; None if there is none.
 
-    First ranges go to other tasks; one is cut at the median of its rows only when it alone is a quarter more than the fair share of one of the ``workers``, which run
-    tasks side by side, in each of the batches; last, two cold neighbours become one, down to ``least`` ranges. A range that is ruled by one key is left as it is.
-    ``pins``: whether a range can be given to a task.
-    O(ranges log ranges) for each batch.
+    First, ranges move to other tasks, if ``pins`` says that they can. Second, a range is cut at its
+    rows' median if in each batch it alone costs a quarter more than a fair share of one of the
+    ``workers``, which run tasks side by side. Last, two cold neighbours become one, down to
+    ``least`` ranges. A range that one key dominates stays. O(ranges log ranges) a batch.
     """
     batches = history[-BATCHES:]
     spans = list(zip(layout.starts, layout.ends, strict=True))
-    if len(batches) < BATCHES or any([(each.start, each.end) for each in loads] != spans for loads in batches):
+    if len(batches) < BATCHES or any([(load.start, load.end) for load in loads] != spans for loads in batches):
         return None
-    means = [sum(each.micros for each in loads) / len(batches) for loads in zip(*batches, strict=True)]
+    means = [sum(load.micros for load in loads) / len(batches) for loads in zip(*batches, strict=True)]
     fair = sum(means) / tasks
     if not fair:
         return None
@@ -97,12 +100,12 @@ def balanced(
         packed = _packed(means, tasks)
         if max(_sums(packed, means, tasks)) <= GAIN * slowest:
             return Layout(layout.version, layout.starts, tuple(task + 1 for task in packed))
-    shares = [[sum(each.micros for each in loads) / workers] * len(loads) for loads in batches]
+    shares = [[sum(load.micros for load in loads) / workers] * len(loads) for loads in batches]
     for i in sorted(range(len(layout)), key=lambda i: (-means[i], i)):
-        each = [loads[i] for loads in batches]
-        median = each[-1].median
-        hot = all(load.micros > UNEVEN * share[i] for load, share in zip(each, shares, strict=True))
-        if hot and median is not None and not any(load.ruled for load in each):
+        own_loads = [loads[i] for loads in batches]
+        median = own_loads[-1].median
+        hot = all(load.micros > UNEVEN * share[i] for load, share in zip(own_loads, shares, strict=True))
+        if hot and median is not None and not any(load.ruled for load in own_loads):
             return layout.split(layout.starts[i], [median])
     if len(layout) <= least:
         return None
@@ -129,7 +132,7 @@ def _sums(placed: Sequence[int], loads: Sequence[float], tasks: int) -> list[flo
 
 
 def _packed(loads: Sequence[float], tasks: int) -> list[int]:
-    """Return a task for each load, the greatest first, each into the task that has least by then."""
+    """Return a task for each load: the greatest load first, each to the least loaded task."""
     sums, packed = [0.0] * tasks, [0] * len(loads)
     for i in sorted(range(len(loads)), key=lambda i: (-loads[i], i)):
         task = min(range(tasks), key=lambda task: (sums[task], task))

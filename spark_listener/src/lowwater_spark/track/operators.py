@@ -1,8 +1,10 @@
-"""Finds the operators of a streaming plan that keep rows in Spark's own state, and what their letting go depends on.
+"""Finds the operators of a streaming plan that keep rows in Spark's state, and when they emit them.
 
-It reads the analysed plan through py4j, by structure and not by its text. What the nodes look like was probed on PySpark 4.3: a
-window of ``window(t, length, slide, start)`` is a struct of two expressions in a Project (tumbling) or an Expand (sliding) below the
-Aggregate, ``conversion(...(t - start) % slide ... + length)``; a column under ``withWatermark`` carries its delay in its metadata.
+The module reads the analysed plan through py4j, by structure and not by its text. The shapes of the
+nodes were probed on PySpark 4.3: a window of ``window(t, length, slide, start)`` is a struct of two
+expressions in a Project (tumbling) or an Expand (sliding) below the Aggregate,
+``conversion(...(t - start) % slide ... + length)``; a column under ``withWatermark`` has its delay
+in its metadata. An operator *releases* a row when it drops it from its state.
 """
 
 from __future__ import annotations
@@ -47,26 +49,24 @@ KINDS: Final = {
     "TransformWithState": "stateful function",
     "TransformWithStateInPySpark": "stateful function",
 }
-"""Logical operators that keep streaming rows in state, and what they are called here. A Join only
-of two streams."""
+"""Names for the logical operators with streaming rows in state; a Join must have two streams."""
 
 _ON_ARRIVAL: Final = frozenset({"deduplication", "deduplication within the watermark"})
 
 _NAMED: Final = frozenset({"Alias", "AttributeReference"})
-"""Expressions of an analysed plan that have a name of their own, and with it the metadata in which
-a watermark stands."""
+"""Expressions of an analysed plan that have a name, and so metadata, where a watermark is noted."""
 
 _DELAY: Final = "spark.watermarkDelayMs"
 
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """One withWatermark."""
+    """One ``withWatermark`` of a plan."""
 
     column: str
     delay: timedelta
     driven: bool
-    """Whether it stands on a control source and nothing else."""
+    """True: only control sources are below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +76,26 @@ class Operator:
     kind: str
     """One of the values of :data:`KINDS`."""
     columns: tuple[str, ...]
-    """The event time columns under a watermark that its letting go depends on; of a windowed
-    aggregation the column in the window, of a join those of both sides, left before right. Empty:
-    Spark never lets go."""
+    """Watermarked event time columns that decide when rows are released: of a windowed aggregation
+    the column in the window, of a join the columns of both sides, left first. Empty: Spark never
+    releases a row."""
     window: Window | None
-    """Of an aggregation over ``window()``; None for other keys and for session windows."""
+    """Window of an aggregation over ``window()``; None for other keys and for session windows."""
     driven: bool
-    """Whether a control source is among what it reads."""
+    """True: a control source is among its inputs."""
     both_sides: bool = True
-    """Of a join: whether both sides have a watermark."""
+    """False: one side of the join has no watermark."""
     bounded: bool = True
-    """Of a join: whether Spark ever lets go of the rows of both sides."""
+    """False: a join keeps the rows of a side for ever."""
 
     @property
     def holds(self) -> bool:
-        """Whether it can emit a row, or something made of it, later than in the batch that has brought the row."""
+        """True if it can emit a row in a later batch than the one that brought it."""
         return self.kind not in _ON_ARRIVAL
 
 
 def nodes(plan: Any) -> Iterator[Any]:
-    """Yield a logical plan's nodes, parents first."""
+    """Yield the nodes of a logical plan, parents first."""
     yield plan
     for child in items(plan.children()):
         yield from nodes(child)
@@ -107,14 +107,14 @@ def items(sequence: Any) -> list[Any]:
 
 
 def watermark_of(node: Any, *, driven: bool) -> Watermark:
-    """Return what an EventTimeWatermark node declares."""
+    """Return the declaration of an EventTimeWatermark node."""
     column = node.eventTime().name()
     [delay] = [a for a in map(_delay, items(node.output())) if a is not None and a[0] == node.eventTime().exprId().id()]
     return Watermark(column, timedelta(milliseconds=delay[1]), driven)
 
 
 def operator_of(node: Any, *, driven: bool) -> Operator | None:
-    """Return what a streaming node keeps in state, None when it keeps nothing."""
+    """Return the operator that a streaming node is; None if the node keeps no rows."""
     name = node.getClass().getSimpleName()
     kind = KINDS.get(name)
     children = [child for child in items(node.children()) if child.isStreaming()]
@@ -123,8 +123,8 @@ def operator_of(node: Any, *, driven: bool) -> Operator | None:
     if name == "Aggregate":
         keys = [key for key in items(node.groupingExpressions()) if _is_watermarked(key)]
         windows = [_window(node, key) for key in keys]
-        columns = tuple(key.name() if found is None else found[0] for key, found in zip(keys, windows, strict=True))
-        cut = next((found[1] for found in windows if found is not None), None)
+        columns = tuple(key.name() if window is None else window[0] for key, window in zip(keys, windows, strict=True))
+        cut = next((window[1] for window in windows if window is not None), None)
         return Operator(kind, columns, cut, driven)
     sides = [tuple(a.name() for a in items(child.output()) if _is_watermarked(a)) for child in children]
     columns = tuple(name for side in sides for name in side)
@@ -133,10 +133,11 @@ def operator_of(node: Any, *, driven: bool) -> Operator | None:
 
 
 def _lags(join: Any) -> tuple[timedelta | None, timedelta | None]:
-    """Return how far below its watermark a join of two streams keeps rows, left and right; None: for ever.
+    """Return how far below its watermark a join keeps left and right rows; None: for ever.
 
-    Spark's own function says it of a condition on times: of ``u <= t + 1 hour`` an hour and a millisecond. Where the times, or
-    windows, of both sides must be equal, they are part of the join's key, and go by the watermark itself.
+    Spark's own function computes it from a condition on times: for ``u <= t + 1 hour`` the result
+    is an hour and a millisecond. If the times or windows of both sides must be equal, they are a
+    part of the join's key, and the lag is zero.
 
     For ``u <= h``, with h made of t, Spark's function returns how long Spark should wait for h. But
     Spark drops rows by t, which may be lower than h, and then loses matches. Therefore this
@@ -144,15 +145,15 @@ def _lags(join: Any) -> tuple[timedelta | None, timedelta | None]:
     """
     if _time_keys(join):
         return timedelta(), timedelta()
-    left, right = join.left(), join.right()
+    left_side, right = join.left(), join.right()
     catalyst = _jvm_of(join).org.apache.spark.sql.catalyst
     watermark = 1 << 42  # any value that Java takes for a long
 
     def state_lag_millis(columns: Any, other: Any) -> int | None:
-        given = _jvm_of(join).scala.Option.apply(watermark)
+        watermark_option = _jvm_of(join).scala.Option.apply(watermark)
         helper = catalyst.analysis.StreamingJoinHelper
-        found = helper.getStateValueWatermark(columns, other.outputSet(), join.condition(), given)
-        return watermark - found.get() if found.isDefined() else None
+        bound = helper.getStateValueWatermark(columns, other.outputSet(), join.condition(), watermark_option)
+        return watermark - bound.get() if bound.isDefined() else None
 
     def lag(side: Any, other: Any) -> timedelta | None:
         times = [catalyst.expressions.AttributeSet.apply(a) for a in items(side.output()) if _is_watermarked(a)]
@@ -163,11 +164,11 @@ def _lags(join: Any) -> tuple[timedelta | None, timedelta | None]:
             return None
         return timedelta(milliseconds=millis)
 
-    return lag(left, right), lag(right, left)
+    return lag(left_side, right), lag(right, left_side)
 
 
 def _jvm_of(thing: Any) -> Any:
-    """Return the view of the JVM that a Java object lives in."""
+    """Return the py4j view of the JVM that a Java object belongs to."""
     from pyspark import SparkContext
 
     context = SparkContext._active_spark_context
@@ -176,23 +177,23 @@ def _jvm_of(thing: Any) -> Any:
 
 
 def _time_keys(join: Any) -> set[int]:
-    """Return the ids of the attributes under a watermark that a join asks to be equal, of both sides."""
+    """Return the ids of both sides' watermarked attributes that a join requires to be equal."""
     condition = join.condition()
     if not condition.isDefined():
         return set()
     sides = [{a.exprId().id() for a in items(side.output())} for side in (join.left(), join.right())]
-    found: set[int] = set()
+    ids: set[int] = set()
     for conjunct in _conjuncts(condition.get()):
         if conjunct.getClass().getSimpleName() != "EqualTo":
             continue
         pair = items(conjunct.children())
-        if any(each.getClass().getSimpleName() != "AttributeReference" for each in pair):
+        if any(attribute.getClass().getSimpleName() != "AttributeReference" for attribute in pair):
             continue
-        one, other = (each.exprId().id() for each in pair)
+        one, other = (attribute.exprId().id() for attribute in pair)
         across = (one in sides[0] and other in sides[1]) or (one in sides[1] and other in sides[0])
         if across and all(map(_is_watermarked, pair)):
-            found |= {one, other}
-    return found
+            ids |= {one, other}
+    return ids
 
 
 def _conjuncts(expression: Any) -> Iterator[Any]:
@@ -204,20 +205,19 @@ def _conjuncts(expression: Any) -> Iterator[Any]:
 
 
 def _is_watermarked(expression: Any) -> bool:
-    # Of what an expression has no name there is no metadata; asking py4j for the attribute tells
-    # nothing, since of a Java object it has every one.
+    # An expression without a name has no metadata, but py4j shows any attribute of any object.
     named = expression.getClass().getSimpleName() in _NAMED
     return named and _DELAY in json.loads(expression.metadata().json())
 
 
 def _delay(attribute: Any) -> tuple[int, int] | None:
-    """Return an attribute's id and its delay in milliseconds, None when it is under no watermark."""
+    """Return an attribute's id and its delay in milliseconds; None without a watermark."""
     delay = json.loads(attribute.metadata().json()).get(_DELAY)
     return None if delay is None else (attribute.exprId().id(), delay)
 
 
 def _window(aggregate: Any, key: Any) -> tuple[str, Window] | None:
-    """Return the column and the cut of a grouping key made by ``window()``, None for any other key."""
+    """Return the column and the window of a ``window()`` grouping key; None for any other key."""
     if not json.loads(key.metadata().json()).get("spark.timeWindow"):
         return None
     for definition in _definitions(aggregate, key.exprId().id()):
@@ -227,7 +227,7 @@ def _window(aggregate: Any, key: Any) -> tuple[str, Window] | None:
 
 
 def _cut(definition: Any) -> tuple[str, Window] | None:
-    """Return the same of the expression that makes a window; None for any other one, such as a session window."""
+    """Return the column and the window of an expression that makes one; None for any other one."""
     fields = items(definition.children())
     if len(fields) != 4 or definition.getClass().getSimpleName() != "CreateNamedStruct":
         return None
@@ -241,40 +241,40 @@ def _cut(definition: Any) -> tuple[str, Window] | None:
 
 
 def windows_of(frame: DataFrame) -> Iterator[Window]:
-    """Yield how each ``window()`` cuts time whose start, or something made of it, is in the output of a frame.
+    """Yield each ``window()`` whose start, or a value made of it, is in the output of a frame.
 
-    In a streaming frame a static one is not followed.
+    The static inputs of a streaming frame are not searched.
     """
     plan: Any = inlined(frame._jdf.queryExecution().analyzed())
     optimizer = _jvm_of(plan).org.apache.spark.sql.catalyst.optimizer
-    for rule in (optimizer.ColumnPruning, optimizer.CollapseProject):  # fewer columns to ask the JVM for
+    for rule in (optimizer.ColumnPruning, optimizer.CollapseProject):  # fewer columns to read by py4j
         plan = rule.apply(plan)
     yield from _windows(plan, {(attribute, ()) for attribute in _ids(plan)})
 
 
-def _windows(node: Any, wanted: set[tuple[int, _Path]]) -> Iterator[Window]:
-    """Yield the windows that the wanted attributes of a node's output are made of.
+def _windows(node: Any, attributes: set[tuple[int, _Path]]) -> Iterator[Window]:
+    """Yield the windows from which some attributes of a node's output are made.
 
-    An attribute comes with the path to the field that is taken of it.
+    Each attribute comes with the path to the field that is read of it.
     """
     name, children = node.getClass().getSimpleName(), items(node.children())
-    if not wanted or not children:
+    if not attributes or not children:
         return
     if name == "Union":
         places = {attribute: place for place, attribute in enumerate(_ids(node))}
         for child in children:
             ids = _ids(child)
-            yield from _windows(child, {(ids[places[one]], path) for one, path in wanted if one in places})
+            yield from _windows(child, {(ids[places[one]], path) for one, path in attributes if one in places})
         return
     definitions = _made_by(node, name)
     if not definitions and name not in _PASSING:
         inputs = {attribute for child in children for attribute in _ids(child)}
-        # A Python function makes its output of all columns that it reads.
-        if any(attribute not in inputs for attribute, _ in wanted):
-            wanted = wanted | {(attribute.exprId().id(), ()) for attribute in items(node.references().toSeq())}
-    below: set[tuple[int, _Path]] = set() if name in ("Aggregate", "Expand", "Project") else set(wanted)
+        # A Python function makes its output from all columns that it reads.
+        if any(attribute not in inputs for attribute, _ in attributes):
+            attributes = attributes | {(attribute.exprId().id(), ()) for attribute in items(node.references().toSeq())}
+    below: set[tuple[int, _Path]] = set() if name in ("Aggregate", "Expand", "Project") else set(attributes)
     for attribute, expression in definitions:
-        for path in [path for each, path in wanted if each == attribute]:
+        for path in [path for defined, path in attributes if defined == attribute]:
             yield from _windows_in(expression, path, below)
     for child in children:
         if child.isStreaming() or not node.isStreaming():
@@ -283,9 +283,11 @@ def _windows(node: Any, wanted: set[tuple[int, _Path]]) -> Iterator[Window]:
 
 
 def _made_by(node: Any, name: str) -> list[tuple[int, Any]]:
-    """Return the attributes that a node makes, each with an expression that defines it."""
-    if name == "Expand":  # sliding windows: a projection for each
-        return [pair for each in items(node.projections()) for pair in zip(_ids(node), items(each), strict=True)]
+    """Return the attributes that a node makes, each with the expression that defines it."""
+    if name == "Expand":  # one projection for each sliding window
+        return [
+            pair for projection in items(node.projections()) for pair in zip(_ids(node), items(projection), strict=True)
+        ]
     if name == "Generate":
         return [(attribute.exprId().id(), node.generator()) for attribute in items(node.generatorOutput())]
     columns = {"Aggregate": "aggregateExpressions", "Project": "projectList", "Window": "windowExpressions"}.get(name)
@@ -294,9 +296,9 @@ def _made_by(node: Any, name: str) -> list[tuple[int, Any]]:
 
 
 def _windows_in(expression: Any, path: _Path, below: set[tuple[int, _Path]]) -> Iterator[Window]:
-    """Yield the windows that an expression is made of.
+    """Yield the windows from which an expression is made.
 
-    Adds to ``below`` the attributes that the expression reads of the node below.
+    Adds to ``below`` the attributes of the node below that the expression reads.
     """
     name = expression.getClass().getSimpleName()
     if name == "AttributeReference":
@@ -311,13 +313,16 @@ def _windows_in(expression: Any, path: _Path, below: set[tuple[int, _Path]]) -> 
         return
     if name == "CreateNamedStruct" and path:
         children, path = [children[2 * path[0] + 1]], path[1:]
-    for child in children[: 1 if name == "WindowExpression" else None]:  # not that which it is partitioned by
+    for child in children[: 1 if name == "WindowExpression" else None]:  # without the partitioning
         if _type(child) != "boolean":
             yield from _windows_in(child, path, below)
 
 
 def _definitions(aggregate: Any, expression_id: int) -> Iterator[Any]:
-    """Yield the expressions by which the nodes below define an attribute, under any of its names: one for each, of an Expand its last."""
+    """Yield the expressions that define an attribute in the nodes below, under any of its names.
+
+    A Project yields one, and an Expand its last.
+    """
     for node in nodes(items(aggregate.children())[0]):
         name = node.getClass().getSimpleName()
         if name == "Project":
@@ -334,7 +339,7 @@ def _definitions(aggregate: Any, expression_id: int) -> Iterator[Any]:
 
 
 def _only(expression: Any, name: str) -> Any:
-    """Return the first expression of a class in a tree, parents first; None when there is none."""
+    """Return the first expression of a class in a tree, parents first; None without any."""
     return next((e for e in nodes(expression) if e.getClass().getSimpleName() == name), None)
 
 
@@ -343,26 +348,26 @@ def _micros(literal: Any) -> timedelta:
 
 
 def reach(operators: Sequence[Operator]) -> timedelta | None:
-    """Return the longest window, if all operators that hold rows are windowed aggregations; None otherwise.
+    """Return the longest window if every holding operator is a windowed aggregation, else None.
 
-    It is what a checkpoint keeps as the retention of a query that declares none.
+    A checkpoint stores it as the retention of a query that declares none.
     """
-    lengths = [None if each.window is None else each.window.length for each in operators if each.holds]
-    known = [length for length in lengths if length is not None]
-    return max(known) if known and len(known) == len(lengths) else None
+    lengths = [None if operator.window is None else operator.window.length for operator in operators if operator.holds]
+    finite = [length for length in lengths if length is not None]
+    return max(finite) if finite and len(finite) == len(lengths) else None
 
 
 def is_windows(frame: DataFrame, column: str | Column) -> bool:
-    """Return whether a column of a frame is the start or the end of a ``window()``, and nothing that was made of it."""
+    """Return whether a column of a frame is exactly the start or the end of a ``window()``."""
     stamps = stamps_of(frame, column)
-    return bool(stamps) and all(each.window and not each.truncated and not each.shift for each in stamps or ())
+    return bool(stamps) and all(stamp.window and not stamp.truncated and not stamp.shift for stamp in stamps or ())
 
 
 def stamps_of(frame: DataFrame, column: str | Column) -> list[Stamp] | None:
-    """Return what a column of a frame is, of all that Spark's operators still let go of; None: the plan does not say it.
+    """Return the stamps that a column has in the rows that Spark still holds; None: unknown.
 
     Every branch of a union is followed. A branch without a stateful operator adds no stamp, because
-    its rows come out when they arrive. Returns None when such a branch lowers its event time
+    its rows are emitted when they arrive. Returns None if such a branch lowers its event time
     (:func:`is_lowered`): those stamps are below what the inputs promise.
     """
     plan: Any = frame.select(column_of(frame, column))._jdf.queryExecution().analyzed()
@@ -370,11 +375,13 @@ def stamps_of(frame: DataFrame, column: str | Column) -> list[Stamp] | None:
 
 
 def inlined(plan: Any) -> Any:
-    """Return a plan with the relations of its WITH clauses where they are used, and what bounds a join in its condition, as Spark's optimiser puts them.
+    """Return a plan with its WITH clauses inlined, and with the bounds of a join in its condition.
 
-    A ``where`` above an inner join is a part of its condition, and so is the value of a column that is constant. That is sound whatever the optimiser of a
-    batch does: a row that comes out meets the ``where``, and one of the two that it is made of is new, and above the watermark. So the other one is no
-    further below than the ``where`` allows. An outer join is changed only if the ``where`` takes all rows without a match away: it is an inner one then.
+    Spark's optimiser does the same. A ``where`` above an inner join becomes a part of its
+    condition, and so does the value of a constant column. That is sound whatever the optimiser of a
+    batch does: an emitted row satisfies the ``where``, and one of the two rows that it is made of
+    is new, and above the watermark. So the other one is no further below than the ``where`` allows.
+    An outer join is changed only if the ``where`` drops all rows without a match.
     """
     rules = _jvm_of(plan).org.apache.spark.sql.catalyst
     if any(node.getClass().getSimpleName() == "WithCTE" for node in nodes(plan)):
@@ -399,17 +406,16 @@ def _is_join_of_streams(node: Any) -> bool:
 Field = Literal["start", "end"]
 
 _FIELDS: Final[tuple[Field, Field]] = ("start", "end")
-"""Fields of the struct that ``window()`` or ``session_window()`` makes."""
+"""Fields of the struct that ``window()`` or ``session_window()`` makes, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """The column that is followed down a plan."""
+    """A column that is being followed down a plan."""
 
     id: int
-    """Of the attribute."""
     field: Field | None = None
-    """Of the window that the attribute is."""
+    """Field of the window; None: the attribute is the column itself."""
     shift: timedelta = timedelta()
     truncated: tuple[Truncated, ...] = ()
 
@@ -431,11 +437,14 @@ _PASSING: Final = frozenset(
         "View",
     }
 )
-"""Operators that give on the columns of what they read, and hold no row back."""
+"""Operators that pass their input's columns on, and hold no row."""
 
 
 def _stamps(node: Any, followed: _Followed | None) -> list[Stamp] | None:
-    """Return what a column of a node's output is; an empty list: nothing below holds rows back, and the plan cuts no time off to make the column."""
+    """Return the stamps of a column of a node's output; None: unknown.
+
+    An empty list: no operator below holds rows, and the plan does not lower the column.
+    """
     if not _holds(node):
         if followed is None:
             return []
@@ -451,13 +460,13 @@ def _stamps(node: Any, followed: _Followed | None) -> list[Stamp] | None:
         return _stamps_of_aggregate(node, _through(node.aggregateExpressions(), followed))
     if name == "Union":
         place = _ids(node).index(followed.id)
-        found: list[Stamp] = []
+        stamps: list[Stamp] = []
         for child in children:
             below = _stamps(child, dataclasses.replace(followed, id=_ids(child)[place]))
             if below is None:
                 return None
-            found += below
-        return found
+            stamps += below
+        return stamps
     streaming = [child for child in children if child.isStreaming()]
     if name == "Join" and len(streaming) == 2:
         return _stamps_of_join(node, followed)
@@ -468,44 +477,43 @@ def _stamps(node: Any, followed: _Followed | None) -> list[Stamp] | None:
 
 
 def is_lowered(frame: DataFrame, column: str | Column) -> bool:
-    """Return whether the plan cuts a time off to make a column of a frame.
+    """Return whether the plan may lower an event time to make a column of a frame.
 
-    It does so by ``date_trunc()``, ``time_bucket()``, the start of a ``window()``, a date, number
-    or text made of a moment, or an interval that is not a constant of zero or more.
-
-    The expressions that define the column are searched, down to the sources and to the
-    aggregations. Such a column can be below the event time of its row.
+    ``date_trunc()``, ``time_bucket()``, the start of a ``window()``, a date, number or text made of
+    a moment, and an interval that is not a constant of zero or more do so. The column can then be
+    below the event time of its row. The search goes through the expressions that define the column,
+    down to the sources and to the aggregations.
     """
     plan: Any = frame.select(column_of(frame, column))._jdf.queryExecution().analyzed()
     return _is_lowered(inlined(plan), items(plan.output())[0].exprId().id(), (), set())
 
 
 _Path = tuple[int, ...]
-"""Places of the fields, outer before inner, that are taken of a struct."""
+"""Indexes of the fields that are read of a struct, outer before inner."""
 
 
 def _is_lowered(node: Any, attribute: int, path: _Path, searched: set[tuple[int, _Path]]) -> bool:
-    """The same of an attribute of a node's output.
+    """Return whether an attribute of a node's output may be lowered: see :func:`is_lowered`.
 
-    ``searched``: what other expressions have led to.
+    ``searched`` are the attributes and paths that were followed already.
     """
-    made = _made_of(node, attribute)
-    return any(below is not None and _lowers(column, below, path, searched) for column, below in made)
+    definitions = _made_of(node, attribute)
+    return any(below is not None and _lowers(column, below, path, searched) for column, below in definitions)
 
 
 def _made_of(node: Any, attribute: int) -> Iterator[tuple[Any, Any | None]]:
-    """Yield the expressions that define an attribute of a node's output, each with the node that it reads.
+    """Yield the expressions that define an attribute of a node's output, each with its input node.
 
-    The node is None where the search ends: at a source, at a node that makes the attribute in some other way, such as an aggregation.
+    The node is None where the search ends: at a source, or at a node such as an aggregation.
     """
     name, children = node.getClass().getSimpleName(), items(node.children())
     if name == "Project":
-        made = [column for column in items(node.projectList()) if column.exprId().id() == attribute]
+        columns = [column for column in items(node.projectList()) if column.exprId().id() == attribute]
     elif not children or attribute not in _ids(node):
-        made = []
-    elif name == "Expand":  # sliding windows: a projection for each
+        columns = []
+    elif name == "Expand":  # one projection for each sliding window
         place = _ids(node).index(attribute)
-        made = [items(each)[place] for each in items(node.projections())]
+        columns = [items(projection)[place] for projection in items(node.projections())]
     elif name == "Union":
         place = _ids(node).index(attribute)
         for child in children:
@@ -517,20 +525,20 @@ def _made_of(node: Any, attribute: int) -> Iterator[tuple[Any, Any | None]]:
             yield from _made_of(child, attribute)
         if sources:
             return
-        made = [node.generator()] if name == "Generate" else []
-    for column in made:
+        columns = [node.generator()] if name == "Generate" else []
+    for column in columns:
         if column.getClass().getSimpleName() == "AttributeReference":
             yield from _made_of(children[0], column.exprId().id())
         else:
             yield column, children[0]
-    if not made:
+    if not columns:
         yield node, None
 
 
 def _lowers(expression: Any, below: Any, path: _Path, searched: set[tuple[int, _Path]]) -> bool:
-    """The same of an expression over the output of the node below.
+    """Return whether an expression over the output of the node below may lower a moment.
 
-    An attribute that stands in it many times is followed once.
+    An attribute that occurs many times is followed once.
     """
     name, children = expression.getClass().getSimpleName(), items(expression.children())
     if name == "AttributeReference":
@@ -547,25 +555,25 @@ def _lowers(expression: Any, below: Any, path: _Path, searched: set[tuple[int, _
     if name == "CreateNamedStruct" and path:
         value = children[1 if _has_varying_gap(children) else 2 * path[0] + 1]
         return (path[0] == 0 and _is_window_start(value)) or _lowers(value, below, path[1:], searched)
-    # A condition says which value is taken, and is none.
+    # A condition only selects a value.
     return any(_lowers(child, below, path, searched) for child in children if _type(child) != "boolean")
 
 
 def _path_below(expression: Any, name: str, children: Sequence[Any], path: _Path) -> _Path:
-    """Return the path that is taken of an expression's children, when ``path`` is taken of the expression."""
+    """Return the path in an expression's children that ``path`` in the expression leads to."""
     if name in ("GetArrayStructFields", "GetStructField"):
         return (expression.ordinal(), *path)
     if name == "Inline" or (name in ("Explode", "PosExplode") and _type(children[0]) == "map"):
-        return ()  # columns that are fields, or keys and values, of what it reads
+        return ()  # the columns are fields, keys or values of the input
     if name == "CreateNamedStruct" and path and 2 * path[0] + 1 >= len(children):
-        return ()  # a function between has made another struct of it
+        return ()  # a function in between has made another struct of it
     return path
 
 
 def _is_moment(expression: Any, below: Any, path: _Path, searched: set[tuple[int, _Path]]) -> bool:
-    """Return whether a moment is one that a source has, and not one that the plan reads from a text or a number.
+    """Return whether a moment comes from a source, and not from a text or number in the plan.
 
-    Such a text can have local time, of which a time zone makes the moment.
+    A parsed text can be a local time, which becomes a moment only by a time zone.
     """
     name, children = expression.getClass().getSimpleName(), items(expression.children())
     kind = _at(_kind(expression), path)
@@ -577,19 +585,19 @@ def _is_moment(expression: Any, below: Any, path: _Path, searched: set[tuple[int
             return False
         searched.add(key)
         return any(node is None or _is_moment(column, node, path, searched) for column, node in _made_of(below, key[0]))
-    if name in ("NamedLambdaVariable", "PreciseTimestampConversion"):  # an element of some array; that of a window()
+    if name in ("NamedLambdaVariable", "PreciseTimestampConversion"):  # of an array; of a window()
         return True
     path = _path_below(expression, name, children, path)
     if name == "CreateNamedStruct" and path:
         return _is_moment(children[2 * path[0] + 1], below, path[1:], searched)
     times = [child for child in children if _has_moment(_kind(child))]
-    if not times:  # of from_avro() and from_json() nobody knows
+    if not times:  # from_avro() and from_json() are opaque
         return not isinstance(_kind(expression), str) and not expression.foldable()
     return any(_is_moment(child, below, path, searched) for child in times)
 
 
 _WHOLE: Final = frozenset({"array", "boolean", "map", "struct", "timestamp", "timestamp_ntz"})
-"""Types that can keep all of a moment, or that no moment is made of."""
+"""Types that keep a whole moment, or that are not made from a moment."""
 
 
 _SHIFTS: Final = frozenset({"TimeAdd", "TimestampAdd", "TimestampAddInterval", "TimestampAddYMInterval"})
@@ -597,11 +605,12 @@ _SHIFTS: Final = frozenset({"TimeAdd", "TimestampAdd", "TimestampAddInterval", "
 
 
 def _cuts_off(expression: Any, name: str, children: Sequence[Any], path: _Path) -> bool:
-    """Return whether an expression makes a date, a number or a text of a moment, or an earlier moment by an interval.
+    """Return whether an expression turns a moment into a date, number, text or earlier moment.
 
-    How much of the moment comes back from a number is not searched. A date of a text is whatever the source has.
+    The function does not search how much of the moment is restored from a number. A date made of a
+    text is a value of the source.
     """
-    if name in ("Cast", "StructsToCsv", "StructsToJson", "StructsToXml"):  # also one of many in an array or a struct
+    if name in ("Cast", "StructsToCsv", "StructsToJson", "StructsToXml"):  # also inside of arrays and structs
         before, after = _kind(children[0]), _kind(expression)
         if name != "Cast":
             return _loses(before, after)
@@ -609,7 +618,7 @@ def _cuts_off(expression: Any, name: str, children: Sequence[Any], path: _Path) 
     moments = [_type(child).startswith("timestamp") for child in children]
     if True not in moments or name == "PreciseTimestampConversion":  # of window(): the microseconds
         return False
-    if name == "Sequence":  # of moments: down to a constant, or up from one
+    if name == "Sequence":  # of moments: down to a constant, or up from a constant
         start, stop, *step = children
         return bool(start.foldable() or (stop.foldable() and not (step and _is_forward(step[0]))))
     if name in _SHIFTS:
@@ -618,13 +627,13 @@ def _cuts_off(expression: Any, name: str, children: Sequence[Any], path: _Path) 
 
 
 _ZONES: Final = {"FromUTCTimestamp": 1, "ToUTCTimestamp": -1}
-"""Expressions that add a time zone's offset to a moment, or take it off."""
+"""Expressions that add (1) or subtract (-1) a time zone's offset, by name."""
 
 
 def _turns_back(zone: Any, sign: int) -> bool:
-    """Return whether an offset of a zone makes an earlier moment of another one.
+    """Return whether a zone's offset can make a moment earlier; True if the zone is unknown.
 
-    Of a zone that is no constant, or that there is not, it may.
+    A zone that is no constant, or that does not exist, is unknown.
     """
     from pyspark.errors import DateTimeException
 
@@ -639,32 +648,32 @@ def _turns_back(zone: Any, sign: int) -> bool:
 
 
 def _offsets(clocks: Any) -> set[int]:
-    """Return the offsets from UTC that a zone has had since 1970 and will have, seconds.
+    """Return the offsets from UTC that a zone has had since 1970 and will have, in seconds.
 
-    Before there were time zones, each city had its own.
+    Older ones are left out: before there were time zones, each city had its own.
     """
     rules, epoch = clocks.getRules(), _jvm_of(clocks).java.time.Instant.EPOCH
-    since = [each for each in rules.getTransitions() if not each.getInstant().isBefore(epoch)]
+    since = [transition for transition in rules.getTransitions() if not transition.getInstant().isBefore(epoch)]
     offsets = [rules.getOffset(epoch)]
-    for each in (*since, *rules.getTransitionRules()):
-        offsets += (each.getOffsetBefore(), each.getOffsetAfter())
+    for transition in (*since, *rules.getTransitionRules()):
+        offsets += (transition.getOffsetBefore(), transition.getOffsetAfter())
     return {int(offset.getTotalSeconds()) for offset in offsets}
 
 
 def _kind(expression: Any) -> Any:
-    """Return the type of an expression as Spark writes it in JSON: a name, or a dict of one that is made of others."""
+    """Return an expression's type as Spark's JSON has it: a name, or a dict for a compound type."""
     return json.loads(expression.dataType().json())
 
 
 def _inner(kind: dict[str, Any]) -> list[Any]:
-    """Return the types that a type is made of."""
+    """Return the types inside of a compound type."""
     if kind["type"] == "struct":
         return [field["type"] for field in kind["fields"]]
     return [kind[key] for key in ("elementType", "keyType", "valueType", "sqlType") if key in kind]
 
 
 def _at(kind: Any, path: _Path) -> Any:
-    """Return the type of what a path takes of a type, through the elements of arrays and the values of maps."""
+    """Return the type at a path, through the elements of arrays and the values of maps."""
     for place in path:
         while isinstance(kind, dict) and kind["type"] in ("array", "map"):
             kind = _inner(kind)[-1]
@@ -676,15 +685,15 @@ def _at(kind: Any, path: _Path) -> Any:
 
 
 def _has_moment(kind: Any) -> bool:
-    """Return whether a type is one of moments, or is made of one."""
+    """Return whether a type is a moment, or contains one."""
     return kind.startswith("timestamp") if isinstance(kind, str) else any(map(_has_moment, _inner(kind)))
 
 
 def _loses(before: Any, after: Any, cast: Any = None) -> bool:
-    """Return whether a value of a type loses a part of a moment as one of another type.
+    """Return whether a cast from one type to another loses a part of a moment.
 
-    The clocks' time has no offset: where clocks are put back, two moments have the same one, of
-    which Spark takes the earlier.
+    Local time has no offset: when clocks are put back, two moments have the same local time, and
+    Spark then takes the earlier one.
     """
     if isinstance(before, dict) and isinstance(after, dict) and before["type"] == after["type"]:
         return any(_loses(*pair, cast) for pair in zip(_inner(before), _inner(after), strict=False))
@@ -696,9 +705,8 @@ def _loses(before: Any, after: Any, cast: Any = None) -> bool:
 def _is_forward(interval: Any) -> bool:
     """Return whether an interval, or a number of units, is constant and not negative.
 
-    A null makes no moment at all.
-
-    What is calculated from today's date is no constant: it changes from batch to batch.
+    A null counts as forward, since it makes no moment. A value calculated from today's date is not
+    constant: it changes from batch to batch.
     """
     patterns = _jvm_of(interval).org.apache.spark.sql.catalyst.trees.TreePattern
     if not interval.foldable() or interval.containsPattern(patterns.CURRENT_LIKE()):
@@ -712,20 +720,18 @@ def _is_forward(interval: Any) -> bool:
 def _has_varying_gap(fields: Sequence[Any]) -> bool:
     """Return whether a struct is a ``session_window()`` whose gap is no constant.
 
-    Spark drops the rows whose end is not after the start.
-
-    Of a constant gap Spark tests the sum of months, days and microseconds instead, which one of a
-    negative day may pass.
+    Spark drops a row whose end is not after its start. For a constant gap it tests only the sum of
+    months, days and microseconds, so a negative number of days may pass.
     """
     start = fields[1]
     if any(e.getClass().getSimpleName() != "PreciseTimestampConversion" for e in (start, *items(start.children()))):
-        return False  # that of window() is calculated
+        return False  # a window() calculates its start
     gap = next((e for e in nodes(fields[-1]) if e.getClass().getSimpleName() in _SHIFTS), None)
     return gap is not None and not items(gap.children())[1].foldable()
 
 
 def _is_window_start(value: Any) -> bool:
-    """Return whether the first field of a struct is the start of a ``window()``; that of a session is the time itself."""
+    """Return whether a struct's first field starts a ``window()``; a session starts at its time."""
     return all(_only(value, name) is not None for name in ("PreciseTimestampConversion", "Remainder"))
 
 
@@ -749,7 +755,7 @@ def _holds(plan: Any) -> bool:
 
 
 def _through(named: Any, followed: _Followed) -> _Followed | None:
-    """Return what a followed column is before a list of named expressions has made it; None: something that cannot be followed."""
+    """Return the input column from which named expressions make the followed one; None: unknown."""
     for column in items(named):
         if column.exprId().id() == followed.id:
             return _inside(column, followed)
@@ -781,21 +787,21 @@ def _inside(expression: Any, followed: _Followed) -> _Followed | None:
 
 
 def _truncated(expression: Any) -> Truncated | None:
-    """Return what a date_trunc() makes of a moment; None where its unit is no literal that Spark knows."""
+    """Return the truncation of a date_trunc(); None if its unit is no literal that Spark knows."""
     unit, zone, jvm = items(expression.children())[0], expression.timeZoneId(), _jvm_of(expression)
     dates = jvm.org.apache.spark.sql.catalyst.util.DateTimeUtils
     if unit.getClass().getSimpleName() != "Literal" or zone.isEmpty() or unit.value() is None:
         return None
     level = dates.parseTruncLevel(unit.value())
-    if level < 0:  # no unit
+    if level < 0:  # Spark knows no such unit
         return None
     clocks = dates.getZoneId(zone.get())
 
     def transitions(after: int, until: int) -> Iterator[int]:
-        found = clocks.getRules().nextTransition(dates.microsToInstant(after))
-        while found is not None and (at := dates.instantToMicros(found.getInstant())) <= until:
+        transition = clocks.getRules().nextTransition(dates.microsToInstant(after))
+        while transition is not None and (at := dates.instantToMicros(transition.getInstant())) <= until:
             yield at
-            found = clocks.getRules().nextTransition(found.getInstant())
+            transition = clocks.getRules().nextTransition(transition.getInstant())
 
     return Truncated(
         str(unit.value()).lower(),
@@ -811,9 +817,9 @@ def _stamps_of_aggregate(aggregate: Any, followed: _Followed | None) -> list[Sta
     if followed is None or lag is None or [key.exprId().id() for key in keys] != [followed.id]:
         return None
     stamp = Stamp("time", None, lag, followed.shift, followed.truncated)
-    found = _window(aggregate, keys[0])
-    if found is not None and followed.field is not None:
-        return [dataclasses.replace(stamp, kind=followed.field, window=found[1])]
+    window = _window(aggregate, keys[0])
+    if window is not None and followed.field is not None:
+        return [dataclasses.replace(stamp, kind=followed.field, window=window[1])]
     metadata = json.loads(keys[0].metadata().json())
     sessions = bool(metadata.get("spark.sessionWindow"))
     plain = not sessions and not metadata.get("spark.timeWindow")
@@ -825,15 +831,14 @@ def _stamps_of_join(join: Any, followed: _Followed) -> list[Stamp] | None:
     sides = (join.left(), join.right())
     side = 0 if followed.id in _ids(sides[0]) else 1
     if followed.id not in _ids(sides[side]):
-        return None  # of a semi-join the column is the left side's, of others one of either
+        return None  # a semi-join outputs only left columns, other joins those of either side
     below, lag = _lag_of_all(sides), _lags(join)[side]
     if followed.id in _time_keys(join) and _holds(sides[side]):
-        # The join holds what its side has given out for as long as its own watermark, the lesser of
-        # both sides, says.
-        found = _stamps(sides[side], followed)
-        if found is None or below is None:
+        # The join holds its side's rows by its own watermark, the lesser of both sides.
+        stamps = _stamps(sides[side], followed)
+        if stamps is None or below is None:
             return None
-        return [dataclasses.replace(stamp, lag=max(stamp.lag, below)) for stamp in found]
+        return [dataclasses.replace(stamp, lag=max(stamp.lag, below)) for stamp in stamps]
     times = [a.exprId().id() for a in items(sides[side].output()) if _is_watermarked(a)]
     if followed.field is not None or times != [followed.id] or below is None or lag is None:
         return None
@@ -842,14 +847,14 @@ def _stamps_of_join(join: Any, followed: _Followed) -> list[Stamp] | None:
 
 def _lag_of_all(plans: Sequence[Any]) -> timedelta | None:
     lags = [_lag(plan) for plan in plans if plan.isStreaming()]
-    return None if None in lags else max((each for each in lags if each is not None), default=timedelta())
+    return None if None in lags else max((lag for lag in lags if lag is not None), default=timedelta())
 
 
 def _lag(plan: Any) -> timedelta | None:
-    """Return how far the watermark above a plan is below the query's; None: nobody knows.
+    """Return how far the watermark above a plan is below the query's; None: unknown.
 
-    Aggregations and deduplications pass their watermark on. A join of two streams gives the least
-    time that it can still hold.
+    Aggregations and deduplications pass their watermark on. A join of two streams lowers it to the
+    least time that it can still hold.
     """
     kind = KINDS.get(plan.getClass().getSimpleName())
     if kind == KINDS["TransformWithState"]:
@@ -858,5 +863,5 @@ def _lag(plan: Any) -> timedelta | None:
     below = _lag_of_all(children)
     if below is None or kind != KINDS["Join"] or sum(child.isStreaming() for child in children) < 2:
         return below
-    left, right = _lags(plan)
-    return None if left is None or right is None else below + max(left, right, timedelta())
+    left_lag, right = _lags(plan)
+    return None if left_lag is None or right is None else below + max(left_lag, right, timedelta())

@@ -1,4 +1,4 @@
-"""What a checkpoint remembers of the outputs of its stages, so that one that has less is noticed."""
+"""The batches that a checkpoint has written to outputs, so that an output with fewer is noticed."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from lowwater_spark.checkpoint.manifest import Manifest
 __all__ = ["remember", "remembered"]
 
 _SECTION: Final = "outputs"
-"""Of the checkpoint's manifest."""
+"""Name of the section in the checkpoint's manifest."""
 
 _keeping: Final = threading.Lock()
-"""Of that section: a function may write into several outputs at a time."""
+"""Lock for that section: a function may write to several outputs at a time."""
 
 
 def remembered(manifest: Manifest, writer: str, output: str) -> int | None:
-    """Return the batch that is noted of an output of a stage, None when there is none."""
-    found: int | None = (manifest[_SECTION] or {}).get(writer, {}).get(output)
-    return found
+    """Return the batch that is noted for a stage's output, or None."""
+    batch: int | None = (manifest[_SECTION] or {}).get(writer, {}).get(output)
+    return batch
 
 
 def remember(manifest: Manifest, writer: str, output: str, batch: int) -> None:
-    """Note a batch of an output, durable when it returns.
+    """Note a batch for an output, durably.
 
-    Costs and raises as a change of the manifest, and nothing when it is noted already.
+    Costs and raises as a change of the manifest; no cost if it is noted already.
     """
     with _keeping:
         everything = manifest[_SECTION] or {}

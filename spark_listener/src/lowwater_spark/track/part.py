@@ -1,9 +1,10 @@
-"""One stage of a query, in one run: what it may count on, what its files say, and what it tells the authority.
+"""One stage of a query, in one run: its inputs, its durable state, and its reports.
 
-A query has one stage, or several, which read the same batches. A *reader* folds the inputs that all of the query is planned by; an *injector* has a
-frontier of its own; a *later* stage reads what earlier ones of the query emit in the same batch, so what it may count on
-after a batch is what their reports after that batch fold to. It does not wait for them to be published: all of it comes from one
-durable state, and who reads the later stage hears of nothing that a restart would not say as well.
+A query has one stage, or several that read the same batches. A *reader* folds the inputs by which
+the whole query is planned; an *injector* has a frontier of its own; a *later* stage reads what
+earlier stages of the query emit in the same batch, so its reading after a batch is the fold of
+their reports after that batch. It does not wait until these are published: all of them come from
+one durable state, so it never reports more than a restart would.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ __all__ = ["LateRow", "Part", "committed"]
 logger = logging.getLogger("lowwater.spark")
 
 _MOST_SAID: Final = 1000
-"""Characters of a reason that the authority hears: it takes a few more."""
+"""Greatest number of characters of a reason that is sent; the authority accepts a few more."""
 
 _TWO: Final = (
-    "the ranges of {name} have another layout of version {version}: the authority's journal was restored from an older copy, or the checkpoint is another one's. They stay as they are. "
-    "Ask for a layout once more, with lowwater split, merge or move: it has a version of its own"
+    "the ranges of {name} have another layout of version {version}: the authority's journal was restored from an older copy, or the checkpoint belongs to another stage. The ranges stay as they are. "
+    "Request a layout again, with lowwater split, merge or move: it gets a version of its own"
 )
 
 _NO_TASK: Final = "the range that starts at {start} is pinned to task {task}, and a batch has {most} at most: move it to one of them, or start the query with a greater spark.sql.shuffle.partitions"
@@ -54,17 +55,17 @@ _NO_TASK: Final = "the range that starts at {start} is pinned to task {task}, an
 
 @dataclass(frozen=True, slots=True)
 class LateRow:
-    """A row below what had been promised."""
+    """A row below the promised watermark."""
 
     batch: int
     micros: int
     handle: int | None
-    """Its key range; None where nobody knows it: of a plain query, of an injector, and of a replay
-    of a batch that did not keep it."""
+    """The row's key range; None if it is unknown: in a plain query, in an injector, and in a replay
+    of a batch that did not store it."""
     where: str = ""
-    """In words, of an injector: its part of the source."""
+    """An injector's part of the source, in words."""
     cut: Cut | None = None
-    """What its key range is one of."""
+    """The cut to which the key range belongs."""
 
 
 @dataclass(slots=True)
@@ -74,71 +75,66 @@ class Part:
     authority: Authority
     keyed: Keyed
     home: Location
-    """Where its directory ``lowwater`` is: the checkpoint for the first stage, a directory in it
-    for the others."""
+    """Parent of its directory ``lowwater``: the checkpoint, or a later stage's directory in it."""
     earlier: Sequence[Part] = ()
-    """The stages of the query that it reads; empty for a reader and for an injector."""
+    """The stages of the query that it reads; empty for readers and injectors."""
     place: Place = field(init=False)
-    """Where the checkpoint's manifest has its state; from the run on."""
+    """Its section of the checkpoint's manifest, set when the run begins."""
     entries: BatchLog = field(init=False)
-    """What its batches run with; a plain query has none."""
+    """Log of its batches; empty for a plain query."""
     progress: Progress = field(init=False)
     late_rows: int = field(default=0, init=False)
     late_row: LateRow | None = field(default=None, init=False)
-    """The oldest of them."""
     ahead_rows: int = field(default=0, init=False)
     ahead_row: tuple[int, Example] | None = field(default=None, init=False)
-    """The newest of them, and its batch."""
-    seen: Seen | None = field(default=None, init=False)
-    """What an injector knows of its source after the newest batch; None when nobody looks."""
+    """The newest row too far ahead of the clock, and its batch."""
+    source_state: Seen | None = field(default=None, init=False)
+    """An injector's knowledge of its source after the newest batch; None without declarations."""
     untimed_rows: int = field(default=0, init=False)
-    """Number of rows of this run that had no event time."""
+    """Number of rows of this run without an event time."""
     driven_holdback: int = field(default=0, init=False)
-    """Event time by which Spark's own operators stay below the inputs by design, of a driven query,
-    microseconds."""
+    """Event time by which Spark holds a driven query's output back by design, microseconds."""
     unsent: Sequence[Unsent] = field(default=(), init=False)
-    """What its last batch keeps until another store has taken it. Not known before the first batch
-    of the run, which is asked for at once when there is some."""
+    """Segments of the last batch that another store has not accepted yet. Unknown before the run's
+    first batch, which is requested at once if there are any."""
     _unreported: tuple[tuple[Sequence[int], Sequence[int]], int] | None = field(default=None, init=False)
     _arrived: lowwater.Arrived | None = field(default=None, init=False)
-    """How late the rows were of the batches that no report has told of."""
+    """Lateness of the rows of the batches that no report has included yet."""
     _fixed: str = field(default="", init=False)
-    """Why its ranges cannot be cut otherwise, by its last batch; empty: they can."""
+    """Why its ranges cannot be cut again, by its last batch; empty: they can."""
     _refused: str = field(default="", init=False)
-    """Why the layout that is wanted is not followed; empty: it is, or none is wanted."""
+    """Why the wanted layout is not followed; empty: it is, or no layout is wanted."""
     _unclaimed: tuple[Layout, str] = field(default=(EQUAL, ""), init=False)
-    """The last layout whose claim was refused, and why."""
+    """The last layout whose claim was refused, and the reason."""
     _loads: Sequence[Sequence[lowwater.RangeLoad]] = field(default=(), init=False)
-    """Of the last batches, for who balances them."""
-    _said: Layout = field(default=EQUAL, init=False)
-    """The last layout whose refusal was logged."""
+    """Loads of the ranges in the last batches, for balancing."""
+    _logged_refusal: Layout = field(default=EQUAL, init=False)
     _partitions: int = field(default=SLOTS, init=False)
-    """How many tasks a batch has at most, by the last one."""
 
     def __post_init__(self) -> None:
         self.entries = BatchLog(self.home)
 
     @property
     def name(self) -> str:
-        """The computation's name."""
+        """Name of the computation."""
         return self.authority.registration.name
 
     @property
     def reads(self) -> bool:
-        """Whether it folds the inputs of the query."""
+        """True for a reader, which folds the inputs of the query."""
         return not self.keyed.injector and not self.earlier
 
-    # -- what it may count on ----------------------------------------------------------------------
+    # -- its reading -------------------------------------------------------------------------------
 
     def at_frontier(self, micros: int) -> Reading:
-        """Return an injector's reading: its frontier stands for every share."""
+        """Return an injector's reading: its frontier counts for every share."""
         shares = [round(share * 1_000_000) for share in self.authority.registration.heuristics]
         return Reading(micros, dict.fromkeys(shares, micros))
 
     def own(self, reading: Reading) -> Reading:
-        """Return a reading as one of this stage's own registered inputs; UNREAD while they are not known.
+        """Return a reading, stamped with this stage's own inputs; UNREAD while they are unknown.
 
-        The caller vouches that the reading is of the same incarnations of the same inputs.
+        The caller guarantees that the reading belongs to the same incarnations of the same inputs.
         """
         if self.progress.inputs is None:
             return UNREAD
@@ -146,20 +142,22 @@ class Part:
         return dataclasses.replace(reading, input_version=mine.version, input_incarnations=mine.incarnations)
 
     def translated(self, reading: Reading, reader: Part) -> Reading:
-        """Return the reader's reading as one of this stage, which folds the same inputs; UNREAD when it does not any more."""
+        """Return the reader's reading as one of this stage; UNREAD if their inputs now differ."""
         theirs, mine = reader.authority.registered, self.authority.registered
         if self is reader or reading.low == MIN:
             return reading
         if theirs is None or mine is None or tuple(theirs.inputs) != tuple(mine.inputs):
             return UNREAD
-        # Each stage has its own number for the list; the inputs, and so their incarnations, are the
-        # same.
+        # Each stage has its own version of the list; the inputs and their incarnations are equal.
         if reading.origin.since(dataclasses.replace(Origin.of(mine), version=theirs.input_version)) is not Change.NONE:
             return UNREAD
         return dataclasses.replace(reading, input_version=mine.input_version)
 
     def promised(self, outer: int) -> int:
-        """Return what no row of the next batch should be below, if the inputs have promised ``outer``, microseconds."""
+        """Return the bound that the next batch's rows should keep; ``outer`` is the inputs'.
+
+        Micros.
+        """
         if self.keyed.injector:
             return self.progress.committed.reading.low
         if not self.earlier:
@@ -172,24 +170,22 @@ class Part:
     # -- the durable state -------------------------------------------------------------------------
 
     def durable(self, plan: Plan, entry: BatchEntry, spark_bound: int, earlier: Sequence[Committed]) -> Committed:
-        """Return what the stage's files say of a committed batch.
+        """Return what the stage's files say about a committed batch.
 
-        Raises CheckpointMismatch when they say two things of its key ranges.
-
-        ``earlier`` is the same of the stages it reads. Versions of inputs in the reading are those
-        of the query's reader.
+        ``earlier`` has the same for the stages that it reads. Versions of inputs in the reading are
+        those of the query's reader. Raises CheckpointMismatch if the files contradict each other.
         """
         last = plan.batch
         reading = entry.reading
         if self.keyed.injector:
             frontier = self.entries.frontier(last)
-            self.seen = None if self.keyed.bounds is None else self.entries.seen(last)
+            self.source_state = None if self.keyed.bounds is None else self.entries.seen(last)
             reading = self.at_frontier(MIN if frontier is None else frontier)
         elif self.earlier:
             reading = fold(
                 [
-                    passed_on(each, each.reading, part.keyed.window)
-                    for part, each in zip(self.earlier, earlier, strict=True)
+                    passed_on(state, state.reading, part.keyed.window)
+                    for part, state in zip(self.earlier, earlier, strict=True)
                 ]
             )
         self._lay_out(entry.layouts)
@@ -200,21 +196,22 @@ class Part:
         return committed(plan, reading, manifest, spark_bound)
 
     def open(self, sources: Sequence[OpenSource], state: Committed) -> None:
-        """Begin from the durable state."""
+        """Begin with the durable state."""
         self.progress = Progress(len(self.keyed.cut), self.keyed.window, sources, state, self.keyed.window_start)
 
     def restart(self, state: Committed) -> None:
-        """Begin again from a durable state, in the ranges that it is of: an older run may have made a batch since, and another layout with it."""
+        """Begin again with a durable state and its ranges: an older run may have changed both."""
         self.progress.restart(state)
         self.progress.relay(len(self.keyed.cut), state.held)
 
     # -- the claim ---------------------------------------------------------------------------------
 
     def claim(self, reader: Part | None, lock: threading.RLock) -> bool:
-        """Register and claim, from where the committed state stands; False when the authority is away. Raises what it refuses.
+        """Register and claim, with the committed state; False when the authority is away.
 
-        ``lock`` is the run's, and not held: the calls may take long, and a batch that begins or ends meanwhile needs it. What the claim says
-        of a state that is not the newest any more stays true, and the next report says the rest.
+        Raises the authority's refusals. ``lock`` is the run's; the caller does not hold it, because
+        the calls may take long and a batch needs it. If the state changes meanwhile, the claim
+        stays true, and the next report says the rest.
         """
 
         def check(registered: lowwater.Computation) -> None:
@@ -229,7 +226,7 @@ class Part:
         return self.authority.enter(check, values, lock)
 
     def check_inputs(self, registered: lowwater.Computation, reader: Part | None) -> None:
-        """Compare the inputs with those that the checkpoint's watermark was read from."""
+        """Compare the registered inputs with those of the checkpoint's watermark."""
         state = self.progress.committed
         reading = state.reading
         if not self.keyed.injector:
@@ -241,65 +238,71 @@ class Part:
         elif reader is not None and reader is not self:
             again = self.translated(reader.progress.committed.reading, reader)
         else:
-            # Of other inputs nothing is known; what is held stays held.
+            # A reading of other inputs says nothing about these; what is held stays held.
             again = still_counts(reading, state.batch, registered)
         self.progress.restart(dataclasses.replace(state, reading=again))
 
     # -- the layout of its ranges ------------------------------------------------------------------
 
     def follow_wanted(self, batch: int, digest: str) -> None:
-        """Follow the layout that is wanted, before a batch begins, if there is one and it can be followed: claim its ranges. Raises what replaced the run.
+        """Claim the ranges of the wanted layout before a batch begins, if they can be followed.
 
-        When the claim is not granted, the layout stays as it is.
+        If the claim is not granted, the layout stays. Raises the error that replaced the run.
         """
         wanted = self.authority.wanted
         if wanted is None or wanted == self.keyed.layout or not wanted.starts:
             return
         self._refused = self._why_not(wanted)[:_MOST_SAID]
         if self._refused:
-            if self._said != wanted:
-                said = "version %d of the layout of %s is not followed: %s"
-                logger.warning(said, wanted.version, self.name, self._refused)
-            self._said = wanted
+            if self._logged_refusal != wanted:
+                message = "version %d of the layout of %s is not followed: %s"
+                logger.warning(message, wanted.version, self.name, self._refused)
+            self._logged_refusal = wanted
             return
         if self.authority.lease is None or self.authority.problem or self.progress.holding:
-            return  # with a batch that the authority hears of
+            return  # wait for a batch that the authority knows whole
         if self._relay(wanted, batch, digest):
             logger.info("%s has %d key ranges from batch %d on", self.name, len(wanted), batch)
 
     def _why_not(self, wanted: Layout) -> str:
-        """Return why a layout is not followed; empty: it can be."""
+        """Return why a layout is not followed; empty: it can be followed."""
         if wanted.version == self.keyed.layout.version:
             return _TWO.format(version=wanted.version, name=self.name)
         unclaimed, why = self._unclaimed
         return wanted.wrong() or self._unpinned(wanted) or self._fixed or (why if unclaimed == wanted else "")
 
     def _unpinned(self, wanted: Layout) -> str:
-        """Return why a range cannot run in the task that it is pinned to; empty: each can."""
+        """Return why a range cannot run in the task to which it is pinned; empty: all can."""
         for start, task in zip(wanted.starts, wanted.tasks, strict=False):
             if task > self._partitions and can_pin():
                 return _NO_TASK.format(start=slot_text(start), task=task, most=self._partitions)
         return ""
 
     def follow_logged(self, layouts: Mapping[str, Layout], batch: int, digest: str) -> None:
-        """Follow the layout that a batch has begun with: also when nobody grants a claim of its ranges, which are claimed later then. Raises what replaced the run."""
+        """Follow the layout of a batch's first run, also if its ranges cannot be claimed now.
+
+        They are then claimed later. Raises the error that replaced the run.
+        """
         logged = layouts.get(self.place.name, EQUAL)
         if logged == self.keyed.layout:
             return
         if self.authority.lease is None or self.authority.problem or not self._relay(logged, batch, digest):
             shares = Cut(self.keyed.ranges, logged).shares(self.keyed.cut)
-            held = self._held(shares)
+            stamps = self._held_stamps(shares)
             self._lay_out(layouts)
-            self.progress.relay(len(shares), held)
+            self.progress.relay(len(shares), stamps)
 
     def _relay(self, layout: Layout, batch: int, digest: str) -> bool:
-        """Claim the ranges of another layout, each from where its keys stand; False when that was not granted. A layout that was refused is not claimed again."""
+        """Claim another layout's ranges, each with its keys' values; False if not granted.
+
+        A refused layout is not claimed again.
+        """
         cut = Cut(self.keyed.ranges, layout)
         shares = cut.shares(self.keyed.cut)
         values = self.progress.values(self.progress.reading)
         try:
             self.authority.claim_again(
-                cut, [min(values[share.parent] for share in each) for each in shares], batch, digest
+                cut, [min(values[share.parent] for share in range_shares) for range_shares in shares], batch, digest
             )
         except (*REPLACED, errors.Closed):
             raise
@@ -308,24 +311,24 @@ class Part:
             if isinstance(failure, errors.Overloaded) or not isinstance(failure, AWAY):
                 self._unclaimed = layout, str(failure)[:_MOST_SAID]
             return False
-        held = self._held(shares)
+        stamps = self._held_stamps(shares)
         self.keyed = dataclasses.replace(self.keyed, layout=layout)
-        self.progress.relay(len(shares), held)
+        self.progress.relay(len(shares), stamps)
         self._unreported = (self.progress.committed.pending, 0 if self._unreported is None else self._unreported[1])
         return True
 
-    def _held(self, shares: Sequence[Sequence[Share]]) -> Sequence[int | None]:
-        held = self.progress.committed.held
-        return least_of(shares, held) if held else ()
+    def _held_stamps(self, shares: Sequence[Sequence[Share]]) -> Sequence[int | None]:
+        stamps = self.progress.committed.held
+        return least_of(shares, stamps) if stamps else ()
 
     def _lay_out(self, layouts: Mapping[str, Layout]) -> None:
-        """Have the layout of a batch. A lease of other ranges is given up, and claimed anew."""
+        """Adopt a batch's layout. A lease of other ranges is dropped, and claimed anew later."""
         self.keyed = dataclasses.replace(self.keyed, layout=layouts.get(self.place.name, EQUAL))
         if self.authority.cut != self.keyed.cut:
             self.authority.cut, self.authority.lease = self.keyed.cut, None
 
     def _balance(self, outcome: Outcome) -> None:
-        """Ask for a layout that spreads the loads of the last batches better, if it is declared so; nothing else is wanted meanwhile."""
+        """Request a layout that spreads the last batches' loads better, unless one is wanted."""
         wanted, layout = self.authority.wanted, self.keyed.cut.told
         if not self.keyed.balance or not outcome.loads or self._fixed:
             return
@@ -333,14 +336,14 @@ class Part:
         if wanted is not None and wanted != layout:
             if wanted.starts:
                 return
-            # Of a life before, which ends no wish of this one.
+            # A former life wanted it; it does not end a request of this one.
             layout = dataclasses.replace(layout, version=wanted.version)
         better = balanced(layout, self._loads, outcome.tasks, outcome.workers, self.keyed.ranges, pins=can_pin())
         if better is not None and self.authority.propose(better):
             self._loads = []
 
     def commit(self, batch: int, outcome: Outcome) -> str:
-        """Have the authority apply a batch, and tell it what the hottest ranges have cost; returns as :meth:`Authority.commit` does."""
+        """Commit a batch, with the loads of its hottest ranges: see Authority.commit."""
         holding = self.authority.commit(batch, self._refused, hottest(outcome.loads))
         if self.authority.wanted is None:
             self._refused = ""
@@ -349,9 +352,9 @@ class Part:
     # -- batches and the clock ---------------------------------------------------------------------
 
     def settle(self, state: Committed, outcome: Outcome, holding: str) -> None:
-        """Take notice of a committed batch.
+        """Record a committed batch.
 
-        ``holding``: why the authority does not know it whole.
+        ``holding``: why the authority does not know it whole, or empty.
         """
         self.progress.settle(state, holding)
         self._fixed, self.unsent, self._partitions = outcome.fixed, outcome.unsent, outcome.partitions
@@ -364,14 +367,17 @@ class Part:
             logger.warning("%s holds after batch %d: %s", self.name, state.batch, holding)
 
     def clean(self, committed: int, before: int) -> None:
-        """Delete what no replay can need after a committed batch: versions of the state, and entries of batches ``before`` one. Raises OSError."""
+        """Delete state versions that no replay needs, and log entries before ``before``.
+
+        Raises OSError.
+        """
         store = StateStore.existing(self.place)
         if store is not None:
             store.purge(committed)
         self.entries.purge(before)
 
     def advance(self, reader: Part | None) -> None:
-        """Take the newest reading that counts now. The stages before it have taken theirs."""
+        """Adopt the newest reading that counts, after the earlier stages have adopted theirs."""
         if self.earlier:
             self.progress.advance(self._folded())
         elif self.reads and reader is not None and reader is not self:
@@ -380,15 +386,14 @@ class Part:
             self.progress.renew()
 
     def _folded(self) -> Reading:
-        """Return what the earlier stages' reports fold to, as they stand now."""
+        """Return the fold of the earlier stages' current reports."""
         standing = [(part.progress.committed, part.progress.reading, part.keyed.window) for part in self.earlier]
-        return self.own(fold([passed_on(*each) for each in standing]))
+        return self.own(fold([passed_on(*report) for report in standing]))
 
     def renew(self, since: float | None, waiting_for: Sequence[str]) -> None:
-        """Report where the ranges stand.
+        """Report the ranges' values.
 
-        ``since``: the wall clock at which the running batch began, seconds; ``waiting_for`` as in
-        Status.
+        ``since`` is when the running batch began, epoch seconds; ``waiting_for`` as in Status.
         """
         if self.progress.holding or self.authority.lease is None:
             return
@@ -414,41 +419,41 @@ class Part:
         window = self.keyed.window
         return max(self.driven_holdback, 0 if window is None else window // timedelta(microseconds=1))
 
-    def count_seen(self, batch: int, seen: Seen) -> None:
-        """Count the rows of an injector's batch that break what was declared of its source, and say so."""
-        self.seen = seen
-        if seen.late_example is not None:
-            self.late_rows += seen.late
-            example = seen.late_example
+    def count_seen(self, batch: int, source_state: Seen) -> None:
+        """Count and log the rows of an injector's batch that break its declarations."""
+        self.source_state = source_state
+        if source_state.late_example is not None:
+            self.late_rows += source_state.late
+            example = source_state.late_example
             if self.late_row is None or example.micros < self.late_row.micros:
                 self.late_row = LateRow(batch, example.micros, None, str(example))
             logger.warning(
                 "batch %d of %s has %d rows older than was declared of its source, the oldest %s: the declaration is too small",
                 batch,
                 self.name,
-                seen.late,
+                source_state.late,
                 example,
             )
-        if seen.ahead_example is not None:
-            self.ahead_rows += seen.ahead
-            if self.ahead_row is None or seen.ahead_example.micros > self.ahead_row[1].micros:
-                self.ahead_row = batch, seen.ahead_example
+        if source_state.ahead_example is not None:
+            self.ahead_rows += source_state.ahead
+            if self.ahead_row is None or source_state.ahead_example.micros > self.ahead_row[1].micros:
+                self.ahead_row = batch, source_state.ahead_example
             logger.warning(
                 "batch %d of %s has %d rows too far ahead of the clock, which do not move its frontier, the newest %s",
                 batch,
                 self.name,
-                seen.ahead,
-                seen.ahead_example,
+                source_state.ahead,
+                source_state.ahead_example,
             )
 
     def held_by(self) -> list[str]:
-        """Return what holds it by itself, in words: rows that were not taken, and of an injector's frontier parts of its source."""
+        """Return its own holds, in words: unsent rows, and parts of its source."""
         bounds = self.keyed.bounds
-        parts = [] if bounds is None or self.seen is None else bounds.holding(self.seen)
+        parts = [] if bounds is None or self.source_state is None else bounds.holding(self.source_state)
         return [*map(str, self.unsent), *parts]
 
     def count_untimed(self, batch: int, rows: int) -> None:
-        """Count the rows of a batch that had no event time, and say so once."""
+        """Count the rows of a batch without an event time, and log the first time."""
         if rows and not self.untimed_rows:
             logger.warning(
                 "batch %d of %s has %d rows without an event time, which hold no watermark and are in no window; later ones are counted",
@@ -459,7 +464,7 @@ class Part:
         self.untimed_rows += rows
 
     def count_late(self, batch: int, outcome: Outcome) -> None:
-        """Count the rows of a batch that were below what had been promised, and say so."""
+        """Count and log the rows of a batch below the promised watermark."""
         if not outcome.late or outcome.late_example is None:
             return
         self.late_rows += outcome.late
@@ -477,7 +482,7 @@ class Part:
 
 
 def committed(plan: Plan, reading: Reading, manifest: Version | None, spark_bound: int) -> Committed:
-    """Return a batch as a committed one."""
+    """Return the committed state after a batch."""
     if manifest is None:
         return Committed(plan.batch, plan.lines, reading, spark_bound=spark_bound)
     return Committed(plan.batch, plan.lines, reading, manifest.held, manifest.pending, spark_bound, manifest.due)

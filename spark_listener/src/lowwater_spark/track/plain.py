@@ -1,17 +1,17 @@
-"""Batches that a sink of Spark's own writes: no hook runs in them, and the clock finds them in the commit log.
+"""Batches that a Spark sink writes: no hook runs, and the clock finds them in the commit log.
 
-None is needed: a plain plan that holds nothing back says all that it has to say by its checkpoint. When ``commits/N`` exists, every
-reading W of the inputs whose head lies within what is committed counts, and everything that the query will still write is at or after
-it. What Spark's own operators hold back is bounded by the watermark that the committed batch ran with (``offsets/N``), less the
-declared retention.
+A plain plan that holds no rows needs no hook: its checkpoint says everything. Once ``commits/N``
+exists, every reading W of the inputs whose head is within the committed batches counts, and all
+that the query will still write is at or after it. Rows in Spark's own operators are bounded by the
+watermark of the committed batch (``offsets/N``), less the declared retention.
 
-The sink must have made its rows visible when a batch stands in the commit log, as Spark's sinks do: the entry is written after the sink
-has returned.
+The sink must have made its rows visible when a batch is in the commit log, as Spark's sinks do: the
+entry is written after the sink has returned.
 
-The last reading of the inputs that counted is kept in the checkpoint. A restarted query could do without: it reads the inputs anew and lists its
-sources. With it, it claims from where it stood and not from nothing, and it notices that an input was reset meanwhile, so that what the checkpoint
-has read belongs to an earlier incarnation of it. A reading that counted stays true of every later state of the same checkpoint, so an old file only says
-less.
+The checkpoint stores the last reading that counted. A restarted query could read the inputs anew
+and list its sources. With the stored reading it claims from its last values, and notices if an
+input was reset meanwhile, so that the checkpoint's rows belong to an earlier incarnation. A reading
+that counted stays true for every later state of the checkpoint, so an old file only says less.
 """
 
 from __future__ import annotations
@@ -49,76 +49,77 @@ __all__ = ["LastReading", "Plain", "Witness"]
 logger = logging.getLogger("lowwater.spark")
 
 _UNTIL_A_PLAN: Final = 0.1
-"""Seconds between two glances for the plan of a batch. From there to its commit it is a job and two
-files, which takes about as long or longer."""
+"""Seconds between two looks for the plan of a batch. A batch takes about as long or longer from its
+plan to its commit: a job and two files."""
 
 _KEPT_PROMISES: Final = 200
-"""Steps of the commit log that are remembered until Spark's events of their batches have come."""
+"""Number of promises that are remembered until Spark's events of their batches arrive."""
 
 
 class Witness(Protocol):
-    """Who looks after a checkpoint that another process writes: what is read of it must be of the query that it was of before."""
+    """Checks that a checkpoint that another process writes still belongs to the same query."""
 
     def attend(self) -> None:
-        """Raise CheckpointMismatch when it is another query's by now, OSError when nobody can tell."""
+        """Raise CheckpointMismatch for another query's checkpoint, OSError if that is unknown."""
         ...
 
     def confirm(self, plan: Plan | None) -> None:
-        """Make sure that the newest committed batch follows those that were seen before it; None: there is none. Raises CheckpointMismatch, Unsupported, OSError."""
+        """Check that the newest committed batch, if any, follows the earlier ones.
+
+        Raises CheckpointMismatch, Unsupported, OSError.
+        """
         ...
 
 
 @dataclass(slots=True)
 class Plain:
-    """What a run has instead of a hook.
+    """The counterpart of a hook for a plain query.
 
-    The clock's thread calls it; the run's lock guards what others see.
+    The clock's thread calls it; the run's lock guards what other threads see.
     """
 
     output: Path | None = None
-    """The directory that the sink writes files to; None when it is of another kind, or not local.
-    """
+    """Directory of the sink's files; None if the sink writes no local files."""
     boot: Callable[[Path], str] = boot_of
     witness: Witness | None = None
-    """Of a query that runs in another process; None: it runs in this one, and nobody else writes
-    its checkpoint."""
+    """Checker of a checkpoint that another process writes; None: this process writes it."""
     run: Run = field(init=False, repr=False, compare=False)
     _last: LastReading = field(init=False)
     _synced: int = field(default=NOTHING, init=False)
-    """The last batch that is durable, with all before it."""
+    """Last batch that is durable, with all before it."""
     _sure: bool = field(default=False, init=False)
-    """Whether nothing was read of the checkpoint since its witness has looked at it."""
+    """True: the witness has checked the checkpoint since it was last read."""
     _untold: Plan | None = field(default=None, init=False)
-    """The newest committed batch, while the authority does not know that it is."""
+    """Newest committed batch, while the authority has not acknowledged it."""
     _promises: deque[tuple[int, int]] = field(init=False)
-    """A committed batch, and what had been promised before it and those since the entry before."""
+    """Committed batches, each with the promise that held for the rows before it."""
     _sink: DurableSink | None = field(init=False)
-    """What makes the sink's output durable; None when it is not made of local files."""
+    """Syncs the sink's output; None if it is not made of local files."""
     _marked: bool = field(default=False, init=False)
     _begun: int = field(default=NOTHING, init=False)
-    """The newest batch that was found planned while nobody knew of its commit."""
+    """Newest batch whose plan was found before its commit."""
 
     @property
     def elsewhere(self) -> bool:
-        """Whether another process plans the batches: what is planned may then be planned anew, and only what is committed is read."""
+        """True: another process plans the batches, may plan them anew, and only commits count."""
         return self.witness is not None
 
     observed: ClassVar[bool] = True
-    """What Spark says of its batches afterwards is all that tells of late rows."""
+    """True: late rows are known only from Spark's later events."""
     ticked: ClassVar[int] = 0
-    """It asks for no empty batches: what Spark holds, Spark lets go by itself."""
+    """Number of requested empty batches: none, since Spark releases its rows by itself."""
     removals: ClassVar[Sequence[Removal]] = ()
-    """It hands nothing over, and removes nothing."""
+    """Removals from outputs: none."""
 
     @property
     def _part(self) -> Part:
-        """Its one stage."""
+        """The query's one stage."""
         return self.run.parts[0]
 
     # -- start -------------------------------------------------------------------------------------
 
     def open(self, run: Run) -> Sequence[OpenSource]:
-        """Begin with the run. The query has no sources beside those of its plan."""
+        """Begin with the run. The query has no sources besides those of its plan."""
         self.run = run
         self._last = LastReading(run.manifest)
         self._sink = None if self.output is None else DurableSink(self.output, run.manifest, self.boot)
@@ -126,27 +127,27 @@ class Plain:
         return ()
 
     def durable(self) -> list[Committed]:
-        """Return what the checkpoint says of the last committed batch: all that a new run starts from."""
+        """Return the durable state after the last committed batch, from which a run starts."""
         batch, checked = self._newest(), self.run.checked
         if batch is None:
             self._last.load(NOTHING)
             if self._sink is not None:
                 self._sink.begin()
-            # Of a query that runs elsewhere nobody knows yet what it reads, and what it will hold.
+            # The reads and held rows of another process's query are unknown before its first batch.
             return [Committed(spark_bound=checked.spark_bound(None) if self.witness is None else MIN)]
         plan = self._plan(batch)
         self._sync(batch)
         return [Committed(batch, plan.lines, self._last.load(batch), spark_bound=checked.spark_bound(plan))]
 
     def claimed(self) -> None:
-        """Leave the mark of a tracked query in its output."""
+        """Leave the mark of a tracked query in the output."""
         if self.output is not None and not self._marked:
             registration = self._part.authority.registration
             mark_sink(self.output, self._part.authority.full_name, registration.identity, adopt=registration.adopt)
             self._marked = True
 
     def _newest(self) -> int | None:
-        """Return the newest batch in the commit log, of which whoever writes it elsewhere has been made sure."""
+        """Return the newest batch in the commit log, checked by the witness if there is one."""
         if self.witness is None:
             return self.run.log.last_committed()
         batch = self.run.log.last_committed()
@@ -158,22 +159,25 @@ class Plain:
         plan = self.run.log.plan(batch)
         if plan is None:
             if self.witness is not None:
-                self.witness.attend()  # it may be away, or be deleted just now
-            msg = f"{self.run.checkpoint}/commits/{batch} is there and offsets/{batch} is not; restore the checkpoint as a whole"
+                self.witness.attend()  # the file system may be away, or the entry deleted just now
+            msg = f"{self.run.checkpoint}/commits/{batch} exists and offsets/{batch} does not; restore the checkpoint as a whole"
             raise CheckpointMismatch(msg)
         return plan
 
     def _sync(self, last: int) -> None:
-        """Make the batches up to a committed one durable, their output first: a power cut must not take back what is reported."""
+        """Make all batches up to a committed one durable, their output first.
+
+        Otherwise a power cut could take back what was reported.
+        """
         if self._sink is not None:
             self._sink.sync(last)
         if not isinstance(self.run.checkpoint, Path):
-            return  # what is closed there is as durable as it gets
+            return  # a closed file there is already durable
         plans = self.run.log.plans_after(self._synced, last)
         files = [file for plan in plans for file in self.run.heads.evidence(self.run.log, plan)]
         files.append(self.run.checkpoint / "commits" / str(last))
         for file in files:
-            with contextlib.suppress(FileNotFoundError):  # Spark has cleaned up: newer entries stand in for it
+            with contextlib.suppress(FileNotFoundError):  # Spark deletes old entries; newer ones replace them
                 sync_file(file)
         for folder in {file.parent for file in files}:
             sync_directory(folder)
@@ -184,7 +188,7 @@ class Plain:
     def ready(self) -> bool:
         """Return whether another batch is committed.
 
-        One stat, but when a plan is found: a batch that is not planned is not committed.
+        Costs one stat, and a second one once its plan was found.
         """
         following = self._part.progress.committed.batch + 1
         if self._begun != following:
@@ -194,16 +198,16 @@ class Plain:
         return self.run.log.committed(following)
 
     def pace(self) -> float:
-        """Return how many seconds may pass until it is asked again: nobody tells of a batch that begins, which takes longer than that."""
+        """Return the seconds until the next call: no event announces a batch."""
         return GLANCE if self._begun == self._part.progress.committed.batch + 1 else _UNTIL_A_PLAN
 
     @property
     def timed(self) -> bool:
-        """Whether it has something to do at some time, without anybody telling: it has no timers."""
+        """False: it has no timers."""
         return False
 
     def settle(self) -> None:
-        """Take notice of the newest batch in the commit log, and of all before it."""
+        """Record the newest batch in the commit log, and all before it."""
         progress, batch = self._part.progress, self._newest()
         if batch is None or batch == progress.committed.batch:
             return
@@ -220,21 +224,21 @@ class Plain:
             progress.settle(Committed(batch, plan.lines, reading, spark_bound=bound), "")
 
     def _promised(self) -> int:
-        """Return what rows that come now must not be below: the promise of the inputs, or of the stage itself.
+        """Return the bound that rows arriving now should keep: the inputs' promise, or the stage's.
 
-        What Spark has held back may be older than a promise of the inputs, but never than what the stage has reported.
+        Rows that Spark has held may be below the inputs' promise, not the stage's reports.
         """
         progress = self._part.progress
         reading = progress.reading
         return reading.low if self.run.checked.retention is None else min(progress.values(reading), default=MIN)
 
     def report(self, *, last: bool) -> None:
-        """Report the newest reading that counts for the committed state; first make it known that the batch is committed."""
+        """Report the committed batch, and then the newest reading that counts with it."""
         part, progress = self._part, self._part.progress
         if part.authority.lease is None or part.authority.problem:
             return
         if self.witness is not None and not self._sure:
-            self._newest()  # what was read of the checkpoint since it was looked at is of the same query
+            self._newest()  # the witness checks that the reads since its last check are of the same query
         with self.run.lock:
             part.advance(part)
             reading = progress.reading
@@ -258,7 +262,7 @@ class Plain:
         part.renew(None, self.run.waiting_for())
 
     def take(self, events: Iterable[BatchEvent]) -> None:
-        """Look for broken promises in what Spark says of its batches."""
+        """Find and count late rows in Spark's events."""
         for event in events:
             promised = next((low for batch, low in self._promises if batch >= event.batch), None)
             if event.oldest is None or promised is None or event.oldest >= promised:
@@ -275,26 +279,26 @@ class Plain:
             )
 
     def triggered_every(self, seconds: float) -> None:
-        """Ask for no batches, whatever the trigger is."""
+        """Ignore the trigger: no batches are requested."""
 
     def close(self) -> None:
-        """Nothing of its own is open."""
+        """Do nothing: it has no resources."""
 
 
 class LastReading:
-    """In the manifest: one reading, and the committed batch that it counted for."""
+    """A reading in the manifest, with the committed batch that it counted for."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
         self.saved = UNREAD
-        """What is kept, as far as this object has read or written it."""
+        """The stored reading, as far as this object has read or written it."""
 
     def load(self, committed: int) -> Reading:
-        """Return the reading, UNREAD when there is none. Raises CheckpointMismatch.
+        """Return the stored reading, UNREAD without one. Raises CheckpointMismatch.
 
-        ``committed`` is the last batch of the commit log: a reading for a later one was kept while
-        the log was taken from a copy. One batch later says nothing, since a power cut can take a
-        log's last entry as well; whether the run is behind is decided by its claim.
+        ``committed`` is the last batch of the commit log. A reading for a later batch means that
+        the log was restored from a copy. One batch later proves nothing, since a power cut can also
+        take a log's last entry; the run's claim then decides whether the run is behind.
         """
         content = self._manifest["reading"]
         if content is None or content["batch"] == committed + 1:
@@ -309,6 +313,6 @@ class LastReading:
         return self.saved
 
     def save(self, batch: int, reading: Reading) -> None:
-        """Replace the reading. Durable when it returns."""
+        """Replace the stored reading, durably."""
         self._manifest.keep("reading", {"batch": batch, **reading.to_json()})
         self.saved = reading

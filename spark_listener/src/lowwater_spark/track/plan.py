@@ -1,7 +1,7 @@
-"""Reads a query's analysed plan and refuses, before anything starts, what cannot be tracked exactly.
+"""Reads a query's analysed plan, and refuses before the start what cannot be tracked exactly.
 
-The list of what is allowed is short on purpose: an operator, option or source that nobody has thought about is refused, by name, with
-the reason and the way out.
+The list of allowed operators, options and sources is short on purpose: an unknown one is refused,
+by name, with the reason and the fix.
 """
 
 from __future__ import annotations
@@ -94,17 +94,16 @@ _STATELESS: Final = frozenset(
         "View",
     }
 )
-"""Streaming operators that keep nothing: they emit a row's results when the row arrives, or never.
-"""
+"""Streaming operators without state: they emit a row's results when the row arrives, or never."""
 
 _OPTIONS: Final[Mapping[str, str]] = {
     "cleansource": "files vanish by rules of their own; clean up outside of Spark, by age",
     "filenameonly": "Spark takes two files of one name for one, and never reads the second",
-    "ignorecorruptfiles": "rows of a file that is passed over would count as read",
-    "ignoremissingfiles": "rows of a file that is passed over would count as read",
-    "modifiedafter": "the files that Spark passes over stand in the directory all the same",
-    "modifiedbefore": "the files that Spark passes over stand in the directory all the same",
-    "pathglobfilter": "the files that Spark passes over stand in the directory all the same",
+    "ignorecorruptfiles": "rows of a skipped file would count as read",
+    "ignoremissingfiles": "rows of a skipped file would count as read",
+    "modifiedafter": "the files that Spark skips are still in the directory",
+    "modifiedbefore": "the files that Spark skips are still in the directory",
+    "pathglobfilter": "the files that Spark skips are still in the directory",
     "sourcearchivedir": "files vanish by rules of their own; clean up outside of Spark, by age",
 }
 
@@ -112,10 +111,10 @@ _FILE_FORMATS: Final = (
     "org.apache.spark.sql.execution.datasources.FileFormat",
     "org.apache.spark.sql.execution.datasources.v2.FileDataSourceV2",
 )
-"""What Spark writes by its file sink is one of them."""
+"""Interfaces of a format that Spark writes by its file sink."""
 
 _REGISTERED: Final = "org.apache.spark.sql.sources.DataSourceRegister"
-"""What a source is that has a name of its own."""
+"""Interface of a source that has a name of its own."""
 
 _IGNORE_SINK_LOG: Final = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
 
@@ -123,7 +122,7 @@ _SETTINGS: Final = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignor
 
 
 def check_classic(spark: SparkSession, what: str) -> None:
-    """Raise Unsupported, of ``what``, for a session of Spark Connect."""
+    """Raise Unsupported, naming ``what``, for a session of Spark Connect."""
     if not hasattr(spark, "_jvm"):
         raise Unsupported(
             what,
@@ -133,12 +132,12 @@ def check_classic(spark: SparkSession, what: str) -> None:
 
 
 def check_session(spark: SparkSession) -> None:
-    """Raise Unsupported for a session that this release cannot work with."""
+    """Raise Unsupported for a session whose settings cannot be tracked exactly."""
     check_classic(spark, "A Spark Connect session")
     for name in _SETTINGS:
         if str(spark.conf.get(name, "false")).lower() == "true":
             raise Unsupported(
-                f"A session with {name}", "rows of a file that is passed over would count as read", "Set it to false."
+                f"A session with {name}", "rows of a skipped file would count as read", "Set it to false."
             )
     evolution = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
     if str(spark.conf.get(evolution, "false")).lower() == "true":
@@ -150,7 +149,7 @@ def check_session(spark: SparkSession) -> None:
 
 
 def check_trigger(trigger: Mapping[str, Any]) -> None:
-    """Raise Unsupported for triggers without batches that begin and commit one after the other."""
+    """Raise Unsupported for triggers whose batches do not begin and commit one after the other."""
     for name, why in (("continuous", "continuous processing"), ("realTime", "real-time mode")):
         if trigger.get(name) is not None:
             raise Unsupported(
@@ -162,26 +161,25 @@ def check_trigger(trigger: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a plan that can be tracked consists of."""
+    """The sources and operators of a plan that can be tracked."""
 
     sources: Sequence[Source]
-    """In the order in which Spark numbers them."""
+    """Sources in the order of Spark's numbers."""
     operators: Sequence[Operator] = ()
-    """What keeps rows in Spark's own state; outer ones before those that they read from."""
+    """Operators that keep rows in Spark's own state; outer ones before their inputs."""
     watermarks: Sequence[Watermark] = ()
     retention: timedelta | None = None
-    """How far below Spark's own watermark what Spark holds can still come out; None: it holds
-    nothing. A checkpoint keeps it."""
+    """Greatest distance of held rows below Spark's own watermark; None: it holds none."""
     stamps: Sequence[Stamp] = ()
-    """What the output is stamped with, as the plan says it. Empty: the plan does not say it, and
-    only ``retention`` counts."""
+    """Stamps of the output according to the plan. Empty: unknown, and only ``retention`` counts."""
     declared: bool = True
-    """Whether ``retention`` is the stage's own word. Otherwise ``stamps`` alone count."""
+    """True: the stage declares ``retention``. Otherwise only ``stamps`` count."""
 
     def waiting_for(self, inputs: Iterable[str], driven: Mapping[int, Iterable[str]]) -> Checked:
-        """Return it with the inputs that are waited for, by their full names: the query's, and by the number of a control those of its frame.
+        """Return a copy that waits for the query's inputs, or a control's by its number.
 
-        The sources of a driven frame come after its control, which is what Spark numbers them by. Raises Unsupported for a source that nobody can wait for.
+        Spark numbers the sources of a driven frame after its control. Raises Unsupported for a
+        source that cannot wait.
         """
         sources, waited_for = list[Source](), frozenset(inputs)
         for number, source in enumerate(self.sources):
@@ -191,14 +189,17 @@ class Checked:
         return dataclasses.replace(self, sources=sources)
 
     def telling_ends(self) -> Checked:
-        """Return it for an injector that goes by the ends of its sources.
+        """Return a copy for an injector that needs its sources' ends.
 
-        Raises Unsupported for a source whose end nobody knows.
+        Raises Unsupported for a source whose end is unknown.
         """
         return dataclasses.replace(self, sources=[self._kafka(source).telling_ends() for source in self.sources])
 
     def check_parts(self, df: DataFrame, columns: Sequence[str], *, paced: bool) -> None:
-        """Raise Unsupported unless every source is Kafka, read at one pace if it must be, and the frame has the columns that name a row's partition."""
+        """Raise Unsupported unless all sources are Kafka and the frame names each row's partition.
+
+        With ``paced``, every source must be read at one pace.
+        """
         for source in self.sources:
             if PACE not in self._kafka(source).options and paced:
                 raise Unsupported(
@@ -209,7 +210,7 @@ class Checked:
         if missing := [name for name in columns if name not in df.columns]:
             raise Unsupported(
                 f"An injector with disorder over a frame without the column {missing[0]}",
-                "nothing then says which partition a row is of",
+                "no column then says which partition a row belongs to",
                 f"Keep the columns {' and '.join(columns)} of Kafka's source in the frame, and drop them before you write.",
             )
 
@@ -218,26 +219,26 @@ class Checked:
         if not isinstance(source, KafkaSource):
             raise Unsupported(
                 f"{source.name[:1].upper()}{source.name[1:]} in an injector that goes by partitions or their ends",
-                "only of Kafka it is known which partitions there are and where they end",
-                "Pass producer= and producers= and neither across= nor delay=, or declare the injector without disorder= and tell batch.frontier() yourself.",
+                "only Kafka says which partitions exist and where they end",
+                "Pass producer= and producers= and neither across= nor delay=, or declare the injector without disorder= and call batch.frontier() yourself.",
             )
         return source
 
     def check_writers(self) -> None:
-        """Raise Unsupported when somebody writes into a source whom the inputs do not name."""
+        """Raise Unsupported if another computation than the named inputs writes to a source."""
         for source in self.sources:
             source.check_writers()
 
     @property
     def controls(self) -> dict[int, ControlSource]:
-        """The control sources by their numbers."""
+        """The control sources, by Spark's number."""
         return {i: source for i, source in enumerate(self.sources) if isinstance(source, ControlSource)}
 
     def spark_bound(self, plan: Plan | None) -> int:
-        """Return the lowest stamp, microseconds, of what Spark can still let go of after this batch was committed; None: before the first.
+        """Return the lowest stamp, microseconds, that Spark can still emit after a committed batch.
 
-        MAX: it holds nothing. MIN: it has no watermark yet, so nothing is known, not even of rows that are still to come: a sliding
-        window may start before any of its rows.
+        ``plan`` is None before the first batch. MAX: Spark holds no rows. MIN: it has no watermark
+        yet, so even later rows are unknown: a sliding window may start before any of its rows.
         """
         if self.retention is None:
             return MAX
@@ -248,9 +249,9 @@ class Checked:
         return self.bound_at(plan.watermark * 1000)
 
     def bound_at(self, watermark: int) -> int:
-        """Return the same, when Spark's watermark stands at a time; microseconds both.
+        """Return that stamp for a watermark of Spark's; microseconds both.
 
-        Of a plan that holds something.
+        The plan must hold rows.
         """
         bound = MAX
         if self.stamps:
@@ -267,7 +268,7 @@ class Checked:
 
 
 def added(kinds: Iterable[str]) -> timedelta:
-    """Return how much longer Spark holds rows than a query says, by the kinds of its operators that hold rows: of a join on times a millisecond."""
+    """Return how much longer Spark holds rows than declared: a millisecond for a join on times."""
     return MILLISECOND if KINDS["Join"] in kinds else timedelta()
 
 
@@ -279,13 +280,13 @@ def check_plan(
     event_time: str | Column | None = None,
     also: Sequence[str | Column] = (),
 ) -> Checked:
-    """Return what a streaming DataFrame reads and holds.
+    """Return the sources and operators of a streaming DataFrame.
 
-    ``retention`` is what the stage has declared, and ``event_time`` by what its output is stamped.
-    Where the plan says what that is (the start or end of a window, the end of a session, a time by
-    which Spark lets go), nothing has to be declared. ``also`` are the stamps of the query's other
-    stages, which all of this goes for, too: the stages have one bound. Raises Unsupported, naming
-    the first thing that cannot be tracked exactly.
+    ``retention`` is the stage's declaration, and ``event_time`` its output's stamp. If the plan
+    says how far back the stamp can be (the start or end of a window, the end of a session, a time
+    by which Spark releases rows), no retention is needed. ``also`` are the stamps of the query's
+    other stages, since all stages have one bound. Raises Unsupported, naming the first thing that
+    cannot be tracked exactly.
     """
     if not frame.isStreaming:
         raise Unsupported("A DataFrame that is not streaming", "it has no batches", "Read it with spark.readStream.")
@@ -302,7 +303,7 @@ def check_plan(
                 operators.append(operator)
             elif node.getClass().getSimpleName() == "EventTimeWatermark":
                 watermarks.append(watermark_of(node, driven=all(controls)))
-    # Spark numbers the sources of the plan as it is written.
+    # Spark numbers the sources of the original plan.
     relations = _relations(written)
     used = _relations(plan)
     if len(used) != len(relations) or any(used[i].equals(other) for i in range(len(used)) for other in used[:i]):
@@ -312,10 +313,10 @@ def check_plan(
             "Load it twice with spark.readStream, or split the rows after one use.",
         )
     holding = [operator for operator in operators if operator.holds]
-    stamps, kept = list[Stamp](), retention
+    stamps, stored_retention = list[Stamp](), retention
     if holding:
         own = () if event_time is None else (event_time,)
-        # Pairs, because different columns may print alike: the t of either side of a join.
+        # A list of pairs, because two columns may print alike: the t of either side of a join.
         declared_stamps = [(column, _stamps_of(frame, column)) for column in (*own, *also)]
         stamps = [stamp for _, column_stamps in declared_stamps for stamp in column_stamps or ()]
         if retention is not None:
@@ -328,34 +329,35 @@ def check_plan(
             )
         elif stamps:
             longest = reach(holding)
-            kept = least_retention(stamps, at_ends=False) if longest is None else longest
-    _check_state(operators, watermarks, declared=kept is not None)
+            stored_retention = least_retention(stamps, at_ends=False) if longest is None else longest
+    _check_state(operators, watermarks, declared=stored_retention is not None)
     sources = [_source(spark, relation) for relation in relations]
     if not holding:
         return Checked(sources, operators, watermarks)
-    return Checked(sources, operators, watermarks, kept, stamps, retention is not None)
+    return Checked(sources, operators, watermarks, stored_retention, stamps, retention is not None)
 
 
 def check_arriving(frame: DataFrame, column: str | Column) -> None:
-    """Raise Unsupported for a query that keeps nothing, and stamps rows below the event times that its inputs promise."""
+    """Raise Unsupported if a query without state stamps rows below the inputs' promised times."""
     from pyspark.errors import AnalysisException
 
     try:
         lowered = is_lowered(frame, column)
     except AnalysisException:
-        return  # the function of foreach_batch() adds this column: the frame lacks it
+        return  # foreach_batch()'s function adds the column
     if lowered:
         raise Unsupported(
             f"The stamp {column}, which date_trunc(), a date, a number, a text, an interval that is not a constant of zero or more, the offset of a time zone, or the start of a window() makes of the event time",
-            "rows that arrive after the watermark has passed the beginning of a day are stamped with that beginning, below what is published",
+            "rows that arrive after the watermark has passed the beginning of a day are stamped with that beginning, below the published watermark",
             "Stamp the rows with their event time or the end of the window, and keep the truncated one in a column beside it; or group them by window().",
         )
 
 
 def check_windows(frame: DataFrame, declared: timedelta | None) -> None:
-    """Raise Unsupported for a ``window()`` in a frame's output that begins below the windows of ``stamp=timedelta()``, which the watermark is floored to.
+    """Raise Unsupported for an output ``window()`` that starts below the declared windows.
 
-    Where the output has the start of a declared one, that is the stamp, and others stand beside it.
+    The watermark is floored to the windows of ``stamp=timedelta()``. If the output has the start of
+    a declared window, that is the stamp, and other windows may stand beside it.
     """
     if declared is None:
         return
@@ -365,13 +367,13 @@ def check_windows(frame: DataFrame, declared: timedelta | None) -> None:
     for cut in cuts[:1]:
         raise Unsupported(
             f"A window of {cut.length} every {cut.slide}, shifted by {cut.start}, in a stage with stamp={in_python(declared)}",
-            "it begins below the declared one, and rows stamped by its start would come out below what is published",
+            "it begins below the declared one, and rows stamped by its start would come out below the published watermark",
             'Group a frame of lws.drive() by it, and declare stamp=F.col("window.start"); or use tumbling windows without startTime, whose length divides the declared one.',
         )
 
 
 def _stamps_of(frame: DataFrame, column: str | Column) -> list[Stamp] | None:
-    """The same as stamps_of(), for a column that a function may make of a batch only: nothing is known of that one."""
+    """Return a column's stamps as stamps_of() does; None if only a batch's frame has the column."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -381,14 +383,14 @@ def _stamps_of(frame: DataFrame, column: str | Column) -> list[Stamp] | None:
 
 
 def _check_retention(declared: timedelta, stamps: Sequence[Stamp], holding: Sequence[Operator]) -> None:
-    """Refuse a declaration that is too small for what the plan says of the stamp: the stage would lead."""
+    """Refuse a retention that is less than the plan's: the stage's watermark would lead."""
     windows = {operator.window for operator in holding}
     at_ends = len(windows) == 1 and None not in windows and all(operator.driven for operator in holding)
     least = least_retention(stamps, at_ends=at_ends)
     if declared + added(operator.kind for operator in holding) < least:
         raise Unsupported(
             f"The retention {declared} of a query with {' above '.join(operator.kind for operator in holding)}",
-            f"Spark's state can still give rows that are stamped {least} below its watermark, which would come out below what is published: of several operators "
+            f"Spark's state can still emit rows that are stamped {least} below its watermark, which would come out below the published one: of several operators "
             "one above the other, each holds a row for its own time, so the least retention is the sum",
             f"Declare at least retention={in_python(least)}, or none: the plan says it.",
         )
@@ -412,11 +414,10 @@ def _check_operator(node: Any) -> None:
 
 
 def _check_state(operators: Sequence[Operator], watermarks: Sequence[Watermark], *, declared: bool) -> None:
-    """Refuse what Spark holds back without a bound, or without the declaration of one."""
+    """Refuse operators whose held rows have no bound, or no declared one."""
     own = [watermark for watermark in watermarks if not watermark.driven]
     holding = [operator for operator in operators if operator.holds]
-    # Duplicates need a watermark and hold nothing back. One that no operator needs has no use, and
-    # is a mistake.
+    # A deduplication needs a watermark and holds no row. A watermark without use is a mistake.
     if not declared and own and (holding or not operators):
         raise Unsupported(
             "withWatermark",
@@ -436,20 +437,20 @@ def _check_state(operators: Sequence[Operator], watermarks: Sequence[Watermark],
         if not operator.columns or not operator.both_sides:
             raise Unsupported(
                 f"{what} without a watermark",
-                "Spark never lets go of what it holds, so old rows could come out at any time",
+                "Spark never releases what it holds, so old rows could come out at any time",
                 "Put withWatermark on the event time of every stream that it reads, and group by that event time or a window of it.",
             )
         if not operator.bounded:
             raise Unsupported(
                 f"{what} without a bound on the times of both",
-                "Spark never lets go of rows that no time rules out, so a match of any age could come out; and by a column that is made of an event time, such as h of "
-                "u <= h, it lets go too early, and loses matches",
+                "Spark never releases rows that no time rules out, so a match of any age could come out; and by a column that is made of an event time, such as h of "
+                "u <= h, it releases rows too early, and loses matches",
                 "Add to its condition how far the event times themselves can be apart, both ways, such as u >= t AND u <= t + INTERVAL 1 HOUR.",
             )
 
 
 def _check_driven_state(operator: Operator, *, declared: bool) -> None:
-    """The same of an operator under :func:`~lowwater_spark.drive`: it has its watermark, which is not to be given another time."""
+    """Refuse an operator under :func:`~lowwater_spark.drive` whose held rows have no bound."""
     what = f"A driven {operator.kind}"
     if not operator.columns and operator.kind == KINDS["Aggregate"]:
         raise Unsupported(
@@ -461,7 +462,7 @@ def _check_driven_state(operator: Operator, *, declared: bool) -> None:
     if not operator.columns or not operator.both_sides:
         raise Unsupported(
             f"{what} that does not have the event time of all that it reads",
-            "Spark never lets go of what it holds, so old rows could come out at any time",
+            "Spark never releases what it holds, so old rows could come out at any time",
             "Call lws.drive() for each frame that it reads, and keep the column that is its event_time.",
         )
     if not declared:
@@ -480,31 +481,34 @@ _DECLARE: Final = (
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raise Unsupported for options of a plain query's writer that take its commits' evidence away, ValueError for misplaced ones."""
-    given = {option.lower(): value for option, value in options.items()}
-    if str(given.get("asyncprogresstrackingenabled", "false")).lower() != "false":
+    """Raise Unsupported for writer options that make a plain query's commits unreliable.
+
+    Raises ValueError for options that are arguments.
+    """
+    lowered = {option.lower(): value for option, value in options.items()}
+    if str(lowered.get("asyncprogresstrackingenabled", "false")).lower() != "false":
         raise Unsupported(
             "The option asyncProgressTrackingEnabled",
-            "batches are then missing from the offset and commit logs, which say what is read and done",
+            "batches are then missing from the offset and commit logs, which say what is read and written",
             "Remove the option.",
         )
     for option, value in options.items():
         if option.lower() == "kafka.acks" and str(value) not in ("all", "-1"):
             raise Unsupported(
                 f"The option {option} with the value {value!r}",
-                "a batch is then committed while Kafka can still lose what it has written, which is reported all the same",
+                "a batch is then committed and reported while Kafka can still lose its rows",
                 'Remove the option: Kafka\'s own default is "all".',
             )
     for option, argument in (("checkpointlocation", "checkpoint"), ("path", "path"), ("queryname", "name")):
-        if option in given:
-            msg = f"pass {argument}= and not the option {option}"
+        if option in lowered:
+            msg = f"pass {argument}= instead of the option {option}"
             raise ValueError(msg)
 
 
 def check_output_mode(checked: Checked, mode: str, *, function: bool = False) -> None:
-    """Raise Unsupported for output modes that write old results again, and ValueError for what is none.
+    """Raise Unsupported for output modes that rewrite old results, ValueError for an unknown mode.
 
-    A function knows by ``batch.low`` which of the windows that it gets are complete; a sink of Spark's does not.
+    A function sees by ``batch.low`` which windows are complete; a Spark sink does not.
     """
     if mode not in ("append", "update", "complete"):
         msg = f'the output mode is "append" or "update", not {mode!r}'
@@ -538,7 +542,7 @@ def _source(spark: SparkSession, relation: Any) -> Source:
 
 
 def _format(spark: SparkSession, relation: Any) -> str:
-    """Return the name that a source has given itself, however the query spells it: in other letters, or as its class. Else the query's."""
+    """Return a source's registered name, also if the query has its class; else the query's."""
     from py4j.java_gateway import is_instance_of
 
     provider: Any = relation.source()
@@ -549,8 +553,8 @@ def _format(spark: SparkSession, relation: Any) -> str:
 
 
 def _kafka_source(spark: SparkSession, relation: Any) -> KafkaSource:
-    given = dict(relation.extraOptions().asCaseSensitiveMap())
-    options = {str(name).lower(): str(value) for name, value in given.items()}
+    spelled = dict(relation.extraOptions().asCaseSensitiveMap())
+    options = {str(name).lower(): str(value) for name, value in spelled.items()}
     deprecated = str(spark.conf.get("spark.sql.streaming.kafka.useDeprecatedOffsetFetching", "false")).lower() == "true"
     return KafkaSource(options, KafkaAdmin(spark._jvm, options), deprecated)
 
@@ -562,8 +566,8 @@ def _delta_source(spark: SparkSession, relation: Any) -> DeltaSource:
 
 
 def _iceberg_source(spark: SparkSession, relation: Any) -> IcebergSource:
-    given = dict(relation.extraOptions().asCaseSensitiveMap())
-    options = {str(name).lower(): str(value) for name, value in given.items()}
+    spelled = dict(relation.extraOptions().asCaseSensitiveMap())
+    options = {str(name).lower(): str(value) for name, value in spelled.items()}
     on = tuple(name for name in iceberg.SETTINGS if str(spark.conf.get(name, "false")).lower() == "true")
     log = IcebergLog.of(spark, relation.table())
     return IcebergSource(log.name, options, log, on, log.branch)
@@ -592,24 +596,27 @@ def _file_source(spark: SparkSession, relation: Any) -> FileSource:
 
 
 def _refuse_logs(source: FileSource) -> None:
-    """Refuse a directory with a sink's output in it, or a part of one: there Spark does not go by the sink's log."""
-    logs = [found.path for found in intruders(source) if not found.writer]
+    """Refuse a directory that contains a sink's output, or is a part of one.
+
+    Spark uses the sink's log only in the sink's own directory.
+    """
+    logs = [file.path for file in intruders(source) if not file.writer]
     if logs:
         output = Path(logs[0]).parent
         raise Unsupported(
             f"The path {source.root}",
-            f"Spark's file sink writes to {output}, and Spark goes by the sink's log only when it reads that very directory: what failed attempts "
-            "have left would be read as well",
+            f"Spark's file sink writes to {output}, and Spark uses the sink's log only when it reads that very directory: the leftovers of failed attempts "
+            "would be read as well",
             f"Read {output} by a frame of its own, and unite it with others.",
         )
 
 
 def _check_sink_log(spark: SparkSession, path: str, root: str) -> None:
-    """Refuse the output of a Spark file sink when Spark would not read it by its log, or when the log cannot be read."""
+    """Refuse a Spark file sink's output if Spark ignores its log or the log cannot be read."""
     if str(spark.conf.get(_IGNORE_SINK_LOG, "false")).lower() == "true":
         raise Unsupported(
             f"The path {path} in a session with {_IGNORE_SINK_LOG}",
-            "it is the output of Spark's file sink, and what its failed attempts have left would be read as well",
+            "it is the output of Spark's file sink, and the leftovers of its failed attempts would be read as well",
             "Set it to false.",
         )
     try:
@@ -625,25 +632,23 @@ def _check_sink_log(spark: SparkSession, path: str, root: str) -> None:
         raise Unsupported(
             f"The path {path}",
             f"it is the output of Spark's file sink, and the sink's log names its files by another path: {other}",
-            "Read it by the path that the writing query has, and not by a symbolic link to it; a directory that was moved is read by nobody.",
+            "Read it by the path that the writing query has, and not by a symbolic link to it; a directory that was moved cannot be read.",
         )
 
 
 def _partition_columns(relation: Any, root: str) -> tuple[str, ...]:
-    """Return the columns of a directory's Hive partitions, none if it has no sub-directories.
-
-    Raises Unsupported for what Spark would pass over.
+    """Return the columns of a directory's Hive partitions; none without sub-directories.
 
     Spark finds the columns when the frame is made, and puts them last; in a batch it matches
-    columns by their places. A file that does not have all of them is logged as taken, and no rows
-    of it are read.
+    columns by position. It logs a file without all of them as read, and reads no rows of it. Raises
+    Unsupported for such files.
     """
     columns = tuple(str(name) for name in items(relation.dataSource().sourceInfo().partitionColumns()))
-    for folder, found in _partitions(root, ()):
-        if found != columns:
+    for folder, names in _partitions(root, ()):
+        if names != columns:
             raise Unsupported(
                 f"The directory {root}",
-                f"{folder} has files with the partition columns {', '.join(found) or 'none'}, and the frame was made with {', '.join(columns) or 'none'}: "
+                f"{folder} has files with the partition columns {', '.join(names) or 'none'}, and the frame was made with {', '.join(columns) or 'none'}: "
                 "Spark would log such files as read, and read no rows from them",
                 "Keep all files in partitions by the same columns, and make the frame when they are there; or set the option recursiveFileLookup to "
                 '"true", which takes no columns from names.',
@@ -652,7 +657,7 @@ def _partition_columns(relation: Any, root: str) -> tuple[str, ...]:
 
 
 def _partitions(folder: str, columns: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the directories with files in them, and the columns that the names on the way to each give."""
+    """Yield the directories that have files, each with the partition columns of its path."""
     files = False
     with os.scandir(folder) as listing:
         for entry in listing:
@@ -666,7 +671,7 @@ def _partitions(folder: str, columns: tuple[str, ...]) -> Iterator[tuple[str, tu
             else:
                 raise Unsupported(
                     f"The directory {folder}",
-                    f"it has a sub-directory ({entry.name}) that is no partition, which Spark passes over or takes for one",
+                    f"it has a sub-directory ({entry.name}) that is no partition, which Spark skips or takes for one",
                     'Set the option recursiveFileLookup to "true".',
                 )
     if files:
@@ -674,7 +679,7 @@ def _partitions(folder: str, columns: tuple[str, ...]) -> Iterator[tuple[str, tu
 
 
 def _max_age(spark: SparkSession, options: Mapping[str, str]) -> int:
-    """Return maxFileAge, milliseconds, by Spark's rules."""
+    """Return maxFileAge in milliseconds, by Spark's rules."""
     limited = "maxfilespertrigger" in options or "maxbytespertrigger" in options
     if options.get("latestfirst", "false").lower() == "true" and limited:
         return FOR_EVER
@@ -683,24 +688,24 @@ def _max_age(spark: SparkSession, options: Mapping[str, str]) -> int:
 
 
 def is_file_format(spark: SparkSession, kind: str) -> bool:
-    """Return whether what Spark finds under a format's name, in any of its spellings or as a class, is written by Spark's file sink."""
+    """Return whether Spark writes a format, by its name or class, with its file sink."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     jvm: Any = spark._jvm
     conf: Any = spark._jsparkSession.sessionState().conf()
     try:
-        found = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource(kind, conf)
+        provider = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource(kind, conf)
     except (Py4JJavaError, PySparkException):
-        return False  # one that Spark makes without a look, like memory, or that it does not find when it starts the query either
-    loader = found.getClassLoader()
-    return any(loader.loadClass(name).isAssignableFrom(found) for name in _FILE_FORMATS)
+        return False  # Spark makes it without a lookup, like memory, or will not find it either
+    loader = provider.getClassLoader()
+    return any(loader.loadClass(name).isAssignableFrom(provider) for name in _FILE_FORMATS)
 
 
 def local_directory(spark: SparkSession, path: str, what: str) -> str:
     """Return the absolute local path that Spark makes of a path.
 
-    Raises Unsupported when it is on another file system.
+    Raises Unsupported for another file system.
     """
     jvm: Any = spark._jvm
     hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()
@@ -723,11 +728,11 @@ def absolute(path: str | os.PathLike[str], spark: SparkSession, *, single_driver
 
 
 def refuse_pattern(path: str, what: str) -> None:
-    """Raise Unsupported for a path that Spark reads as a pattern: it would find other directories under it, or none."""
+    """Raise Unsupported for a path that Spark reads as a pattern, and so as other directories."""
     if any(mark in path for mark in "{}[]*?\\"):
         raise Unsupported(
             f"{what} {path}",
-            "Spark reads it as a pattern, and which directories a pattern means may change while the query runs",
+            "Spark reads it as a pattern, and the directories that match may change while the query runs",
             "Name one directory without any of {}[]*?\\ in its path; to read those in it as well, set recursiveFileLookup.",
         )
 

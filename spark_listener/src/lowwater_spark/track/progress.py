@@ -1,16 +1,16 @@
-"""What a tracked stage may claim, and when it needs a batch. Pure: no I/O, no clock, no threads.
+"""The claims of a tracked stage, and its need of batches. Pure: no I/O, no clock, no threads.
 
 Two questions are kept apart:
 
-* Which W may batch N *use*, for example to close windows? The newest one whose head lies within
-  what is planned up to N; of sources whose plans do not say which rows will be read, within what is
-  committed up to N - 1, and confirmed.
-* Which W may the stage *report*? The newest one whose head lies within what is committed.
+* Which W may batch N *use*, for example to close windows? The newest one whose head is within the
+  planned batches up to N; for sources whose plans do not name their rows, within the committed and
+  confirmed batches up to N - 1.
+* Which W may the stage *report*? The newest one whose head is within the committed batches.
 
-A report made from an older committed batch stays true for ever: with head(W) in committed batches,
-everything that comes later is at or after W, so min(what was held then, the lowest stamp at or
-after W) bounds all that the stage will emit. That is why reports may be renewed while the next
-batch runs, and why a late or repeated one harms nothing.
+A report from an older committed batch stays true for ever: with head(W) in committed batches, all
+later rows are at or after W, so min(what was held then, the lowest stamp at or after W) bounds all
+that the stage will emit. So reports may be renewed while the next batch runs, and a late or
+repeated one harms nothing.
 """
 
 from __future__ import annotations
@@ -31,36 +31,34 @@ from lowwater_spark.track.segments import Due
 __all__ = ["RELIST", "Committed", "Progress", "bound_of", "passed_on", "stamped"]
 
 RELIST: Final = 5.0
-"""Seconds after which the sources are listed again for a reading that still waits."""
+"""Seconds between two listings of the sources for a reading that still waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A committed batch: how far it reaches, the W it ran with, and what the stage holds after it."""
+    """A committed batch: the ends of its rows, its W, and what the stage holds after it."""
 
     batch: int = NOTHING
     lines: Sequence[Any] = ()
-    """Per source: its offset, which only the source understands."""
+    """Offset of each source, which only the source understands."""
     reading: Reading = UNREAD
     held: Sequence[int | None] = ()
-    """The oldest stamp that each range holds; empty: no range holds anything."""
+    """Oldest stamp that each range holds; empty: no range holds one."""
     pending: tuple[Sequence[int], Sequence[int]] = field(default=((), ()))
-    """Histogram of the records held."""
+    """Histogram of the held records: bucket starts in microseconds, counts."""
     spark_bound: int = MAX
-    """The lowest stamp of what may still come out of Spark's own state, of any range, microseconds:
-    the watermark that the batch ran with, less the declared retention. MAX: the plan keeps nothing
-    in Spark's state."""
+    """Lowest stamp that Spark's own state can still emit, microseconds: the batch's watermark less
+    the declared retention. MAX: the plan keeps no rows in Spark's state."""
     due: Due | None = None
-    """When it has something to do without any row; None when its update does not tell."""
+    """Times at which the stage acts without any row; None if its update does not say."""
 
 
 class Progress:
-    """The stage's side of the protocol, fed with what was read from files and from the authority.
+    """The stage's side of the protocol, fed with results from files and from the authority.
 
-    ``ranges`` is the number of key ranges; ``window`` the length of the windows by whose start the
-    stage stamps what it emits, None when it stamps by event time; ``start`` the time by which those
-    windows are shifted. Costs: O(ranges), beside what
-    :class:`~lowwater_spark.sources.head.Candidates` says.
+    ``ranges`` is the number of key ranges; ``window`` the length of the windows whose start is the
+    stamp, None if that is the event time; ``start`` the shift of the windows. Cost: O(ranges),
+    besides that of :class:`~lowwater_spark.sources.head.Candidates`.
     """
 
     def __init__(
@@ -73,13 +71,12 @@ class Progress:
     ) -> None:
         self.committed = committed
         self.holding = ""
-        """Why the stage renews nothing: the last committed batch did not reach the authority whole.
-        Empty: it does."""
+        """Why the authority does not know the last batch whole, so the stage holds; or empty."""
         self._ranges = ranges
         self._window = window
         self._start = start
         self.inputs: Origin | None = None
-        """What is registered; None while it is unknown, and for an injector."""
+        """Registered inputs; None while they are unknown, and for an injector."""
         self._observed = UNREAD
         self._listed = 0.0
         self._candidates = Candidates[Reading](sources)
@@ -87,39 +84,40 @@ class Progress:
 
     @property
     def reading(self) -> Reading:
-        """The newest reading that counts for the committed state."""
+        """Newest reading that counts with the committed state."""
         return self._reading
 
     @property
     def promised(self) -> int:
-        """What no row of the next batch should be below, microseconds: the inputs have promised it, and Spark has let go of all that is older.
+        """Bound that the next batch's rows should keep, microseconds: the inputs' and Spark's.
 
-        By the watermark that the committed batch ran with, and not by that of the next one: what lies between the two comes out in the next one.
+        Spark's bound is by the committed batch's watermark, not the next one's: the next batch
+        emits what is between the two.
         """
         return min(self._reading.low, self.committed.spark_bound)
 
     def restart(self, committed: Committed) -> None:
-        """Begin from a durable state, forgetting what was counted before."""
+        """Begin with a durable state, and forget earlier readings."""
         self.committed = committed
         self._reading = committed.reading
 
     def relay(self, ranges: int, held: Sequence[int | None]) -> None:
-        """Take notice that the key space is cut otherwise: into so many ranges, which hold what the committed batch has left."""
+        """Adopt another cut: its number of ranges, and the oldest stamp that each one holds."""
         self._ranges = ranges
         self.committed = dataclasses.replace(self.committed, held=held)
 
     def must_list(self, reading: Reading, now: float) -> bool:
-        """Return whether the sources must be listed: for a reading that is news, or again for one that waits, since files vanish.
+        """Return whether the sources must be listed: for a new reading, or again for a waiting one.
 
-        ``now`` is in seconds, of any clock that does not go back.
+        A waiting one needs it because files vanish. ``now`` is a monotonic clock's, seconds.
         """
         return reading != self._observed or (len(self._candidates) > 0 and now - self._listed >= RELIST)
 
     def observe(self, reading: Reading, heads: Sequence[Any], now: float, planned: Sequence[Any]) -> None:
-        """Take a reading of the inputs, and the heads of all sources, listed after it.
+        """Record a reading of the inputs, and the heads of all sources, listed after it.
 
-        ``planned`` is how far the newest planned batch goes, looked up after the listing; the
-        source logs must have been read so far.
+        ``planned`` is the end of the newest planned batch, looked up after the listing; the source
+        logs must have been read up to it.
         """
         if reading == self._observed:
             self._candidates.relist(heads, planned)
@@ -129,29 +127,29 @@ class Progress:
         self._listed = now
 
     def choose(self, lines: Sequence[Any]) -> Reading:
-        """Return the reading that a batch may use which is known to read up to these lines.
+        """Return the reading that a batch may use if it is known to read up to these lines.
 
-        Never below one that was used before.
+        It is never below one that was used before.
         """
         return _later(self._reading, self._candidates.newest_reached(lines, forget=False))
 
     def settle(self, committed: Committed, holding: str) -> None:
-        """A batch is committed.
+        """Record a committed batch.
 
-        ``holding`` says why the authority does not know it whole; empty: it does.
+        ``holding``: why the authority does not know it whole, or empty.
         """
         if self.is_outdated(committed.reading):
-            # A replay runs with the W of its first run, also after the inputs were changed; nothing
-            # was read of the new ones then.
+            # A replay runs with its first run's W, also if the inputs have changed since; that W
+            # does not cover the new ones.
             committed = dataclasses.replace(committed, reading=UNREAD)
         self.committed = committed
         self.holding = holding
         self._reading = _later(self._reading, committed.reading)
 
     def is_outdated(self, reading: Reading) -> bool:
-        """Return whether a reading is of other inputs than the registered ones.
+        """Return whether a reading belongs to other inputs than the registered ones.
 
-        A later version than theirs is news, and counts.
+        A reading of a later version than theirs is new, and counts.
         """
         if self.inputs is None or reading.low == MIN:
             return False
@@ -163,30 +161,31 @@ class Progress:
         return self._reading
 
     def bound(self, reading: Reading) -> int:
-        """Return the lowest stamp that a range can still emit which holds nothing by itself, microseconds."""
+        """Return the lowest stamp that a range without held stamps can still emit, microseconds."""
         return bound_of(self.committed, reading, self._window, self._start)
 
     def stamped(self, reading: Reading) -> Reading:
-        """Return a reading with its heuristic watermarks as those of what the stage emits."""
+        """Return a reading with the heuristic watermarks of the stage's output."""
         return stamped(self.committed, reading, self._window, self._start)
 
     def advance(self, reading: Reading) -> None:
-        """Take a reading that counts for the committed state and that was found elsewhere: in another stage of the query."""
+        """Adopt a reading that counts with the committed state, from another stage of the query."""
         self._reading = _later(self._reading, reading)
 
     def values(self, reading: Reading) -> list[int]:
-        """Return where each range stands, microseconds: what it holds, or the lowest stamp that a later row can produce."""
+        """Return each range's value, microseconds: its held stamp or the lowest of a later row."""
         bound = self.bound(reading)
-        held = self.committed.held
-        if not held:
+        stamps = self.committed.held
+        if not stamps:
             return [bound] * self._ranges
-        return [bound if oldest is None else min(oldest, bound) for oldest in held]
+        return [bound if oldest is None else min(oldest, bound) for oldest in stamps]
 
     def would_close(self) -> bool:
-        """Return whether a batch with the newest reading would close something that the stage holds.
+        """Return whether a batch with the newest reading would close any held window or row.
 
-        Only a reading that the last batch did not have can: what that one left open stays open until W moves on. It runs with no more than what
-        Spark still holds; when Spark's own watermark has moved, Spark runs a batch without being asked.
+        Only a reading above the last batch's can: what that batch left open stays open until W
+        moves. The batch uses no more than the bound of Spark's own state; when Spark's watermark
+        moves, Spark runs a batch by itself.
         """
         low = self.promised
         if low <= self.committed.reading.low:
@@ -201,40 +200,42 @@ class Progress:
         return oldest + length <= low if length else oldest < low
 
     def would_fire(self, now: int) -> bool:
-        """Return whether a batch would find something to do by its clock, ``now`` being microseconds since the epoch."""
+        """Return whether anything is due at ``now``, a batch's clock in epoch microseconds."""
         due = self.committed.due
         return due is not None and due.wall is not None and due.wall <= now
 
     @property
     def waits(self) -> bool:
-        """Whether a reading waits for what stood in the sources then."""
+        """True if a reading waits until the rows of its listing are committed."""
         return len(self._candidates) > 0
 
     def waiting_for(self) -> list[str]:
-        """Return some of the paths that keep the oldest waiting reading from counting."""
+        """Return some of the paths for which the oldest reading waits."""
         return self._candidates.missing()
 
 
 def passed_on(state: Committed, reading: Reading, window: timedelta | None) -> Reading:
-    """Return what a later stage of the query may count on, when this one stands so: nothing older comes out of it.
+    """Return the reading on which a later stage may rely: the stage emits no lower stamp.
 
-    Its records move on at its frontier as long as it holds none; of one that holds some, the low watermark is what is known.
+    Without held records the shares follow the stage's; otherwise only the low watermark is known.
     """
-    held = [stamp for stamp in state.held if stamp is not None]
-    low = min([*held, bound_of(state, reading, window)])
-    return Reading(low, dict.fromkeys(reading.heuristics, low) if held else stamped(state, reading, window).heuristics)
+    stamps = [stamp for stamp in state.held if stamp is not None]
+    low = min([*stamps, bound_of(state, reading, window)])
+    return Reading(
+        low, dict.fromkeys(reading.heuristics, low) if stamps else stamped(state, reading, window).heuristics
+    )
 
 
 def bound_of(state: Committed, reading: Reading, window: timedelta | None, start: timedelta = timedelta()) -> int:
-    """Return the lowest stamp that a stage can still emit when it stands so and holds nothing by itself, microseconds."""
+    """Return the lowest stamp, microseconds, that a stage without held stamps can still emit."""
     return floor_stamp(min(reading.low, state.spark_bound), window, start)
 
 
 def stamped(state: Committed, reading: Reading, window: timedelta | None, start: timedelta = timedelta()) -> Reading:
-    """Return a reading with its heuristic watermarks as those of what a stage emits that stands so.
+    """Return a reading with the heuristic watermarks of a stage's output.
 
-    Of the rows in Spark's state nobody knows the distribution, so no share of them is beyond the
-    lowest stamp that they can have.
+    The distribution of the rows in Spark's state is unknown, so no share is above the lowest stamp
+    that these rows can have.
     """
     shares = {
         share: floor_stamp(min(micros, state.spark_bound), window, start)
@@ -244,5 +245,5 @@ def stamped(state: Committed, reading: Reading, window: timedelta | None, start:
 
 
 def _later(old: Reading, new: Reading | None) -> Reading:
-    """Return the later of two readings: the new one unless it is behind, as when an input became unknown."""
+    """Return the new reading, or the old one if the new one is lower or unknown."""
     return old if new is None or new.low < old.low or new.low == MIN else new

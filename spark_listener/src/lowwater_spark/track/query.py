@@ -32,22 +32,21 @@ __all__ = ["INTERVAL", "Tracked", "TrackedQuery"]
 logger = logging.getLogger("lowwater.spark")
 
 INTERVAL: Final = 0.2
-"""Seconds between two looks of the clock at most: at the inputs, the sources and the commit log.
-News brings a look at once. While nothing is waited for, a look a second is enough."""
+"""Greatest number of seconds between two looks of the clock at inputs, sources and commit log. News
+causes a look at once. While the stage waits for nothing, one look a second is enough."""
 
 _REST: Final = 4.0
-"""How many times as long as a look has taken the clock rests after it, at most the interval:
-however much news there is, looks take a fifth of the time."""
+"""Rest of the clock after a look, as a multiple of the look's duration, at most the interval. So
+looks take at most a fifth of the time, however much news there is."""
 
 
 class Tracked:
-    """A query that is tracked, wherever it runs, and the clock that follows it.
+    """A tracked query, wherever it runs, and the clock that follows it.
 
-    A thread looks at the clock every :data:`INTERVAL` seconds, and sooner when an input has moved
-    or a batch is committed, so the stage follows its inputs also when no rows come. It is woken
-    when an input moves and when a function of the user's has ended. Whether a batch is committed
-    nobody tells: it looks for that, often while one runs. When the run is replaced (a newer run of
-    the same checkpoint, a reset), it ends, and :meth:`await_termination` raises the reason.
+    A thread takes a look every :data:`INTERVAL` seconds, and at once when an input moves or a
+    user's function returns, so the stage follows its inputs also without rows. No event announces a
+    commit: the thread polls for it, often while a batch runs. If the run is replaced (by a newer
+    run of the checkpoint, or a reset), the query ends and :meth:`await_termination` raises why.
     """
 
     def __init__(
@@ -59,29 +58,28 @@ class Tracked:
         self._owned = owned
         self._driving = driving
         self.looks = 0
-        """Number of looks that have ended, with or without success: it stands still when one hangs.
-        """
+        """Number of looks that have ended, with or without success; constant if one hangs."""
         self._unread = False
-        """Whether the last look has failed for want of a file."""
+        """True: the last look failed because a file could not be read."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._clock, name="lowwater-spark", daemon=True)
-        self._asked = 0.0
-        """When the inputs were asked last whether they have moved, though nobody has told."""
+        self._asked_at = 0.0
+        """Time at which the inputs were last asked without an event."""
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The names of its stages, by which one asks how they stand."""
+        """Names of its stages, as arguments of the status."""
         return self._run.stages
 
     @property
     def client(self) -> lowwater.Client:
-        """The client that the driver talks to the authority with."""
+        """Client of the driver's calls to the authority."""
         return self._run.authority.client
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended, at most ``timeout`` seconds; return whether it has.
+        """Wait up to ``timeout`` seconds for the end; return whether it has ended.
 
-        Raises what ended it.
+        Raises the error that ended it.
         """
         self._thread.join(timeout)
         if self._thread.is_alive():
@@ -92,10 +90,7 @@ class Tracked:
         return True
 
     def stop(self) -> None:
-        """End the reports; the ranges hold where they stand.
-
-        What is committed by then is reported.
-        """
+        """Report what is committed, and stop; the ranges hold their values."""
         if not self._stopping.is_set():
             self._note_failure()
             self._run.stopping = True
@@ -110,67 +105,67 @@ class Tracked:
         return True
 
     def _end(self) -> None:
-        """End the query, if that is ours to do."""
+        """End the query, if this process runs it."""
 
     def _note_failure(self) -> None:
-        """Remember the error of a query that has ended by itself, before the end that the user asks for hides it."""
+        """Keep the error of a query that has ended by itself, before the user's stop hides it."""
 
     def _failed(self) -> BaseException | None:
-        """Return the error that ended it; None: there is none."""
+        """Return the error that ended the query, or None."""
         return self._run.failure
 
     def _look_back(self) -> None:
-        """Take what is said of the batches afterwards. Nothing depends on it but what is shown."""
+        """Process later events about the batches. Only what is shown depends on them."""
 
     def _pause(self, rest: float) -> bool:
-        """Wait until a look is due: after the interval, or when there is news after some seconds of rest. Return whether this is the end."""
+        """Wait until a look is due: after the interval, or on news after ``rest`` seconds.
+
+        Returns whether the query ends.
+        """
         run = self._run
         due = time.monotonic() + (max(self._interval, QUIET) if run.idle else self._interval)
         stopping = self._stopping.wait(min(max(rest, GLANCE), self._interval))
-        asks = True  # what came during the look, or the rest
-        while not stopping and (left := due - time.monotonic()) > 0 and not self._news(asks=asks):
-            told = run.wake.wait(min(run.pace(), left))
-            if told:  # else it may come just now
+        asks = True  # news may have come during the look, or the rest
+        while not stopping and (remaining := due - time.monotonic()) > 0 and not self._news(asks=asks):
+            woken = run.wake.wait(min(run.pace(), remaining))
+            if woken:  # else it may come just now
                 run.wake.clear()
-            asks, stopping = told, self._stopping.is_set()
+            asks, stopping = woken, self._stopping.is_set()
         return stopping
 
     def _news(self, *, asks: bool) -> bool:
         """Return whether a look is worth while.
 
-        Inputs are asked when somebody has told of news, and now and then: what is told may be lost.
+        The inputs are asked after an event, and once in a while because an event may be lost.
         """
         now = time.monotonic()
-        if not asks and now - self._asked < QUIET:
+        if not asks and now - self._asked_at < QUIET:
             return self._run.committed()
-        self._asked = now
+        self._asked_at = now
         return self._run.news() or (self._driving is not None and self._driving.news())
 
     def _follow_inputs(self) -> None:
-        """Be woken whenever an input moves, by a thread that waits for that.
-
-        It ends with the run.
-        """
+        """Start threads that wake the clock whenever an input moves, until the run ends."""
         try:
-            heard = self._run.hear()
+            iterators = self._run.hear()
         except errors.Closed:
-            return  # a look says so
-        for moves in heard:
+            return  # the next look reports it
+        for moves in iterators:
             threading.Thread(target=self._hear, args=(moves,), name="lowwater-spark-inputs", daemon=True).start()
 
     def _hear(self, moves: Iterator[object]) -> None:
-        """Wake the clock at each move."""
+        """Wake the clock at each move of an input."""
         try:
             for _ in moves:
                 self._run.wake.set()
         except errors.LowwaterError as failure:
-            logger.debug("nobody tells %s when its inputs move: %s", self._run.authority.registration.name, failure)
+            logger.debug("%s no longer hears when its inputs move: %s", self._run.authority.registration.name, failure)
 
     def _look(self, *, last: bool) -> None:
         try:
             self._run.tick(last=last)
         except errors.LowwaterError:
-            raise  # Timeout is an OSError, and says nothing of files
+            raise  # Timeout is an OSError, but not an error of files
         except OSError as failure:
             self._run.cannot_read(str(failure))
             raise
@@ -178,19 +173,20 @@ class Tracked:
         self._look_back()
 
     def _looks_again(self, failure: OSError, pauses: Iterator[float], *, last: bool) -> bool:
-        """Wait after a look that has failed for want of a file; return whether there is to be another one.
+        """Wait after a look that failed to read a file; return whether another one follows.
 
-        A file system that is away for a moment (EIO, or ESTALE of NFS) says nothing of the batches: nothing new counts until it answers. The last look
-        is repeated as well, for a minute at most: what is committed would not be reported before the next start.
+        A file system that is briefly away (EIO, or ESTALE of NFS) says nothing about the batches:
+        nothing new counts until it answers. The last look is repeated as well, for a minute at
+        most; otherwise the committed batches would be reported only by the next start.
         """
         name = self._run.authority.registration.name
         if not self._unread:
-            logger.warning("%s holds, and looks again: %s", name, failure)
+            logger.warning("%s holds, and tries again: %s", name, failure)
         self._unread = True
         if not last:
             self._stopping.wait(self._interval)
             return True
-        # What was removed does not come back by waiting, nor does a JVM that has ended.
+        # A removed file does not come back, nor does a JVM that has ended.
         pause = None if isinstance(failure, FileNotFoundError | BrokenPipeError) else next(pauses, None)
         if pause is None:
             logger.warning(
@@ -221,25 +217,24 @@ class Tracked:
                 self._run.fail(failure)
                 ended = True
             except errors.LowwaterError as failure:
-                # The stage whose call it was has taken note, and holds; the others go on. Before
-                # OSError: Timeout is one, and says nothing of files.
-                logger.debug("%s looks again later: %s", self._run.authority.registration.name, failure)
+                # The stage that made the call has noted the error, and holds; the others go on.
+                # This precedes OSError: Timeout is one, but not an error of files.
+                logger.debug("%s tries again later: %s", self._run.authority.registration.name, failure)
             except OSError as failure:
                 ended = not self._looks_again(failure, pauses, last=ended)
             except Exception as failure:
                 logger.exception("%s stops", self._run.authority.registration.name)
-                # Whatever it is, the query must not go on unwatched.
+                # No query may run unwatched, whatever the error is.
                 self._run.fail(failure)
                 ended = True
-        # The stack closes in the reverse order, each of them also when what comes before it has
-        # failed.
+        # The stack closes in reverse order, each one also if those before it fail.
         with contextlib.ExitStack() as closing:
             if self._owned is not None:
                 closing.callback(self._owned.close)
             closing.callback(self._run.close)
             if self._driving is not None:
-                # Only after the end: a frame that is free again may be told of values that are
-                # another query's.
+                # Only after the end: a frame that is released may belong to another query, and must
+                # not get this query's values.
                 closing.callback(self._driving.close)
                 self._driving.silence()
             if self._run.failure is not None and self._active():
@@ -248,14 +243,17 @@ class Tracked:
 
 
 class SparkStatus(dict[str, Any]):
-    """Spark's status of a query, which may be called in this release: it was a method of lowwater's before."""
+    """Spark's status of a query.
 
-    def __init__(self, found: Mapping[str, Any], stage_status: Callable[[str | None], Status]) -> None:
-        super().__init__(found)
+    It can be called, because ``status`` was once lowwater's method.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], stage_status: Callable[[str | None], Status]) -> None:
+        super().__init__(fields)
         self._stage_status = stage_status
 
     def __call__(self, stage: str | None = None) -> Status:
-        """Return how a stage stands, with a DeprecationWarning."""
+        """Return the status of a stage, with a DeprecationWarning."""
         warnings.warn(
             "status() of a tracked query is stage_status() now: status is Spark's, as in its own handle. The next release cannot call it.",
             DeprecationWarning,
@@ -267,9 +265,9 @@ class SparkStatus(dict[str, Any]):
 class TrackedQuery(Tracked):
     """A running query of a tracked stage, in this process.
 
-    It has what Spark's own handle has, by Spark's names, so that code which is given one goes on;
-    :meth:`stop` reports what is committed first. How a stage stands :meth:`stage_status` says. When
-    the run is replaced, the query is stopped.
+    It has the attributes of Spark's own handle, so code for that handle works with it; :meth:`stop`
+    first reports what is committed. :meth:`stage_status` returns the status of a stage. When the
+    run is replaced, the query is stopped.
     """
 
     def __init__(
@@ -283,35 +281,32 @@ class TrackedQuery(Tracked):
     ) -> None:
         super().__init__(run, interval=interval, owned=owned, driving=driving)
         self.query = query
-        """Spark's own handle."""
         if (interval := interval_of(query)) > 0:
             run.triggered_every(interval)
         self._events = Events(query) if run.listens else None
         self._query_failure: BaseException | None = None
-        """Spark's error of a query that had failed before :meth:`stop`; None: there was none."""
+        """Spark's error if the query had failed before :meth:`stop`, or None."""
         self._dropped = 0
         self._shown = run.progress.committed.batch if run.listens else NOTHING
-        """The newest committed batch that Spark has said something of; what it may still say of
-        those before the run is of another one."""
+        """Newest committed batch with an event; events from before this run do not count."""
         self._thread.start()
 
     def stage_status(self, stage: str | None = None) -> Status:
-        """Return how the query stands, and what holds it: its first stage, or the one of this name.
+        """Return the status of the stage of this name, by default the first.
 
-        Raises ValueError for none.
+        Raises ValueError if there is none.
         """
         return dataclasses.replace(self._run.status(stage), dropped_rows=self._dropped)
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait until the query has ended, at most ``timeout`` seconds; return whether it has.
+        """Wait up to ``timeout`` seconds for the end of the query; return whether it has ended.
 
-        Raises what ended it: the error of the user's function or of Spark, or the authority's
-        refusal of this run.
+        Raises the error that ended it: the user's function's, Spark's, or the authority's refusal.
         """
         from pyspark.errors import StreamingQueryException
 
         try:
-            # Spark takes fractions of a second, which its annotation does not say.
+            # Spark accepts fractions of a second, unlike its annotation.
             ended = self.query.awaitTermination(cast("int | None", timeout))
         except StreamingQueryException as failure:
             self.stop()
@@ -343,17 +338,14 @@ class TrackedQuery(Tracked):
         return failure if failure is not None or self._run.stopping else self._spark_failure()
 
     def _spark_failure(self) -> BaseException | None:
-        """Return Spark's error of the query; None: there is none."""
+        """Return Spark's error of the query, or None."""
         try:
             return self.query.exception()
         except Exception as failure:  # noqa: BLE001 - whatever py4j raises when the JVM is gone
             return failure
 
     def _look_back(self) -> None:
-        """Take what Spark says of its batches afterwards.
-
-        Nothing depends on it but what is shown.
-        """
+        """Process Spark's later events about its batches. Only what is shown depends on them."""
         if self._events is None:
             return
         committed = self._run.progress.committed.batch
@@ -369,11 +361,11 @@ class TrackedQuery(Tracked):
             self._dropped += sum(event.dropped for event in events)
             self._run.take(events)
 
-    # -- by Spark's names --------------------------------------------------------------------------
+    # -- Spark's names -----------------------------------------------------------------------------
 
     @property
     def id(self) -> str:
-        """Spark's id of the query, which its checkpoint keeps."""
+        """Spark's id of the query, stored in its checkpoint."""
         return self.query.id
 
     @property
@@ -388,7 +380,7 @@ class TrackedQuery(Tracked):
 
     @property
     def isActive(self) -> bool:  # noqa: N802 - Spark's own name
-        """Whether it runs."""
+        """True while the query runs."""
         return bool(self.query.isActive)
 
     @property
@@ -410,9 +402,9 @@ class TrackedQuery(Tracked):
         return SparkStatus(self.query.status, self.stage_status)
 
     def exception(self) -> StreamingQueryException | None:
-        """Return the error of Spark's that ended it; None if there is none.
+        """Return Spark's error that ended the query, or None.
 
-        What ended the tracking is raised by :meth:`await_termination`.
+        :meth:`await_termination` raises the errors of the tracking.
         """
         return self.query.exception()
 
@@ -421,10 +413,7 @@ class TrackedQuery(Tracked):
         self.query.explain(extended)
 
     def processAllAvailable(self) -> None:  # noqa: N802 - Spark's own name
-        """Wait until a batch has read all that is there now.
-
-        What it has written is reported soon after, as always.
-        """
+        """Wait until a batch has read all that is there now. Its report follows soon after."""
         self.query.processAllAvailable()
 
     def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802 - Spark's own name

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 KEY_HASH: Final = "xxhash64"
-"""The name that the computation is registered with."""
+"""Name of the hash function in the computation's registration."""
 
 MAX_RANGES: Final = 65_536
 
@@ -42,9 +42,9 @@ SIGN: Final = 1 << 63
 
 
 def range_bounds(count: int) -> list[bytes]:
-    """Return the ``count + 1`` bounds of equal ranges over the whole key space; the last is empty: no upper bound.
+    """Return the ``count + 1`` bounds of equal ranges over the whole key space.
 
-    The first is empty as well, the least key of all, so that nothing of the key space is left out.
+    The first is empty, the least key, and the last is empty, no upper bound: no key is left out.
 
     >>> [bound.hex() for bound in range_bounds(3)]
     ['', '5555555555555556', 'aaaaaaaaaaaaaaab', '']
@@ -57,22 +57,23 @@ def range_bounds(count: int) -> list[bytes]:
 
 
 def place_bytes(xxhash64: int) -> bytes:
-    """Return the key of a hash value as Spark gives it, a signed 64-bit number."""
+    """Return the place of a hash value, a signed 64-bit number of Spark's, as bytes."""
     return (xxhash64 + SIGN).to_bytes(8, "big")
 
 
 def range_column(key: Sequence[str | Column], count: int) -> Column:
-    """Return the handle, 0 to count - 1, of each row's key: an integer column that runs in the JVM."""
+    """Return the handle, 0 to count - 1, of rows' keys: an integer column that the JVM computes."""
     from pyspark.sql import functions as sf
 
     return hash_range_column(sf.xxhash64(*key), count)
 
 
 def key_text(frame: DataFrame, key: Sequence[str | Column]) -> str:
-    """Return what a key is made of, as SQL with types: the same for the same key, whatever its columns are called in the result.
+    """Return the definition of a key as SQL with types, independent of the columns' names.
 
-    Nor does it matter what the frame is called, as by ``frame.alias``, but for a column that has its name in common with another one of the
-    frame. Of a function of the user's it has the name and not the code, and of a column the name and not where that comes from.
+    It is also independent of the frame's alias, except for a column whose name occurs twice in the
+    frame. A user's function is represented by its name without its code, and a column by its name
+    without its origin.
     """
     names = [name.lower() for name in frame.columns]
     parts = []
@@ -86,19 +87,19 @@ def key_text(frame: DataFrame, key: Sequence[str | Column]) -> str:
 
 
 def key_zone(frame: DataFrame, key: Sequence[str | Column]) -> str:
-    """Return the time zone of the session if a key depends on it, as the hour of a time does; else nothing."""
+    """Return the session's time zone if a key depends on it, as an hour does; else empty."""
     zones = set()
     for node in itertools.chain.from_iterable(map(_nodes, _expressions(frame, key))):
         loader = node.getClass().getClassLoader()
         aware = loader.loadClass("org.apache.spark.sql.catalyst.expressions.TimeZoneAwareExpression").isInstance(node)
-        # Each cast has a zone, and few use it.
+        # Every cast has a zone, but few use it.
         if aware and (node.getClass().getSimpleName() != "Cast" or node.needsTimeZone()):
             zones.add(node.timeZoneId().get())
     return ", ".join(sorted(zones))
 
 
 def _expressions(frame: DataFrame, key: Sequence[str | Column]) -> Iterator[Any]:
-    """Yield what the columns of a key are, without their names."""
+    """Yield the expressions of a key's columns, without their names."""
     for expression in items(frame.select(*columns_of(frame, key))._jdf.queryExecution().analyzed().projectList()):
         yield expression.child() if expression.getClass().getSimpleName() == "Alias" else expression
 
@@ -110,16 +111,16 @@ def _nodes(expression: Any) -> Iterator[Any]:
 
 
 def _variables(expression: Any) -> str:
-    """Return which variable of its lambdas stands at each place of an expression, in order: as SQL all of them have one name."""
-    found = [
+    """Return the order of lambda variables in an expression: its SQL has one name for all."""
+    variables = [
         node.exprId().id() for node in _nodes(expression) if node.getClass().getSimpleName() == "NamedLambdaVariable"
     ]
-    numbers = {variable: str(number) for number, variable in enumerate(dict.fromkeys(found))}
-    return f" with variables {' '.join(numbers[variable] for variable in found)}" if found else ""
+    numbers = {variable: str(number) for number, variable in enumerate(dict.fromkeys(variables))}
+    return f" with variables {' '.join(numbers[variable] for variable in variables)}" if variables else ""
 
 
 def _unqualified(sql: str, column: str, name: str) -> str:
-    """Return an expression with a column as its name alone, but for what looks like it in texts.
+    """Return SQL with a column as its bare name, but not within texts.
 
     >>> _unqualified("concat(r.key, 'r.key', r.key.part, x.r.key)", "r.key", "key")
     "concat(key, 'r.key', key.part, x.r.key)"
@@ -127,7 +128,7 @@ def _unqualified(sql: str, column: str, name: str) -> str:
     bare = quoted(name) if column.endswith(quoted(name)) else name
     return re.sub(
         rf"'(?:[^'\\]|\\.)*'|(?<![\w`.]){re.escape(column)}(?![\w`])",
-        lambda found: found[0] if found[0].startswith("'") else bare,
+        lambda match: match[0] if match[0].startswith("'") else bare,
         sql,
     )
 
@@ -135,9 +136,9 @@ def _unqualified(sql: str, column: str, name: str) -> str:
 def hash_range_column(xxhash64: Column, count: int) -> Column:
     """Return the handle of hash values.
 
-    64 bits hold no product of 64 bits, so the place is taken apart: for u = high * 2**32 + low the
-    handle is ``(high * count + (low * count >> 32)) >> 32``, exact since floors of floors by whole
-    divisors nest.
+    The product of two 64-bit numbers exceeds 64 bits, so the place is split: for u = high * 2**32 +
+    low the handle is ``(high * count + (low * count >> 32)) >> 32``, which is exact because floors
+    of whole divisions nest.
     """
     from pyspark.sql import functions as sf
 

@@ -1,9 +1,9 @@
-"""What an executor's task does when it has succeeded: it tells the authority what it holds, and the driver that it did.
+"""The end of an executor's task: it stages its part at the authority, and returns a receipt.
 
-A report from inside a micro-batch is not true yet, so a task only *stages*, by one unary call named by its attempt. The row it
-returns is its receipt: a Spark action returns the rows of exactly one attempt per partition, so the receipts name the accepted
-attempts, and the driver has the authority check that each of them arrived. A call that fails must not fail the task: the
-pipeline goes on, and the stage holds.
+A report from inside a micro-batch is not true yet, so a task only *stages* it, by one unary call
+named by its attempt. A Spark action returns the rows of exactly one attempt per partition, so the
+receipts name the accepted attempts, and the authority checks that each of them arrived. A call that
+fails must not fail the task: the pipeline goes on, and the stage holds.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ RECEIPT: Final = "stage int, partition int, attempt long, error string, detail s
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a task stages its part. Plain values: it travels in the closure."""
+    """The address at which a task stages its part. Plain values, pickled into the closure."""
 
     settings: Settings | None
-    """How to reach the authority; None: do not try, it was away a moment ago."""
+    """Settings of the authority's client; None: do not call it, it was away a moment ago."""
     computation: str
     sequencer: int
     batch: int
@@ -40,7 +40,7 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one task holds after its part of a batch. Micros."""
+    """The stamps and records that one task holds after its part of a batch. Microseconds."""
 
     handles: Sequence[int]
     oldest: Sequence[int | None]
@@ -52,21 +52,18 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One accepted attempt, and what it told the driver."""
+    """One accepted attempt, with its details for the driver."""
 
     task: lowwater.TaskAttempt
     error: str
-    """Why its call failed; empty when it was acknowledged."""
+    """Why its call failed; empty if it was acknowledged."""
     detail: dict[str, Any]
 
 
 def stage_part(destination: Destination, part: Part, detail: dict[str, Any]) -> pa.RecordBatch:
-    """Send a part, once, and return the receipt.
+    """Send a part, once, and return the receipt. Never raises.
 
-    Call it last: nothing of the task may fail after it. Never raises.
-
-    Runs in a Python worker of Spark, which leaves by ``os._exit``: nothing may be left to exit
-    handlers.
+    Call it last: no later step may fail. Spark's worker ends without exit handlers.
     """
     import pyarrow as pa
     from pyspark import TaskContext
@@ -104,7 +101,7 @@ _clients: dict[Settings, lowwater.Client] = {}
 
 
 def _client(settings: Settings) -> lowwater.Client:
-    """Return this process's client, made at its first use; it minds forks by itself.
+    """Return this process's client, made at its first use; it handles forks itself.
 
     Raises InvalidArgument for an unusable file.
     """

@@ -1,8 +1,8 @@
 """Removes the rows of handed-over batches that every reader has read.
 
-Only a batch's files go. Its directory stays, with the file that says that lowwater has made it:
-Spark lists a source directory by directory, and its listing ends the query of a neighbour when a
-directory is gone that it has just seen. Files may go meanwhile. A replay finds the batch, too.
+Only a batch's files are removed. Its directory stays, with lowwater's mark: Spark lists a source
+directory by directory, and a listing fails, and ends the reader's query, if a directory vanishes
+meanwhile. Files may vanish. And a replay still finds the batch.
 """
 
 from __future__ import annotations
@@ -28,46 +28,47 @@ logger = logging.getLogger("lowwater.spark")
 
 @dataclass(slots=True)
 class Removal:
-    """Removes from one output, in one run, the rows that nobody needs any more."""
+    """Removes from one output, in one run, the rows that no reader needs."""
 
     folder: Path
     probe: Callable[[str], None] = lambda _point: None
     batches: int = 0
-    """Batches that it has removed."""
     size: int = 0
-    """Bytes of their files."""
-    _held: float | None = None
-    """Since when the oldest batch that is kept for a reader alone could have gone; None: there is
-    none."""
-    _told: set[str] = field(default_factory=set)
+    """Bytes of the removed files."""
+    _kept_since: float | None = None
+    """Time from which only a reader has kept the oldest batch; None: there is no such batch."""
+    _logged: set[str] = field(default_factory=set)
 
     AT_ONCE: ClassVar[int] = 1_000
-    """Batches that one call looks at: an output from which nothing was ever removed holds no batch
-    of the query up for long."""
+    """Greatest number of batches that one call looks at, so that the first call of an old output
+    does not delay a batch for long."""
 
     def remove(self, keep: timedelta, committed: int, now: float) -> list[int]:
-        """Remove the files of batches that are older than ``keep`` and that every reader has read, and return their numbers.
+        """Remove the files of batches older than ``keep`` that all readers have read.
 
-        ``committed`` is the last batch that the writer has committed: later ones stay. ``now`` is in seconds since the epoch. Without any
-        bookmark nothing is removed: nobody is known to have read anything. Costs a stat of the first batch that is left; if there is
-        anything to remove, a stat for each number that is looked at, seven fsyncs at most, and one more for each batch. Raises OSError when nobody can tell what may go.
+        Returns the numbers of the batches.
+
+        Batches after ``committed``, the writer's last committed one, stay. ``now`` is epoch
+        seconds. Without bookmarks nothing is removed, because no reader is known. Costs a stat of
+        the first batch that is left; with something to remove, a stat a number, at most seven
+        fsyncs, and one a batch. Raises OSError if it is unknown what may be removed.
         """
         before = removed(os.fspath(self.folder))
-        self._held = None
-        cleared, made = self._old(before.cleared, committed, now - keep.total_seconds())
-        old = list(made)
+        self._kept_since = None
+        cleared, handed_over = self._old(before.cleared, committed, now - keep.total_seconds())
+        old = list(handed_over)
         if not old:
-            if cleared - before.cleared == self.AT_ONCE:  # that many batches in a row have written nothing here
+            if cleared - before.cleared == self.AT_ONCE:  # that many batches in a row have no rows here
                 self.probe("passed")
                 if not self.is_overtaken(before):
                     note_removed(self.folder, before._replace(cleared=cleared))
             return []
-        # Until somebody says what is read, all of it is kept.
-        self._choose(made, NOTHING, keep)
+        # Until a bookmark is read, all batches count as kept for a reader.
+        self._choose(handed_over, NOTHING, keep)
         readers = bookmarks(self.folder)
         self.probe("looked")
         self._tell(old, readers)
-        chosen = self._choose(made, _least(readers), keep)
+        chosen = self._choose(handed_over, _least(readers), keep)
         if not chosen:
             return []
         note = before._replace(through=max(before.through, chosen[-1]))
@@ -75,13 +76,13 @@ class Removal:
             return []
         note_removed(self.folder, note)
         self.probe("noted")
-        # Who has left its bookmark since the first look may not have seen the note.
+        # A reader that left its bookmark since the first look may not have seen the note.
         least = _least(bookmarks(self.folder))
         if least < chosen[-1]:
-            chosen = self._choose(made, least, keep)
+            chosen = self._choose(handed_over, least, keep)
             if self.is_overtaken(note):
                 return []
-            # Nothing beyond is removed: who needs it may begin.
+            # Later batches are not removed, so their readers may begin.
             note = before._replace(through=max([before.through, *chosen[-1:]]))
             note_removed(self.folder, note)
         self.probe("chosen")
@@ -107,34 +108,39 @@ class Removal:
         """
         overtaken = removed(os.fspath(self.folder)) != note
         if overtaken:
-            logger.warning("nothing more is removed from %s now: another run removes from it", self.folder)
+            logger.warning("stopped removing batches from %s for now: another run removes from it", self.folder)
         return overtaken
 
     def held_back(self, now: float) -> float:
-        """Return for how many seconds the oldest batch has been kept beyond ``keep`` because a reader has not read it; 0: there was none at the last look."""
-        held = self._held
-        return 0.0 if held is None else max(0.0, now - held)
+        """Return the seconds for which a reader has kept a batch beyond ``keep``; 0: none."""
+        since = self._kept_since
+        return 0.0 if since is None else max(0.0, now - since)
 
     def _choose(self, old: Mapping[int, float], least: int, keep: timedelta) -> list[int]:
-        """Return those of the old batches that all readers have read."""
+        """Return the old batches that all readers have read."""
         chosen = [n for n in old if n <= least]
-        self._held = next((made + keep.total_seconds() for n, made in old.items() if n > least), None)
+        self._kept_since = next(
+            (handed_over + keep.total_seconds() for n, handed_over in old.items() if n > least), None
+        )
         return chosen
 
     def _old(self, cleared: int, committed: int, before: float) -> tuple[int, dict[int, float]]:
-        """Return the last number that was looked at, and when the old batches were handed over, in order: those before a moment, if all before them are old."""
+        """Return the last examined number, and when each old batch before it was handed over.
+
+        Batches are in order; the first one that is not older than ``before`` ends the search.
+        """
         old: dict[int, float] = {}
         for number in range(cleared + 1, min(committed, cleared + self.AT_ONCE) + 1):
             folder = self.folder / f"batch={number}"
             try:
-                made = (folder / HANDED_OVER).stat().st_mtime
+                handed_over = (folder / HANDED_OVER).stat().st_mtime
             except FileNotFoundError:
-                pass  # it has written nothing here; or somebody else has made the directory, and it is not ours to remove
+                pass  # the batch has no rows here; or another program's directory, which stays
             else:
-                if made >= before:
+                if handed_over >= before:
                     break
                 if not folder.is_symlink():
-                    old[number] = made
+                    old[number] = handed_over
             cleared = number
         return cleared, old
 
@@ -156,20 +162,20 @@ class Removal:
         self.batches += 1
 
     def _tell(self, old: Sequence[int], readers: Sequence[Bookmark]) -> None:
-        """Say once of each reader that old batches are kept for it."""
+        """Log once for each reader that old batches are kept for it."""
         if not readers:
-            text = "%s keeps all batches: keep= removes what its readers have read, and none has left a bookmark"
+            text = "%s keeps all batches: keep= removes only what readers have read, and no reader has left a bookmark"
             self._tell_once("", text, self.folder)
         for mark in readers:
             if mark.read < old[0]:
-                text = "%s keeps batches from %d on longer than keep=: %s has read %s. If it is gone for good, delete its bookmark %s"
+                text = "%s keeps batches from %d on longer than keep=: %s has read %s. If that reader is gone for good, delete its bookmark %s"
                 had = "nothing" if mark.read == NOTHING else f"up to batch {mark.read}"
                 self._tell_once(os.fspath(mark.path), text, self.folder, old[0], mark.reader, had, mark.path)
 
-    def _tell_once(self, of: str, text: str, *arguments: object) -> None:
-        if of not in self._told:
+    def _tell_once(self, subject: str, text: str, *arguments: object) -> None:
+        if subject not in self._logged:
             logger.warning(text, *arguments)
-        self._told.add(of)
+        self._logged.add(subject)
 
 
 def _least(readers: Sequence[Bookmark]) -> int:

@@ -1,27 +1,24 @@
-"""Counts the rows of a batch that keeps nothing, and finds those of them that are late.
+"""Counts the rows of a batch of a stage without state, and finds the late ones.
 
-The low watermark needs none of it: every range of such a stage stands at W when the batch is
-committed. The heuristic watermarks need the number of rows, as a weight, and a broken promise must
-be seen. Both are read off the user's own jobs: a metric on the frame counts the rows that come by
-and keeps the least of their event times, which costs a fraction of a job of its own (benchmark
-``spark_overhead``). Whether any is late the driver decides: Spark writes the numbers of a metric
-into the code that it generates for it, and with the promise in it, it would compile that anew
-whenever the promise has moved.
+The low watermark does not need it: every range of such a stage is at W when the batch is committed.
+The heuristic watermarks need the number of rows as a weight, and late rows must be noticed. Both
+are measured within the user's own jobs: a metric on the frame counts the rows and keeps their least
+event time, at a fraction of a job's cost (benchmark ``spark_overhead``). The driver then decides
+whether a row is late: Spark compiles a metric's constants into the job, so with the promise in it
+Spark would compile the metric anew whenever the promise moves.
 
-Of several actions each counts the same rows, so the greatest count stands. It is a lower bound. An
-action that does not read to the end, such as ``take``, ``limit`` or a Python iterator, counts what
-it has read: the rows that no action has read are not counted, and a late one among them is not
-seen. When no action has told of a row, one job counts them all, in the JVM, and reads the source
-again for it. A job that looks for the oldest late row and its key range runs only when an action
-has read a late row; it looks at all rows of the batch.
+Several actions count the same rows, so the greatest count is used. It is a lower bound: an action
+that stops early, such as ``take``, ``limit`` or a Python iterator, counts only the rows that it has
+read, and a late row among the others is missed. If no action has counted a row, one job in the JVM
+counts them all and reads the source again. A job that finds the oldest late row and its key range
+reads all rows of the batch; it runs only if an action has read a late row.
 
-A retried or doubled task counts once: the accepted attempt's. Before PySpark 4.3 two things may
-count rows again: a sort (``orderBy``), which takes a sample of its rows by a job of its own first,
-and a stage that is run again because an executor was lost with its shuffle files. Both shift the
-weight of the batch in the heuristic watermarks, and count its rows again in a lateness budget; they
-shift nothing else.
+For a retried or duplicated task only the accepted attempt counts. Before PySpark 4.3 two things may
+count rows twice: a sort (``orderBy``), which first samples its rows in a job of its own, and a
+stage that runs again because an executor was lost with its shuffle files. Both change the batch's
+weight in the heuristic watermarks and its counts in a lateness budget, nothing else.
 
-Of a stage with a lateness budget the metric also has how many rows lie in each bucket of lateness,
+For a stage with a lateness budget the metric also has the number of rows in each lateness bucket,
 of the action that has read most rows.
 """
 
@@ -54,60 +51,57 @@ __all__ = ["Actions", "Counted", "Rows", "event_micros"]
 logger = logging.getLogger("lowwater.spark")
 
 _PATIENCE_MS: Final = 1000
-"""How long a batch waits for Spark to hand out its events, at most; then it counts by a job."""
+"""Milliseconds that a batch waits for Spark's listener events; then it counts by a job."""
 
 _SOON: Final = 0.005
-"""Seconds within which an action that has just ended is told of, as a rule. Spark's own wait looks
-every ten milliseconds, so it is asked when it need not wait."""
+"""Seconds within which the event of a finished action usually arrives. Spark's own wait polls every
+ten milliseconds, so this module waits here first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a batch has read."""
+    """The counts of a batch's rows."""
 
     rows: int
-    """At least as many as this, unless a job has counted them: then just as many."""
+    """Number of rows: exact if a job has counted them, otherwise a lower bound."""
     late: int = 0
     late_example: int | None = None
     """Event time of the oldest late row, microseconds."""
     late_handle: int | None = None
-    """Its key range."""
     arrived: Arrived | None = None
-    """How late they were; None when nobody asks, or nothing is known that lateness counts from."""
+    """Lateness of the rows; None without a budget, or while there is no time to count it from."""
     untimed: int = 0
-    """Number of them that had no event time."""
+    """Number of rows without an event time."""
 
 
 _GROWTH: Final = math.log(1.05)
 _EDGES: Final = f"array({', '.join(f'{edge}L' for edge in EDGES[:-1])})"
-"""As SQL: hundreds of literals would be as many calls of the JVM in each batch."""
+"""The edges as SQL, since hundreds of literals would be as many calls into the JVM a batch."""
 _BINS: Final = 1024
-"""More than there are buckets, so that the aggregate merges equal ones only. (What it makes of two
-equal ones may be off by a rounding.)"""
+"""Bins of the aggregate: more than there are buckets, so that it merges equal ones only. (The
+position of two merged equal ones may be off by a rounding.)"""
 _FAR: Final = 2**62
-"""Microseconds. What is later is as late as this: a difference of two times may not fit into 64
-bits."""
+"""Greatest lateness, microseconds: the difference of two times may exceed 64 bits."""
 
 
 def lateness_of(micros: Column, reference: int) -> Column:
-    """Return how late a time is, microseconds; null for none."""
+    """Return the lateness of a time, microseconds; null for null."""
     from pyspark.sql import functions as sf
 
     return sf.lit(reference) - sf.when(micros < reference - _FAR, sf.lit(reference - _FAR)).otherwise(micros)
 
 
 def bucket(lateness: Column) -> Column:
-    """Return the bucket of a lateness in microseconds, as :func:`lowwater.core.lateness.bucket_of` does, exactly; null for null."""
+    """Return the bucket of a lateness as lowwater.core.lateness.bucket_of; null for null."""
     from pyspark.sql import functions as sf
 
     edges = sf.expr(_EDGES)
-    # The edges are rounded down, by less than a bucket in all, so that the logarithm is right or
-    # one too low.
+    # Rounding of the edges makes the logarithm at most one bucket too low.
     near = sf.ceil(sf.log(lateness / sf.lit(1000.0)) / sf.lit(_GROWTH) - sf.lit(1e-9)).cast("int") + 1
     exact = near + sf.when(sf.element_at(edges, sf.least(near, sf.lit(len(EDGES) - 2)) + 1) < lateness, 1).otherwise(0)
-    # ``least`` would pass a null over.
-    known = sf.when(lateness.isNotNull(), sf.least(exact, sf.lit(len(EDGES) - 1)))
-    return sf.when(lateness <= 0, 0).when(lateness <= 1000, 1).otherwise(known)
+    # ``least`` ignores nulls.
+    bounded = sf.when(lateness.isNotNull(), sf.least(exact, sf.lit(len(EDGES) - 1)))
+    return sf.when(lateness <= 0, 0).when(lateness <= 1000, 1).otherwise(bounded)
 
 
 def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
@@ -122,15 +116,15 @@ def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
 
 
 def _is_name(event_time: str | Column, frame: DataFrame) -> TypeGuard[str]:
-    """Return whether an event time is the name of a column of the frame, as the frame itself has it."""
+    """Return whether an event time is exactly the name of a column of the frame."""
     return isinstance(event_time, str) and event_time.isidentifier() and frame.schema.names.count(event_time) == 1
 
 
 def _check_time(frame: DataFrame, event_time: str | Column) -> None:
-    """Raise TypeError when an event time is no timestamp with time zone."""
+    """Raise TypeError for an event time that is no timestamp with time zone."""
     from pyspark.sql.types import TimestampType
 
-    # What the frame itself tells needs no plan.
+    # A column that the frame names needs no plan.
     if _is_name(event_time, frame):
         field = frame.schema[event_time]
     else:
@@ -144,10 +138,10 @@ def _check_time(frame: DataFrame, event_time: str | Column) -> None:
 
 
 class Rows:
-    """The rows of one batch, and how many of them there are.
+    """The rows of one batch, and their counts.
 
-    ``promised``: rows below it are late, microseconds; with MIN none is. ``reference``: what their
-    lateness counts from; MIN: nobody asks.
+    Rows below ``promised``, microseconds, are late; MIN: no row is. ``reference`` is the time from
+    which lateness is counted; MIN: it is not counted.
     """
 
     def __init__(self, frame: DataFrame, keyed: Keyed, promised: int, actions: Actions, reference: int = MIN) -> None:
@@ -161,16 +155,16 @@ class Rows:
         self._counted: Counted | None = None
 
     def observed(self) -> DataFrame:
-        """Return the frame with the metric on it: the same rows, for the user's function."""
+        """Return the frame with the metric on it, for the user's function: the same rows."""
         self._metric = self._actions.expect(self._frame)
         if self._metric:
             self._observed = self._frame.observe(self._metric, *self._measures())
         return self._frame if self._observed is None else self._observed
 
     def counted(self) -> Counted:
-        """Return the count, from the actions that have run on the frame by now, or from a job.
+        """Return the counts, from the actions on the frame so far, or from a job.
 
-        Cheap after the first call.
+        Later calls return the same at no cost.
         """
         if self._counted is None:
             self._counted = self._count()
@@ -184,31 +178,31 @@ class Rows:
             measures.append(self._actions.oldest(self._frame, self._keyed.event_time))
         if self._reference != MIN:
             lateness = lateness_of(event_micros(self._frame, self._keyed.event_time), self._reference)
-            found = sf.to_json(sf.histogram_numeric(bucket(lateness).cast("double"), sf.lit(_BINS)))
-            measures.append(found.alias("arrived"))
+            histogram = sf.to_json(sf.histogram_numeric(bucket(lateness).cast("double"), sf.lit(_BINS)))
+            measures.append(histogram.alias("arrived"))
         return measures
 
     def _count(self) -> Counted:
-        found = self._actions.take(self._frame, self._metric) if self._metric else None
-        # An action may have read nothing at all, because the other side of a join was empty.
-        if found is None or found.rows == 0:
+        measured = self._actions.take(self._frame, self._metric) if self._metric else None
+        # An action may read no row at all, for example when the other side of a join is empty.
+        if measured is None or measured.rows == 0:
             [row] = self._source().agg(*self._measures()).collect()
-            found = _measured(row.asDict())
-        late = found.oldest is not None and found.oldest < self._promised
-        counted = self._find_late(found.rows) if late else Counted(found.rows)
-        return dataclasses.replace(counted, arrived=self._arrived(found.arrived), untimed=found.untimed)
+            measured = _measured(row.asDict())
+        late = measured.oldest is not None and measured.oldest < self._promised
+        counted = self._find_late(measured.rows) if late else Counted(measured.rows)
+        return dataclasses.replace(counted, arrived=self._arrived(measured.arrived), untimed=measured.untimed)
 
-    def _arrived(self, found: str | None) -> Arrived | None:
-        if found is None:
+    def _arrived(self, histogram: str | None) -> Arrived | None:
+        if histogram is None:
             return None
         counts: dict[int, int] = {}
-        # One bucket may come twice.
-        for each in json.loads(found):
-            counts[round(each["x"])] = counts.get(round(each["x"]), 0) + round(each["y"])
+        # A bucket may occur twice.
+        for bin_ in json.loads(histogram):
+            counts[round(bin_["x"])] = counts.get(round(bin_["x"]), 0) + round(bin_["y"])
         return Arrived(self._reference, counts)
 
     def _source(self) -> DataFrame:
-        """Return the frame, or what the user has persisted of it."""
+        """Return the frame, or the observed frame if the user has persisted it."""
         observed = self._observed
         if observed is None:
             return self._frame
@@ -216,7 +210,7 @@ class Rows:
         return observed if level.useMemory or level.useDisk else self._frame
 
     def _find_late(self, rows: int) -> Counted:
-        """Count the rows below the promise, and find the oldest: a job."""
+        """Count the rows below the promise, and find the oldest. Costs a job."""
         from pyspark.sql import functions as sf
 
         frame = self._source()
@@ -226,18 +220,18 @@ class Rows:
             sf.col("micros") < sf.lit(self._promised)
         )
         [[count, oldest]] = late.agg(sf.count(sf.lit(1)), sf.min(sf.struct("micros", "handle"))).collect()
-        # The source gave other rows this time: nothing can be said of them.
+        # The source returned other rows this time, so their late ones are unknown.
         return Counted(rows) if oldest is None else Counted(rows, count, oldest.micros, oldest.handle)
 
 
 class _Measured(NamedTuple):
-    """What a metric on a batch's frame came to."""
+    """The result of a metric on a batch's frame."""
 
     rows: int
     oldest: int | None
-    """The least event time, microseconds; None when no row has one, or none can be late."""
+    """Least event time, microseconds; None if no row has one, or none can be late."""
     arrived: str | None
-    """The buckets of lateness, as JSON; None when nobody asks."""
+    """Lateness buckets as JSON; None without a budget."""
     untimed: int = 0
     """Number of rows without an event time."""
 
@@ -247,15 +241,14 @@ def _measured(values: Mapping[str, Any]) -> _Measured:
 
 
 class Actions:
-    """Hears of the actions on the batches' frames, through Spark's listener of query executions.
+    """Observes the actions on the batches' frames, through Spark's listener of query executions.
 
-    Spark hands these events out on a thread of its own; nothing here raises, since a batch can
-    always count by a job. Batches of one run come one after the other, so one metric is expected at
-    a time.
+    Spark calls the listener on a thread of its own. The listener never raises an error, since a
+    batch can always count by a job. Batches are sequential, so one metric is expected at a time.
     """
 
     class Java:
-        """What py4j shows to the JVM."""
+        """Interfaces that py4j shows to the JVM."""
 
         implements = ("org.apache.spark.sql.util.QueryExecutionListener",)
 
@@ -263,13 +256,12 @@ class Actions:
         self._numbers = itertools.count()
         self._prefix = f"lowwater-{uuid.uuid4().hex[:8]}"
         self._metric = ""
-        self._found: list[_Measured] = []
-        self._heard = threading.Event()
-        """Set when an action has told of the metric."""
+        self._results: list[_Measured] = []
+        self._delivered = threading.Event()
+        """Set when an action has delivered the metric."""
         self._unread: dict[str, bool] = {}
-        """By the metric on the rows that a stage has emitted in this batch: whether no action on
-        them has been heard of."""
-        self._told: set[str] = set()
+        """Metrics on the batch's emitted rows; True until an action reads the rows."""
+        self._warned_stages: set[str] = set()
         self._manager: Any = None
         self._listener: Any = None
         self._all_rows: Column | None = None
@@ -277,7 +269,7 @@ class Actions:
         self._untimed: Column | None = None
 
     def all_rows(self) -> Column:
-        """Return the measure of all rows: the same for all batches."""
+        """Return the measure of all rows, the same for all batches."""
         from pyspark.sql import functions as sf
 
         if self._all_rows is None:
@@ -285,7 +277,10 @@ class Actions:
         return self._all_rows
 
     def oldest(self, frame: DataFrame, event_time: str | Column) -> Column:
-        """Return the measure of the least event time: the same for all batches, whose frames have the columns of the first one's. Raises as :func:`event_micros`."""
+        """Return the measure of the least event time, the same for all batches.
+
+        The frames of all batches have the same columns. Raises as :func:`event_micros`.
+        """
         from pyspark.sql import functions as sf
 
         if self._oldest is None:
@@ -293,7 +288,7 @@ class Actions:
         return self._oldest
 
     def untimed(self, frame: DataFrame, event_time: str | Column) -> Column:
-        """Return the measure of rows without an event time: the same for all batches, as :meth:`oldest` is. Raises as :func:`event_micros`."""
+        """Return the measure of rows without an event time, the same for all batches."""
         from pyspark.sql import functions as sf
 
         if self._untimed is None:
@@ -301,16 +296,16 @@ class Actions:
         return self._untimed
 
     def expect(self, frame: DataFrame) -> str:
-        """Return the name of the metric to put on a batch's frame; empty when nobody would hear of it."""
-        self._found = []
-        self._heard.clear()
+        """Return the name of the metric for a batch's frame; empty without a listener."""
+        self._results = []
+        self._delivered.clear()
         self._metric = f"{self._prefix}-{next(self._numbers)}"
         if not self._listen(frame):
             self._metric = ""
         return self._metric
 
     def watch(self, emitted: DataFrame) -> tuple[DataFrame, str]:
-        """Return rows that a batch has emitted, with a metric on them that tells whether an action reads them, and its name; empty: none."""
+        """Return the emitted rows with a metric that notices actions, and its name or empty."""
         from pyspark.sql import functions as sf
 
         metric = f"{self._prefix}-{next(self._numbers)}"
@@ -320,27 +315,26 @@ class Actions:
         return emitted.observe(metric, sf.count(sf.lit(1)).alias("rows")), metric
 
     def tell_unread(self, emitted: DataFrame, metric: str, stage: str, batch: int) -> None:
-        """Warn, once for each stage of a run, when no action has read what a batch emitted.
+        """Warn, once for each stage of a run, if no action has read a batch's emitted rows.
 
-        A warning and no error: Spark tells of no action on ``rdd``, so that nothing was heard
+        It is a warning and no error: Spark has no events for actions on ``rdd``, so a missing event
         proves nothing.
         """
         unread = self._drained(emitted) and self._unread.get(metric, False)
         self._unread.pop(metric, None)
-        if unread and stage not in self._told:
-            self._told.add(stage)
+        if unread and stage not in self._warned_stages:
+            self._warned_stages.add(stage)
             logger.warning(_UNREAD, batch, stage)
 
     def _listen(self, frame: DataFrame) -> bool:
-        """Register with the session that runs the batch; False when nobody would hear of it."""
+        """Register with the session that runs the batch; False if that fails."""
         try:
-            # Spark runs the batches of a query in one session, a copy of the user's; nothing
-            # promises that it stays the same.
+            # Spark runs batches in a copy of the user's session, perhaps not always the same.
             manager: Any = frame.sparkSession._jsparkSession.listenerManager()
             if self._manager is None or not manager.equals(self._manager):
                 self.close()
-                # Each time that py4j passes a Python object on it is another object in the JVM, and
-                # only the same one can be unregistered.
+                # py4j makes a new JVM object each time it passes a Python one, and only the
+                # registered object can be unregistered: keep it.
                 jvm: Any = frame.sparkSession._jvm
                 listener = jvm.java.util.Collections.singletonList(self).get(0)
                 manager.register(listener)
@@ -351,22 +345,22 @@ class Actions:
         return True
 
     def take(self, frame: DataFrame, metric: str) -> _Measured | None:
-        """Return the greatest that each measure of the metric came to in an action; None when there was none, or it is not known."""
-        self._heard.wait(_SOON)
-        # There may be further ones, and they count as well.
+        """Return the greatest value of each measure over all actions; None if unknown."""
+        self._delivered.wait(_SOON)
+        # Further actions may follow, and count as well.
         if not self._drained(frame):
             return None
-        found, self._found = (self._found if metric == self._metric else []), []
+        results, self._results = (self._results if metric == self._metric else []), []
         self._metric = ""
-        if not found:
+        if not results:
             return None
-        # Each by itself: the late row may be one that only the smaller of two actions has read.
-        most = max(found, key=lambda each: each.rows)
-        oldest = min((each.oldest for each in found if each.oldest is not None), default=None)
+        # Each measure by itself: perhaps only the smaller of two actions has read the late row.
+        most = max(results, key=lambda result: result.rows)
+        oldest = min((result.oldest for result in results if result.oldest is not None), default=None)
         return _Measured(most.rows, oldest, most.arrived, most.untimed)
 
     def _drained(self, frame: DataFrame) -> bool:
-        """Wait until Spark has handed out its events; False when that takes too long."""
+        """Wait until Spark has delivered its events; False if that takes too long."""
         try:
             context: Any = frame.sparkSession.sparkContext._jsc
             context.sc().listenerBus().waitUntilEmpty(_PATIENCE_MS)
@@ -376,7 +370,7 @@ class Actions:
         return True
 
     def close(self) -> None:
-        """Stop hearing."""
+        """Unregister the listener."""
         manager, self._manager = self._manager, None
         try:
             if manager is not None:
@@ -387,37 +381,35 @@ class Actions:
     def onSuccess(self, function: str, execution: Any, _duration: int) -> None:  # noqa: N802 - Spark's name
         """See QueryExecutionListener.
 
-        Costs four calls of the JVM when the metric is in the plan, else two, and one for each frame
-        of emitted rows.
-
-        The batch waits for it: all measures come in one call.
+        All measures come in one call, because the batch waits for it. Costs four calls into the JVM
+        if the metric is in the plan, otherwise two, and one for each frame of emitted rows.
         """
         metric = self._metric
         try:
             metrics = execution.observedMetrics()
-            # A copy: the batch's thread may add another one meanwhile.
+            # Copy the keys: the batch's thread may add another one meanwhile.
             for emitted in tuple(self._unread):
                 if metrics.contains(emitted):
                     self._unread[emitted] = False
             if not metric or not metrics.contains(metric):
                 return
-            found = _measured(json.loads(metrics.apply(metric).json()))
-            # It has read one row at most. Who asks this first, and then reads by ``rdd`` or
-            # ``foreachPartition``, of which Spark tells nothing, would have one row counted and no
-            # late one seen: a job has to count.
+            result = _measured(json.loads(metrics.apply(metric).json()))
+            # This action has read one row at most. If the user calls it first and then reads by
+            # ``rdd`` or ``foreachPartition``, which send no events, one row would be counted and
+            # late ones missed. So let a job count.
             if function == "isEmpty":
-                found = _Measured(0, found.oldest, None)
-            self._found.append(found)
-            self._heard.set()
+                result = _Measured(0, result.oldest, None)
+            self._results.append(result)
+            self._delivered.set()
         except Exception as failure:  # noqa: BLE001 - it runs in Spark's thread
             logger.debug("an action cannot be read: %s", failure)
 
     def onFailure(self, _function: str, _execution: Any, _failure: Any) -> None:  # noqa: N802 - Spark's name
-        """See QueryExecutionListener. What an action saw before it failed is no count."""
+        """See QueryExecutionListener. A failed action has read only a part of the rows."""
 
 
 _UNREAD: Final = (
     "batch %d of %s has emitted rows by batch.stateful() that no action has read: they are in no output, and the next batch does not have them. "
-    "Write the frame that batch.stateful() returns, with batch.write() for example; if nobody wants the rows, return None for them. (Spark "
-    "does not tell of actions on the frame's rdd: if you write it by foreachPartition, all is well.)"
+    "Write the frame that batch.stateful() returns, with batch.write() for example; if the rows are not needed, return None for them. (Spark "
+    "has no events for actions on the frame's rdd: if you write it by foreachPartition, ignore this.)"
 )

@@ -1,7 +1,8 @@
-"""One run of a tracked query: what a clock does between its batches, and what each of its stages may say.
+"""One run of a tracked query: the clock between its batches, and the reports of its stages.
 
-How the run learns of its batches is the one thing in which two kinds of queries differ: a function of the user's is called in each
-(:mod:`lowwater_spark.track.hook`); of a sink of Spark's own they are found in the commit log (:mod:`lowwater_spark.track.plain`).
+Two kinds of queries differ only in how the run notices batches: a hook is called in each batch of a
+user's function (:mod:`lowwater_spark.track.hook`); batches of a Spark sink are found in the commit
+log (:mod:`lowwater_spark.track.plain`).
 """
 
 from __future__ import annotations
@@ -36,34 +37,31 @@ __all__ = ["Controls", "Run"]
 
 
 class Controls(Protocol):
-    """What moves Spark's own watermark in a query (:mod:`lowwater_spark.drive`), as the run and its clock know it."""
+    """The mover of Spark's own watermark in a query (:mod:`lowwater_spark.drive`)."""
 
     def news(self) -> bool:
-        """Return whether a look is worth while: the inputs have moved.
-
-        O(inputs), without the network.
-        """
+        """Return whether the inputs have moved. O(inputs), without the network."""
         ...
 
     @property
     def asked(self) -> bool:
-        """Whether the query may ask, which nobody tells the clock of."""
+        """True if the query may request values, of which no event tells the clock."""
         ...
 
     def hear(self) -> Iterator[object]:
-        """Yield whenever an input has moved. Waits between, and ends with the run."""
+        """Yield whenever an input has moved. Waits in between, and ends with the run."""
         ...
 
     def tick(self) -> None:
-        """One look of the clock. Raises what must end the query."""
+        """Take one look of the clock. Raises errors that must end the query."""
         ...
 
     def silence(self) -> None:
-        """Give out nothing more."""
+        """Publish no further value."""
         ...
 
     def close(self) -> None:
-        """End the run. Only after the query has ended, or when it was never started."""
+        """End the run, after the query has ended or if it was never started."""
         ...
 
 
@@ -71,9 +69,8 @@ class Controls(Protocol):
 class Run:
     """The driver's side of one run.
 
-    The clock's thread calls it, and anybody its :meth:`status`; a hook is called by Spark's.
-
-    ``lock`` guards everything that two threads see, and what waits for the sources.
+    The clock's thread calls it, Spark's thread calls the hook, and any thread :meth:`status`.
+    ``lock`` guards everything that two threads use, and the waits for the sources.
     """
 
     checkpoint: Location
@@ -81,37 +78,33 @@ class Run:
     parts: Sequence[Part]
     """The stages of the query: what one reads of another comes before it."""
     batches: Hook | Plain
-    """How it learns of its batches."""
+    """Finder of the run's batches."""
     clock: Callable[[], float] = time.monotonic
     elsewhere: Manifest | None = None
-    """The manifest of a checkpoint that is only looked at, which stands elsewhere; None: it has its
-    own."""
+    """Manifest of another process's checkpoint, which is only read; None: it is this one's."""
     skip_removed: bool = False
-    """Whether a new checkpoint begins at what is left of outputs whose old batches were removed."""
+    """True: a new checkpoint begins with the rest of outputs whose old batches were removed."""
     log: CheckpointLog = field(init=False)
     failure: BaseException | None = field(default=None, init=False)
     unread: str = field(default="", init=False)
-    """What could not be read of the checkpoint when the clock looked last, or by the batch that
-    begins; empty: nothing."""
+    """Error of the last read of the checkpoint, by the clock or a new batch; empty: none."""
     stopping: bool = field(default=False, init=False)
-    """Whether the user has asked for the end: a batch that is interrupted then has not failed."""
+    """True: the user stops the query, so an interrupted batch has not failed."""
     manifest: Manifest = field(init=False)
     heads: Heads = field(init=False)
     lock: threading.RLock = field(init=False)
     reader: Part | None = field(init=False)
-    """The stage whose reading of the inputs is the query's W; None when all are injectors, or read
-    nothing else."""
+    """Stage whose reading of the inputs is the query's W; None if all are injectors."""
     drive: Controls | None = field(default=None, init=False)
-    """What moves the controls of the query, from when on it may: in the same looks."""
+    """Mover of the query's controls, in the same looks; None until it may move them."""
     wake: threading.Event = field(default_factory=threading.Event, init=False)
-    """Set when there may be news: the clock need not wait any longer."""
+    """Set when there may be news: ends the clock's wait."""
     _bookmarks: Bookmarks = field(init=False)
     _looked: int = field(default=NOTHING, init=False)
-    """The newest committed batch that a look of the clock has found, whether or not anybody could
-    be told."""
+    """Newest committed batch that a look has found, whether or not it could be reported."""
 
     _ask: float = field(default=0.0, init=False)
-    """When the commit log may be asked again whether there is news."""
+    """Time from which the commit log may be asked for news again."""
 
     def __post_init__(self) -> None:
         self.log = CheckpointLog(self.checkpoint)
@@ -135,37 +128,37 @@ class Run:
 
     @property
     def authority(self) -> Authority:
-        """The first stage's side of the protocol."""
+        """Authority of the first stage."""
         return self.parts[0].authority
 
     @property
     def progress(self) -> Progress:
-        """How the first stage stands."""
+        """Progress of the first stage."""
         return self.parts[0].progress
 
     @property
     def lines(self) -> Sequence[Line]:
-        """How far the committed batches reach."""
+        """Ends of the committed batches, by source."""
         return self.progress.committed.lines
 
     # -- start -------------------------------------------------------------------------------------
 
     def claim(self) -> None:
-        """Register and claim, from where the durable state stands.
+        """Register and claim all stages with the durable state.
 
-        Raises what the authority refuses; degrades when it is away.
+        Raises the authority's refusals; degrades when it is away.
         """
         for part in self.parts:
-            # What a stage reads is registered before it. The calls are made without the lock: a
-            # batch does not wait for them.
+            # A stage is registered after those that it reads. The calls run without the lock, so
+            # that no batch waits for them.
             if part.authority.lease is None and (part.authority.problem or not part.claim(self.reader, self.lock)):
                 break
         self.batches.claimed()
 
     def start(self) -> None:
-        """Claim, and then read the durable state: until the claim an older run may still have written it."""
+        """Claim, and read the durable state again: an older run may change it until the claim."""
         self.heads.look(self.heads.moment(self.lines))
-        # Who is refused claims nothing.
+        # A refused run claims nothing.
         self._bookmarks.check(self.progress.committed.batch)
         self.claim()
         self.manifest.look()
@@ -177,19 +170,22 @@ class Run:
                     part.check_inputs(part.authority.registered, self.reader)
             self.heads.settle(self.lines)
         self._bookmarks.begin(self.progress.committed.batch, self.clock())
-        # The first batch may use what is known now, if it reads all that is there now.
+        # The first batch may use the present watermark if it reads all rows that are there now.
         self.tick()
 
     # -- the clock ---------------------------------------------------------------------------------
 
     def news(self) -> bool:
-        """Return whether a look is worth while: a batch has been committed, or the inputs have moved. O(inputs), without the network."""
+        """Return whether a batch was committed or the inputs moved.
+
+        O(inputs), without the network.
+        """
         return self.committed() or (self.reader is not None and self.reader.authority.news())
 
     def committed(self) -> bool:
-        """Return whether a batch has been committed since the last look.
+        """Return whether a batch was committed since the last look.
 
-        At most one or two calls on the file system.
+        Costs at most two calls on the file system.
         """
         if self.progress.committed.batch != self._looked:
             return True
@@ -200,18 +196,18 @@ class Run:
         try:
             return self.batches.ready()
         except OSError:
-            return True  # a look finds out what is wrong, and says so
+            return True  # the look will meet the error and report it
 
     def pace(self) -> float:
-        """Return how many seconds may pass until the next glance for news.
-
-        Of inputs that move, and of what a hook knows, the clock is told.
-        """
+        """Return the seconds until the next check for news that no event announces."""
         return self.batches.pace()
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is waited for that nobody tells of: files that are to be listed again or cannot be, an authority that is away, a time that comes, a question."""
+        """True if every expected change has an event.
+
+        False while files must be listed again, the authority is away, or a time is due.
+        """
         return not (
             self.unread
             or self.heads.lost
@@ -224,40 +220,43 @@ class Run:
         )
 
     def hear(self) -> Sequence[Iterator[object]]:
-        """Return what yields whenever an input has moved, each to be followed by a thread of its own. Raises Closed."""
-        heard = [] if self.reader is None else [self.reader.authority.hear()]
-        return heard if self.drive is None else [*heard, self.drive.hear()]
+        """Return iterators that yield whenever an input moves, one for a thread each.
+
+        Raises Closed.
+        """
+        iterators = [] if self.reader is None else [self.reader.authority.hear()]
+        return iterators if self.drive is None else [*iterators, self.drive.hear()]
 
     def tick(self, *, last: bool = False) -> None:
-        """One look of the clock: take notice of what is committed, read the inputs, list the sources, report, and ask for a batch if one is needed.
+        """Take a look: settle batches, read inputs, list sources, report, request a batch.
 
-        What drives the query reads its inputs after them and before the sources are listed, so one listing serves both. ``last``: the query has ended.
-        What it has committed counts; that it ended says nothing of what is still to come.
+        The query's controls read their inputs after the stage's and before the sources are listed,
+        so one listing serves both. ``last``: the query has ended. Its commits count, but its end
+        does not say that no more rows will come.
         """
         try:
             answering, reading = self._read()
             committed = self.progress.committed
             read = self.heads.moment(committed.lines)
         finally:
-            # Whatever has become of the stage's own reading: the controls are asked all the same.
+            # The controls take their look also if the stage's own reading failed.
             if self.drive is not None and not last:
                 self.drive.tick()
         if answering:
             self._look(reading, read, committed, last=last)
             for part in () if last else self.parts:
-                part.authority.widen()  # without the lock: a batch does not wait for the call
+                part.authority.widen()  # without the lock, so that no batch waits for the call
         else:
-            self.batches.report(last=last)  # timers that are due do not wait for the authority
+            self.batches.report(last=last)  # due timers do not wait for the authority
         self.heads.let_go()
 
     def _read(self) -> tuple[bool, Reading | None]:
-        """Take notice of what is committed, and read the inputs.
+        """Settle committed batches, and read the inputs.
 
-        Return whether the authority answers, and the reading if there is one.
+        Returns whether the authority answers, and the reading if there is one.
         """
         self.batches.settle()
-        # Whatever comes of this look: what it cannot tell waits for the next one, and is no news
-        # until then.
+        # If this look fails, its batch waits for the next look, and is no news until then.
         self._looked = self.progress.committed.batch
         answering = [part for part in self.parts if part.authority.probe()]
         if not answering:
@@ -267,7 +266,7 @@ class Run:
         return True, None if self.reader is None else self.reader.authority.read()
 
     def _look(self, reading: Reading | None, read: int, committed: Committed, *, last: bool) -> None:
-        """List the sources if that is needed for a reading, which was taken at the moment ``read``, and report."""
+        """List the sources if a reading, taken at the moment ``read``, needs it; then report."""
         now = self.clock()
         news = self.reader is not None and reading is not None and self.reader.progress.must_list(reading, now)
         heads, listed = None, self.heads.moment() > read
@@ -281,15 +280,15 @@ class Run:
             newest = self.log.newest()
             planned = () if newest is None else newest.lines
             with self.lock:
-                # What another process has planned it may plan anew, from other rows.
+                # Another process may plan its planned batches anew, from other rows.
                 self.heads.read_to(committed.lines if self.batches.elsewhere else planned)
                 self.reader.progress.observe(reading, heads, now, planned)
-        if news or not self.batches.elsewhere:  # of another process's checkpoint nothing was read since
+        if news or not self.batches.elsewhere:  # another process's checkpoint was not read since
             self.batches.settle()
         self._looked = self.progress.committed.batch
         self.batches.report(last=last)
         if heads is not None and self._bookmarks.due(committed.batch, now, last=last):
-            # Only now: what is reported does not wait for it.
+            # Reports come first, and do not wait for this.
             self._bookmarks.keep_up(committed.batch, now)
         if last:
             self.heads.fail_again()
@@ -301,36 +300,35 @@ class Run:
             batch = self.progress.committed.batch
             last = f"the last batch of which is {batch}" if batch != NOTHING else "which has committed no batch"
             waiting = [f"the job that this sidecar follows, {last}, to read {name}" for name in waiting]
-        held = [name for part in self.parts for name in part.held_by()]
-        # What is waited for, and then the error: an error by itself is nothing that anybody waits
-        # for.
+        holds = [name for part in self.parts for name in part.held_by()]
+        # An error is shown as the thing that the query waits for, with the error behind it.
         unread = self.unread and f"a checkpoint that answers: {self.unread}"
         lost = self.heads.lost and f"sources that can be listed: {self.heads.lost}"
-        return (*filter(None, [unread, lost, self._held_by_spark()]), *held, *waiting)
+        return (*filter(None, [unread, lost, self._held_by_spark()]), *holds, *waiting)
 
     def _held_by_spark(self) -> str:
-        """Return why what Spark holds keeps the watermark below that of the inputs; empty: it does not."""
+        """Return why Spark's own state holds the watermark below the inputs; empty: it does not."""
         if (
             self.reader is None or self.checked.controls
-        ):  # what is driven follows the inputs, and closes what it holds by them
+        ):  # a driven query follows the inputs, and closes its windows by them
             return ""
         committed, low = self.reader.progress.committed, self.reader.progress.reading.low
         if committed.spark_bound >= low:
             return ""
         if self.batches.elsewhere and committed.batch == NOTHING:
-            return "the first committed batch: before it nobody knows what the query reads and holds"
+            return "the first committed batch: until then it is unknown what the query reads and holds"
         if committed.spark_bound == MIN:
-            return "Spark's own watermark, which there is after the first batch with rows"
+            return "Spark's own watermark, which exists after the first batch with rows"
         bound = lowwater.Watermark(committed.spark_bound)
-        return f"Spark's own watermark, which moves with rows alone: with what Spark holds it is at {bound}"
+        return f"Spark's own watermark, which moves only with rows: less what Spark holds it is at {bound}"
 
     def fail(self, failure: BaseException) -> None:
-        """Remember what ended the run: the first thing that did."""
+        """Keep the first error that ended the run."""
         if self.failure is None and not self.stopping:
             self.failure = failure
 
     def cannot_read(self, failure: str) -> None:
-        """Remember what could not be read of the checkpoint, for people, and tell the authority; empty: it can be read again."""
+        """Keep and report an error of reading the checkpoint; empty: it was read again."""
         self.unread = failure
         if failure:
             with self.lock:
@@ -338,36 +336,33 @@ class Run:
                     part.authority.tell(self.waiting_for())
 
     def triggered_every(self, seconds: float) -> None:
-        """Learn how long Spark waits from one batch to the next by the query's trigger.
+        """Adopt the interval of the query's trigger.
 
-        Without the lock, which a batch may hold for long.
+        Needs no lock, which a batch may hold for long.
         """
         self.batches.triggered_every(seconds)
 
     @property
     def listens(self) -> bool:
-        """Whether what Spark says of the batches afterwards is worth asking for."""
+        """True if Spark's later events about batches are needed."""
         return self.batches.observed or bool(self.checked.watermarks)
 
     def take(self, events: Iterable[BatchEvent]) -> None:
-        """Take notice of what Spark says of its batches afterwards.
-
-        Nothing depends on it but what is shown.
-        """
-        told = list(events)
+        """Process Spark's later events about its batches. Only what is shown depends on them."""
+        batch_events = list(events)
         with self.lock:
-            for event in told:
+            for event in batch_events:
                 self.parts[0].count_untimed(event.batch, event.untimed)
-        self.batches.take(told)
+        self.batches.take(batch_events)
 
     def end(self, failure: str) -> None:
-        """Tell the authority that the run ends, and by which error; empty: in good order."""
+        """Report to the authority that the run ends, and with which error; empty: in good order."""
         with self.lock:
             for part in self.parts:
                 part.authority.end(failure)
 
     def close(self) -> None:
-        """Stop reporting; the ranges hold where they stand."""
+        """Stop reporting; the ranges hold their values."""
         self.batches.close()
         self.heads.close()
         for part in self.parts:
@@ -375,13 +370,13 @@ class Run:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The names of its stages."""
+        """Names of the query's stages."""
         return tuple(part.name for part in self.parts)
 
     def status(self, name: str | None = None) -> Status:
-        """Return how a stage of the run stands: the first, or the one of this name.
+        """Return the status of the run's stage of this name, by default the first.
 
-        Raises ValueError for a name that is none.
+        Raises ValueError if the query has no such stage.
         """
         with self.lock:
             part = next((part for part in self.parts if name in (None, part.name)), None)
@@ -407,15 +402,15 @@ class Run:
                 else f"{late.where or lowwater.Watermark(late.micros)} in batch {late.batch}",
                 ticks=self.batches.ticked,
                 remembered_files=self.heads.remembered,
-                removed_batches=sum(each.batches for each in removals),
-                removed_bytes=sum(each.size for each in removals),
-                removal_held_back=max((each.held_back(time.time()) for each in removals), default=0.0),
+                removed_batches=sum(removal.batches for removal in removals),
+                removed_bytes=sum(removal.size for removal in removals),
+                removal_held_back=max((removal.held_back(time.time()) for removal in removals), default=0.0),
                 ahead_rows=part.ahead_rows,
                 ahead_example="" if part.ahead_row is None else f"{part.ahead_row[1]} in batch {part.ahead_row[0]}",
                 late_range=None
                 if late is None or late.handle is None or late.cut is None
                 else KeyRange.of(late.handle, late.cut),
-                unsent_rows=sum(each.rows for each in part.unsent),
-                unsent_since=min((each.since / 1e6 for each in part.unsent if each.since != MIN), default=None),
-                unsent_oldest=min((lowwater.Watermark(each.oldest) for each in part.unsent), default=None),
+                unsent_rows=sum(rows.rows for rows in part.unsent),
+                unsent_since=min((rows.since / 1e6 for rows in part.unsent if rows.since != MIN), default=None),
+                unsent_oldest=min((lowwater.Watermark(rows.oldest) for rows in part.unsent), default=None),
             )

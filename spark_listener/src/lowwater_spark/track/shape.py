@@ -1,9 +1,9 @@
-"""The shape of a query: what of it decides which state its checkpoint holds.
+"""The shape of a query: the facts that decide which state its checkpoint has.
 
-A plain query reports by its plan: what that says nothing of is not held. State that another plan
-has left in the checkpoint, in Spark's own files or in the stage's, would be led by the first claim,
-before Spark looks at its own part of it. So the kind of the query is written once, before the first
-claim, and compared before every later one.
+A plain query reports by its plan: rows that the plan does not mention are not held. If the
+checkpoint had state of another plan, in Spark's files or in the stage's, the first claim would lead
+that state, before Spark looks at its own part. So the query's shape is stored once, before the
+first claim, and compared before every later one.
 """
 
 from __future__ import annotations
@@ -29,27 +29,22 @@ logger = logging.getLogger("lowwater.spark")
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What of a query decides which state its checkpoint holds."""
+    """The facts of a query that decide which state its checkpoint has."""
 
     kind: Literal["plain", "function"]
-    """A sink of Spark's own, or foreachBatch."""
+    """Kind of the output: a sink of Spark's own, or foreachBatch."""
     sources: int
-    """How many it reads."""
     operators: list[str]
-    """The kinds of the operators that hold rows in Spark's state, sorted."""
+    """Kinds of the operators that hold rows in Spark's state, sorted."""
     retention: int | None
-    """How far below Spark's watermark they can come out, microseconds; None: nothing is held there.
-    """
+    """Greatest distance of held rows below Spark's watermark, microseconds; None: none are held."""
     kinds: list[str] | None = None
-    """Of each source; None: kept by a release that knew none but files and controls, and tells them
-    apart by their offsets."""
+    """Kind of each source; None: stored by a release that knew only files and controls."""
     declared: bool | None = None
-    """Whether the retention is the stage's own word, to which Spark may add; None: kept by a
-    release that did not say so."""
+    """True: the stage declares the retention, to which Spark may add; None: from an old release."""
     stamps: list[list[Any]] | None = None
-    """Each stamp that the plan says: its kind; length, slide and start of its windows,
-    microseconds, or None; unit and zone of each date_trunc(). None: kept by a release that did not
-    say so."""
+    """Stamps of the plan: kind; length, slide and start of the windows, microseconds, or None; unit
+    and zone of each date_trunc(). None: stored by a release without this field."""
 
     @classmethod
     def of(cls, kind: Literal["plain", "function"], checked: Checked) -> Self:
@@ -69,32 +64,32 @@ class _Shape:
         )
 
     def as_kept_by(self, other: _Shape) -> _Shape:
-        """Return it with what another one has kept of it."""
-        known = set(self.kinds or ()) <= {FILES, FORMAT}
+        """Return the shape without the fields that an older release did not store in ``other``."""
+        old_kinds_only = set(self.kinds or ()) <= {FILES, FORMAT}
         return replace(
             self,
-            kinds=None if other.kinds is None and known else self.kinds,
+            kinds=None if other.kinds is None and old_kinds_only else self.kinds,
             declared=None if other.declared is None else self.declared,
             stamps=None if other.stamps is None else self.stamps,
         )
 
     @property
     def reach(self) -> timedelta:
-        """How far below Spark's watermark rows can come out, with what Spark adds to a declaration.
+        """Distance below Spark's watermark at which rows can come out, with Spark's own addition.
 
-        Of a shape that holds something.
+        The shape must hold rows.
         """
         assert self.retention is not None
         own = timedelta(microseconds=self.retention)
         return own if self.declared is False else own + added(self.operators)
 
     def is_cut_as(self, other: _Shape) -> bool:
-        """Return whether the windows of both are cut alike, as far as both plans say it."""
+        """Return whether both have equal windows, as far as both plans name them."""
         cuts = [{str(window) for _, window, _ in shape.stamps or ()} for shape in (self, other)]
         return not all(cuts) or cuts[0] == cuts[1]
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the shape in words."""
         started = "start()" if self.kind == "plain" else "foreach_batch()"
         holding = ", ".join(self.operators) or "nothing"
         retention = (
@@ -115,11 +110,11 @@ def _micros(length: timedelta) -> int:
 
 
 def _parts(stamp: Stamp) -> list[Any]:
-    """Return what is kept of a stamp, as JSON gives it back."""
+    """Return the stored form of a stamp, as JSON returns it."""
     window = stamp.window
     return [
         stamp.kind,
-        None if window is None else [_micros(each) for each in (window.length, window.slide, window.start)],
+        None if window is None else [_micros(length) for length in (window.length, window.slide, window.start)],
         [[truncated.unit, truncated.zone] for truncated in stamp.truncated],
     ]
 
@@ -129,25 +124,27 @@ def _in_words(parts: list[Any]) -> str:
     units = "".join(f"the {unit} in {zone} of " for unit, zone in reversed(truncated))
     if window is None:
         return f"{units}an event time"
-    length, slide, start = (timedelta(microseconds=each) for each in window)
+    length, slide, start = (timedelta(microseconds=micros) for micros in window)
     return f"{units}the {kind} of windows of {length} every {slide} from {start}"
 
 
 def check_shape(checkpoint: Location, kind: Literal["plain", "function"], checked: Checked) -> None:
-    """Compare a query with the one that its checkpoint was begun with, and keep its shape if the checkpoint is new.
+    """Compare a query with the one that began its checkpoint; a new checkpoint stores its shape.
 
-    A checkpoint of a release that kept none is of the kind that its files show, and else as the query is now; what Spark has held in it counts
-    as held. Durable when it returns. Raises CheckpointMismatch.
+    A checkpoint without a stored shape has the kind that its files show, and otherwise the present
+    query's; rows that Spark holds in it count as held. Durable on return. Raises
+    CheckpointMismatch.
 
-    A retention that is declared larger than before is taken: what Spark holds comes out within the old one, and so within the new one. A smaller
-    one is not: Spark may hold what comes out only within the old one. Neither is one that the plan says, since it speaks of windows that are cut as
-    they are now, and others may be held.
+    A larger declared retention is accepted: Spark's held rows come out within the old one, and so
+    within the new one. A smaller one is refused, because Spark may hold rows that come out only
+    within the old one. So is a retention that the plan itself implies for other windows, because
+    Spark may hold rows of the old windows.
     """
     shape = _Shape.of(kind, checked)
     manifest = Manifest(checkpoint)
     if CheckpointLog(checkpoint).last_planned() is not None:
-        kept = manifest["query"]
-        if kept is None:
+        stored = manifest["query"]
+        if stored is None:
             if kind == "plain" and _any(checkpoint / "lowwater" / "batches"):
                 raise CheckpointMismatch(_OTHER.format(checkpoint=checkpoint, begun="foreach_batch()", shape=shape))
             if not checked.operators and _any(checkpoint / "state"):
@@ -155,7 +152,7 @@ def check_shape(checkpoint: Location, kind: Literal["plain", "function"], checke
                     _OTHER.format(checkpoint=checkpoint, begun="rows in Spark's state", shape=shape)
                 )
         else:
-            begun = _Shape(**kept)
+            begun = _Shape(**stored)
             now = shape.as_kept_by(begun)
             if begun == shape:
                 return
@@ -166,10 +163,9 @@ def check_shape(checkpoint: Location, kind: Literal["plain", "function"], checke
 
 
 def _check_change(checkpoint: Location, begun: _Shape, shape: _Shape, comparable: _Shape) -> None:
-    """Log a change that a checkpoint can bear.
+    """Log a change that a checkpoint allows; raise CheckpointMismatch for any other.
 
-    Raises CheckpointMismatch for any other. ``comparable`` has of the shape what the begun one has
-    kept.
+    ``comparable`` is the shape with the fields that the stored one has.
     """
     changed = replace(comparable, retention=begun.retention, declared=begun.declared, stamps=begun.stamps)
     if begun != changed or begun.retention is None or shape.retention is None:
@@ -179,7 +175,7 @@ def _check_change(checkpoint: Location, begun: _Shape, shape: _Shape, comparable
         least = in_python(max(shape.reach, begun.reach) - added(shape.operators))
         raise CheckpointMismatch(_SMALLER.format(checkpoint=checkpoint, begun=begun, shape=shape, least=least))
     if shape.reach > begun.reach:
-        before, after = (timedelta(microseconds=each) for each in (begun.retention, shape.retention))
+        before, after = (timedelta(microseconds=micros) for micros in (begun.retention, shape.retention))
         logger.warning(_LARGER, checkpoint, before, after)
     elif comparable.stamps != begun.stamps:
         logger.warning(_STAMPED, checkpoint, begun.stamped, shape.stamped)
@@ -195,14 +191,16 @@ _LARGER: Final = (
     "value were counted as late under the old retention"
 )
 
-_STAMPED: Final = "%s was begun with rows stamped by %s, and goes on with %s: what comes out below the watermark that was published is counted as late"
+_STAMPED: Final = (
+    "%s was begun with rows stamped by %s, and goes on with %s: rows below the published watermark are counted as late"
+)
 
 _SMALLER: Final = (
-    "{checkpoint} was begun with {begun}, and the query has {shape}. Spark may hold rows in it that come out only within the larger retention, or windows that are "
-    "cut as they were: declare retention={least} or more, or start from a new checkpoint, with adopt=True."
+    "{checkpoint} was begun with {begun}, and the query has {shape}. Spark may hold rows in it that come out only within the larger retention, or rows of the "
+    "earlier windows: declare retention={least} or more, or start from a new checkpoint, with adopt=True."
 )
 
 _OTHER: Final = (
-    "{checkpoint} was begun with {begun}, and the query has {shape}. What is held in the one would not be counted by the other, and would come "
+    "{checkpoint} was begun with {begun}, and the query has {shape}. State of the one would not be counted by the other, and would come "
     "out below the watermark: start the query as it was begun, or another one from a new checkpoint, with adopt=True."
 )

@@ -1,8 +1,7 @@
-"""The rows of a task, one key range after the other. Pure, but for a file without a name.
+"""Sorts the rows of a task by key range. Pure, except for a file without a name.
 
-They are sorted here and not by Spark: a stable sort by a small number is a few milliseconds in the
-worker, and Spark's of whole rows a sixth of the batch. What Spark would spill to disk goes to disk
-here as well.
+The task sorts them, not Spark: a stable sort by a small number takes a few milliseconds in the
+worker, but Spark's of whole rows a sixth of the batch. Large inputs are spilled to disk.
 """
 
 from __future__ import annotations
@@ -24,36 +23,35 @@ if TYPE_CHECKING:
 __all__ = ["by_handle"]
 
 MOST: Final = 128 << 20
-"""Bytes of rows that are in memory before they are written to a file. Sorting takes as much again,
-twice."""
+"""Bytes of rows in memory before they go to a file. Sorting needs twice as much besides."""
 
 Handles = NDArray[np.uint16]
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Some of the rows, sorted by handle."""
+    """A part of the rows, sorted by handle."""
 
     numbers: dict[int, int]
-    """By the handle, which of the parts has its rows."""
+    """Index of the part with the rows of each handle."""
     read: Callable[[int], pa.RecordBatch]
-    """Returns a part."""
+    """Reader of a part by its index."""
 
 
 def by_handle(
     batches: Iterable[tuple[Handles, pa.RecordBatch]], most: int = MOST
 ) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
-    """Yield each handle that has rows with them, in its order and theirs. O(rows).
+    """Yield each handle that has rows, in order, with its rows in their order. O(rows).
 
-    ``batches``: the rows, and for each row its handle. More than ``most`` bytes of them are kept in
-    a file, and read again one handle at a time.
+    ``batches`` has the rows, and a handle for each row. Rows beyond ``most`` bytes are kept in a
+    file, and read again one handle at a time.
     """
     with ExitStack() as stack:
         runs: list[_Run] = []
         waiting: list[tuple[Handles, pa.RecordBatch]] = []
         size = 0
         for handles, batch in batches:
-            # Before it is taken: what is sorted together has to fit into one batch.
+            # Test before appending: rows that are sorted together must fit into one batch.
             if waiting and size + batch.nbytes > most:
                 runs.append(_spilled(waiting, stack))
                 waiting, size = [], 0
@@ -67,10 +65,10 @@ def by_handle(
 
 
 def _sorted(waiting: Sequence[tuple[Handles, pa.RecordBatch]]) -> list[tuple[int, pa.RecordBatch]]:
-    """Return the rows of each handle. They lie one behind the other in one piece of memory."""
+    """Return the rows of each handle, as consecutive slices of one piece of memory."""
     import pyarrow as pa
 
-    handles = np.concatenate([each for each, _ in waiting])
+    handles = np.concatenate([batch_handles for batch_handles, _ in waiting])
     if not len(handles):
         return []
     order = np.argsort(handles, kind="stable")
@@ -92,10 +90,10 @@ def _in_memory(waiting: Sequence[tuple[Handles, pa.RecordBatch]]) -> _Run:
 def _spilled(waiting: Sequence[tuple[Handles, pa.RecordBatch]], stack: ExitStack) -> _Run:
     import pyarrow as pa
 
-    # A worker of Spark leaves by os._exit, and this file is gone with it all the same.
+    # Spark's worker ends by os._exit, and a file without a name vanishes with it.
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
-    made = tempfile.TemporaryFile(dir=folder if folder and Path(folder).is_dir() else None)  # noqa: SIM115  # the stack closes it
-    file: Any = stack.enter_context(made)
+    unnamed = tempfile.TemporaryFile(dir=folder if folder and Path(folder).is_dir() else None)  # noqa: SIM115  # the stack closes it
+    file: Any = stack.enter_context(unnamed)
     numbers: dict[int, int] = {}
     with pa.ipc.new_file(pa.PythonFile(file, "w"), waiting[0][1].schema) as writer:
         for handle, rows in _sorted(waiting):

@@ -1,13 +1,15 @@
-"""Keyed state of a stage: a new version per batch, files per key range, named as one directory before the output.
+"""Keyed state of a stage: one version a batch, with one directory of files, made before the output.
 
-Version N is built from version N - 1, which is never changed, and holds three things: the state of each range, the rows that the
-batch emits, and a manifest of what each range still holds. Keeping the emitted rows in the version makes a replay simple: whatever
-was interrupted after the version had been named finds it and takes the rows from there, without computing anything; whatever
-was interrupted before finds only N - 1 and computes N again, with the same plan and the same durable W.
+Version N is built from version N - 1, which never changes. It has the state of each range, the rows
+that the batch emits, and a manifest of what each range still holds. With the emitted rows in the
+version a replay is simple: if an earlier run has named the version, the replay reads the rows there
+and computes nothing; otherwise it computes N again from N - 1, with the same plan and the same
+durable W.
 
-Files are named by task attempt and counted only when the manifest names them, so a retried, doubled or forgotten task cannot
-disturb a version. State that a batch did not change is linked, not copied: a range's one file, or each of its segments (:mod:`~lowwater_spark.track.segments`).
-So a version that is deleted takes nothing from the others.
+Each task attempt has file names of its own, and a file counts only if the manifest names it, so a
+retried or duplicated task cannot disturb a version. State that a batch did not change is linked,
+not copied: a range's one file, or each of its segments (:mod:`~lowwater_spark.track.segments`). So
+a version can be deleted without harm to the others.
 """
 
 from __future__ import annotations
@@ -35,13 +37,12 @@ __all__ = ["Place", "RangeEntry", "StateStore", "Version"]
 _WHOLE: Final = 1
 _SEGMENTED: Final = 2
 _LAID_OUT: Final = 3
-"""Formats of a manifest. One without segments is written as releases read it that know none, and so
-is one of equal ranges."""
+"""Formats of a manifest. Each is written only where it is needed, so that older releases can read
+manifests without segments, and with equal ranges."""
 _MANIFEST: Final = "manifest.json"
 
 KEPT_VERSIONS: Final = 3
-"""Versions that stay: the last committed one, the one before, and the one that a batch is building.
-"""
+"""Number of versions that stay: the last committed one, the one before, and the one being built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,37 +50,38 @@ class RangeEntry:
     """One key range in one version."""
 
     state: str = ""
-    """Name of the file with its state; empty when it has none."""
+    """Name of its state file; empty without one."""
     emitted: str = ""
-    """Name of the file with the rows that the ranges of its task emitted, of the first of them that
-    did; of the others, and of one that emitted nothing, empty."""
+    """File with its task's emitted rows; only the task's first range with rows names it."""
     oldest: int | None = None
-    """The oldest stamp that it still holds, microseconds."""
+    """Oldest stamp that the range still holds, microseconds; None: it holds none."""
     records: int = 0
-    """How many records it still holds."""
     segments: tuple[Segment, ...] = ()
-    """Its state, when that is in segments."""
+    """Segments of its state, if the update keeps it so."""
     facts: tuple[int, ...] = ()
-    """What the update has noted of the range beside its segments."""
+    """Numbers that the update notes about the range besides its segments."""
     due: Due | None = None
-    """When it has something to do without any row; None when the update does not tell."""
+    """Time at which the range acts without any row; None if the update does not say."""
 
     @property
     def segmented(self) -> bool:
-        """Whether its state is in segments."""
+        """True if its state is in segments."""
         return bool(self.segments or self.facts)
 
     def columns(self) -> list[Any]:
-        """Return it as JSON has it."""
+        """Return the entry as JSON values."""
         whole: list[Any] = [self.state, self.emitted, self.oldest, self.records]
         if not self.segmented:
             return whole
-        segments = [[each.name, each.part, each.rows, each.size, each.of, *each.facts] for each in self.segments]
+        segments = [
+            [segment.name, segment.part, segment.rows, segment.size, segment.of, *segment.facts]
+            for segment in self.segments
+        ]
         return [*whole, segments, self.facts, *([] if self.due is None else [self.due])]
 
     @classmethod
     def of(cls, columns: Sequence[Any]) -> RangeEntry:
-        """Return what :meth:`columns` has told."""
+        """Return the entry from the values of :meth:`columns`."""
         state, emitted, oldest, records, *segmented = columns
         segments, noted, *due = segmented or ((), ())
         named = tuple(
@@ -90,50 +92,47 @@ class RangeEntry:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What one version consists of."""
+    """The manifest of one version."""
 
     batch: int
     digest: str
     low: int
-    """The W that the batch ran with, microseconds."""
+    """W of the batch, microseconds."""
     ranges: Sequence[RangeEntry]
     pending: tuple[Sequence[int], Sequence[int]] = ((), ())
-    """Histogram of the records held: bucket starts in microseconds, counts."""
+    """Histogram of the held records: bucket starts in microseconds, counts."""
     finished: int = 0
-    """Records that the batch finished."""
     late: int = 0
-    """Rows below what had been promised."""
+    """Number of rows below the promised watermark."""
     late_example: int | None = None
-    """Event time of the oldest of them."""
+    """Event time of the oldest late row, microseconds."""
     late_handle: int | None = None
-    """Its key range."""
     layout: Layout = EQUAL
-    """How the key space is cut; version 0: into equal parts."""
+    """Layout of the key ranges; version 0: equal parts."""
     arrived: Arrived | None = None
-    """How late its rows were; None when nobody asked."""
+    """Lateness of its rows; None without a lateness budget."""
     untimed: int = 0
-    """Number of its rows that had no event time."""
 
     @property
     def held(self) -> list[int | None]:
-        """The oldest stamp that each range holds."""
+        """Oldest stamp that each range holds."""
         return [entry.oldest for entry in self.ranges]
 
     @property
     def due(self) -> Due | None:
-        """When the first range has something to do without any row; None when no range tells."""
-        told = [entry.due for entry in self.ranges if entry.due is not None]
-        if not told:
+        """Earliest time at which any range acts without a row; None if no range says."""
+        reported = [entry.due for entry in self.ranges if entry.due is not None]
+        if not reported:
             return None
-        times = [[time for time in each if time is not None] for each in zip(*told, strict=True)]
-        return Due(*(min(each, default=None) for each in times))
+        times = [[time for time in moments if time is not None] for moments in zip(*reported, strict=True)]
+        return Due(*(min(moments, default=None) for moments in times))
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the manifest of a checkpoint says of one stage where its state is.
+    """The section about one stage's state in the manifest of a checkpoint.
 
-    ``home`` is where the stage has its directory ``lowwater``.
+    ``home`` is the parent of the stage's directory ``lowwater``.
     """
 
     manifest: Manifest
@@ -141,29 +140,27 @@ class Place:
 
     @property
     def name(self) -> str:
-        """What the stage goes by in the checkpoint's files: where its home is, and not the computation's name, which may be changed."""
+        """Name of the stage in the checkpoint's files: the way to its home, not its own name."""
         return way(self.manifest.checkpoint, self.home)
 
-    def is_moved(self, kept: str, now: Path) -> bool:
-        """Return whether a directory of the checkpoint was kept by a path at which the checkpoint stood before it was moved or copied.
+    def is_moved(self, stored: str, now: Path) -> bool:
+        """Return whether a stored path is from before the checkpoint was moved or copied.
 
-        ``now`` is where that directory is by now. One that the user has named stays where it is, and is not in the checkpoint.
+        ``now`` is that directory's present path. A path that the user has chosen is outside of the
+        checkpoint, and stays.
         """
         checkpoint = self.manifest.checkpoint
-        if not isinstance(checkpoint, Path) or not now.is_relative_to(checkpoint) or kept == os.fspath(now):
+        if not isinstance(checkpoint, Path) or not now.is_relative_to(checkpoint) or stored == os.fspath(now):
             return False
-        return kept.endswith(f"/{way(checkpoint, now)}") and now.is_dir()
+        return stored.endswith(f"/{way(checkpoint, now)}") and now.is_dir()
 
     def read(self) -> Mapping[str, Any] | None:
-        """Return what is kept, None when the stage has no state."""
+        """Return the stored entry; None if the stage has no state."""
         states: Mapping[str, Any] | None = self.manifest["state"]
         return (states or {}).get(self.name)
 
     def keep(self, entry: Mapping[str, Any]) -> None:
-        """Keep it, durable when it returns.
-
-        Costs and raises as :meth:`~lowwater_spark.checkpoint.manifest.Manifest.keep`.
-        """
+        """Store the entry durably; costs and raises as Manifest.keep."""
         self.manifest.keep_entry("state", self.name, entry)
 
 
@@ -171,9 +168,9 @@ class Place:
 class StateStore:
     """The versions of one stage's state.
 
-    The checkpoint's manifest remembers where the state is, for how many ranges, since which batch,
-    and by what it is made: a version that should be there and is not raises StateLost instead of
-    being taken for a stage that starts.
+    The checkpoint's manifest stores the folder of the state, its number of ranges, its first batch
+    and its key, stamps and schema. So a version that is missing raises StateLost; otherwise the
+    stage would look like a new one.
     """
 
     place: Place
@@ -181,14 +178,13 @@ class StateStore:
     ranges: int
     first: int = field(init=False, default=-1)
     made: Mapping[str, Any] | None = field(init=False, default=None)
-    """By what the state was made, see :meth:`match`; None in checkpoints of releases that kept
-    nothing of it."""
+    """Key, stamps and schema of the state, see :meth:`match`; None from old releases."""
     ordinal: int = field(init=False, default=0)
-    """The run that builds in it; 0 for reading."""
+    """Number of the run that builds versions; 0: the store is only read."""
 
     @classmethod
     def existing(cls, place: Place) -> StateStore | None:
-        """Return the store that earlier batches of this checkpoint made, None when there was none."""
+        """Return the store that earlier batches of this checkpoint made; None without one."""
         entry = place.read()
         if entry is None:
             return None
@@ -202,9 +198,9 @@ class StateStore:
 
     @classmethod
     def opened(cls, place: Place, root: Path, ranges: int, batch: int, *, ordinal: int) -> StateStore:
-        """Return the store for the run of this ordinal, made at its first batch.
+        """Return the store for the run of this number; it is made at the first batch.
 
-        Raises CheckpointMismatch when it was made elsewhere, or for another number of ranges.
+        Raises CheckpointMismatch if it was made in another folder, or for another number of ranges.
         """
         store = cls.existing(place)
         if store is None:
@@ -224,42 +220,42 @@ class StateStore:
         store.ordinal = ordinal
         return store
 
-    def match(self, made: Mapping[str, str], schema: Mapping[str, str], batch: int) -> None:
-        """Compare the stage with the one that made the state: its key and its stamps, in words, and the schema of what it emits.
+    def match(self, stage: Mapping[str, str], schema: Mapping[str, str], batch: int) -> None:
+        """Compare the stage's key, stamps and schema with those that the state was made with.
 
-        ``schema`` has the types of the columns by their names; their order is no matter. It may have more columns than it had, unless ``batch`` was
-        interrupted after its rows had been made without them. A state that nothing is known of is taken to be of this stage, from now on.
-        Raises CheckpointMismatch.
+        ``schema`` maps the columns to their types, in any order. Columns may be added, unless
+        ``batch`` was interrupted after its rows had been written without them. A state without a
+        stored schema is adopted as this stage's. Raises CheckpointMismatch.
         """
         if self.made is None:
-            self._keep({**made, "schema": dict(schema)})
+            self._keep({**stage, "schema": dict(schema)})
             return
         before = self.made["schema"]
-        # Releases that kept the schema as one text named a plain column without quotes.
+        # Old releases stored the schema as one text, and named a plain column without quotes.
         as_text = isinstance(before, str)
-        for what, now in made.items():
-            kept = self.made.get(what, now)
-            self._refuse_other(what, now if as_text and _bare(kept) == _bare(now) else kept, now, "")
+        for what, now in stage.items():
+            stored = self.made.get(what, now)
+            self._refuse_other(what, now if as_text and _bare(stored) == _bare(now) else stored, now, "")
         if as_text:
             self._refuse_other("schema", before, _struct(schema), "")
-            self._keep({**made, "schema": dict(schema)})
+            self._keep({**stage, "schema": dict(schema)})
             return
-        if not made.keys() <= self.made.keys():
-            self._keep({**self.made, **made})
+        if not stage.keys() <= self.made.keys():
+            self._keep({**self.made, **stage})
         if before == schema:
             return
         interrupted = self.version(batch)
         until = ""
         if before.items() <= schema.items():
             if interrupted is None or not any(entry.emitted for entry in interrupted.ranges):
-                self._keep({**made, "schema": dict(schema)})
+                self._keep({**stage, "schema": dict(schema)})
                 return
             until = f" until batch {batch} is committed, which was interrupted"
         self._refuse_other("schema", _struct(before), _struct(schema), until)
 
-    def _keep(self, made: Mapping[str, Any] | None) -> None:
-        self.place.keep({"root": os.fspath(self.root), "ranges": self.ranges, "first": self.first, "made": made})
-        self.made = made
+    def _keep(self, stage: Mapping[str, Any] | None) -> None:
+        self.place.keep({"root": os.fspath(self.root), "ranges": self.ranges, "first": self.first, "made": stage})
+        self.made = stage
 
     def _refuse_other(self, what: str, before: str, now: str, until: str) -> None:
         if before != now:
@@ -268,7 +264,7 @@ class StateStore:
             )
 
     def version(self, batch: int) -> Version | None:
-        """Return a version, None when it does not exist."""
+        """Return a version; None if it does not exist."""
         try:
             entry = json.loads((self.root / str(batch) / _MANIFEST).read_bytes())
         except FileNotFoundError:
@@ -279,28 +275,28 @@ class StateStore:
         return _manifest(entry)
 
     def before(self, batch: int) -> Version | None:
-        """Return the version that a batch builds on, None for the first one. Raises StateLost."""
+        """Return the version that a batch builds on; None for the first batch. Raises StateLost."""
         manifest = self.version(batch - 1)
         if manifest is None and batch > self.first:
             msg = (
-                f"batch {batch} needs version {batch - 1} of the state in {self.root}, which is not there. A stage with state must call "
+                f"batch {batch} needs version {batch - 1} of the state in {self.root}, which does not exist. A stage with state must call "
                 "batch.stateful() in every batch. If the directory was removed, restore it with the checkpoint, or start from a new one."
             )
             raise StateLost(msg)
         return manifest
 
     def check_layout(self, version: Version, logged: Layout | None) -> None:
-        """Compare how a version cuts the key space with what the batch log says of its batch, None: nothing. Raises CheckpointMismatch."""
+        """Raise CheckpointMismatch if a version's layout is not the logged one (or None)."""
         if version.layout != logged:
-            said = "nothing" if logged is None else _cut(logged)
+            log_says = "nothing" if logged is None else _cut(logged)
             raise CheckpointMismatch(
-                _DRIFTED.format(batch=version.batch, root=self.root, cut=_cut(version.layout), said=said)
+                _DRIFTED.format(batch=version.batch, root=self.root, cut=_cut(version.layout), said=log_says)
             )
 
     def build(self, batch: int, digest: str, fill: Callable[[Path], Version]) -> Version:
-        """Return version ``batch``; when it does not exist yet, ``fill`` makes its files and tells its manifest.
+        """Return version ``batch``, durable; ``fill`` makes a missing one and its manifest.
 
-        Durable when it returns. Raises CheckpointMismatch when it was made from another plan.
+        Raises CheckpointMismatch if it was made from another plan.
         """
 
         def write(folder: Path) -> None:
@@ -308,27 +304,27 @@ class StateStore:
             (folder / _MANIFEST).write_text(json.dumps(_entry(manifest)), encoding="utf-8")
 
         publish_directory(self.root, str(batch), digest, write, ordinal=self.ordinal)
-        made = self.version(batch)
-        assert made is not None
-        return made
+        version = self.version(batch)
+        assert version is not None
+        return version
 
     def file(self, batch: int, name: str) -> str:
-        """Return the path of a file that a manifest names."""
+        """Return the path of a file in a version."""
         return os.fspath(self.root / str(batch) / name)
 
     def purge(self, committed: int) -> None:
-        """Delete the versions that no replay can need any more, given the last committed batch."""
+        """Delete the versions that no replay needs after the last committed batch."""
         for entry in self.root.iterdir():
             if entry.name.isdecimal() and int(entry.name) <= committed - KEPT_VERSIONS + 1:
                 shutil.rmtree(entry, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Delete what earlier runs left half built."""
+        """Delete versions that earlier runs have left half built."""
         sweep(self.root, self.ordinal)
 
 
 _OTHER: Final = (
-    "the state in {root} was made with the {what} {before}, and the stage has the {what} {now}: {why}. Start the stage with what it was{until}, or "
+    "the state in {root} was made with the {what} {before}, and the stage has the {what} {now}: {why}. Start the stage with the former {what}{until}, or "
     "begin a new checkpoint, with adopt=True."
 )
 
@@ -338,9 +334,9 @@ _DRIFTED: Final = (
 )
 
 _WHY: Final = {
-    "key": "what is held of a key would be looked for in another key range",
-    "time zone": "its key depends on it, so what is held of a key would be looked for under another one",
-    "stamp": "what is held would be promised by other stamps than it was kept for",
+    "key": "the state of a key would be looked up in another key range",
+    "time zone": "the key depends on it, so the state of a key would be looked up under another one",
+    "stamp": "the held records would get other stamps than were promised for them",
     "schema": "an interrupted batch would read its rows by other columns than it has written, as nulls",
 }
 

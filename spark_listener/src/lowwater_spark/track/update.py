@@ -1,7 +1,9 @@
-"""Runs a user's update function over every key range of a batch, in executor tasks, and builds the next state version from it.
+"""Runs a user's update function over every key range of a batch, and builds the next state version.
 
-Rows are sent to one of the tasks by key range, with nothing of ours but the place of their key: each further column of a million rows costs a tenth of a second on its way. The task takes them
-by range (:mod:`~lowwater_spark.track.spread`). One seed row per range makes every range run, also without input: a window closes because time has passed, not because a row came.
+The executor tasks receive the rows by key range, with one added column, the hash of the key: every
+column costs a tenth of a second for a million rows. Each task sorts its rows by range
+(:mod:`~lowwater_spark.track.spread`). Each range gets one seed row, so that its update runs without
+input as well: a window closes because time has passed.
 """
 
 from __future__ import annotations
@@ -73,64 +75,59 @@ UpdateResult = tuple["pa.Table | None", "pa.Table | None", "lowwater.EventTime |
 """(new state, rows to emit, oldest stamp still held, event times of the records still held)."""
 
 Update = Callable[[int, "pa.Table | None", "pa.Table", lowwater.Watermark], UpdateResult]
-"""update(handle, state, rows, low): see :meth:`lowwater_spark.Batch.stateful`."""
+"""The function ``update(handle, state, rows, low)``: see :meth:`lowwater_spark.Batch.stateful`."""
 
 _TIME: Final = "__lowwater_time"
-"""Only where the event time is not one of the rows' columns."""
+"""Column of the event times; added only if no column of the rows has exactly these."""
 _PLACE: Final = "__lowwater_place"
-"""Of a row the signed hash of its key, of a seed the handle of its range."""
+"""Column of places. A row's value is the signed hash of its key, a seed's the range's handle."""
 _SEED: Final = "__lowwater_seed"
 _ROW_GROUP: Final = 64 << 20
-"""Bytes of rows that are emitted before they are written."""
+"""Bytes of emitted rows that are buffered before they are written."""
 _DETAIL: Final = ("finished", "late", "untimed")
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What a range builds on: one range of the version before, or where the key space was cut otherwise, parts of some."""
+    """The base of a range: its predecessor, or parts of several ranges if the cut has changed."""
 
     oldest: int | None = None
-    """The oldest stamp that any of them holds."""
+    """Oldest stamp that any parent holds."""
     records: int = 0
     parents: Sequence[tuple[RangeEntry, tuple[int, int] | None]] = ((RangeEntry(), None),)
-    """Each with the places that the range has of it; None: all."""
+    """The parents, each with the first and last place that the range receives; None: all places."""
 
     @property
     def unchanged(self) -> RangeEntry | None:
-        """The range of the version before, if that is the same; else None."""
+        """The same range of the version before; None if the cut has changed."""
         return self.parents[0][0] if len(self.parents) == 1 and self.parents[0][1] is None else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What a task needs to know. Travels in the closure."""
+    """The arguments of a task, pickled into its closure."""
 
     update: Update | SegmentUpdate
     destination: Destination
     folder: str
-    """Where the version is being made."""
     base: str
-    """Where the version is that it builds on."""
+    """Folder of the version that it builds on."""
     before: Sequence[Before]
-    """Per range, what it builds on."""
     places: Sequence[int]
-    """Where the ranges start, and the end of the key space."""
+    """Place where each range starts, and the end of the key space."""
     schema: Any
-    """pyarrow schema of the rows to emit."""
     low: int
     promised: int
     reference: int
     budgeted: bool
-    """Whether it is counted how late the rows are."""
     injector: bool
     window: timedelta | None
     event_time: str
-    """Name of the stage's event time, as declared; empty when it is an expression."""
+    """Name of the event time column, as declared; empty if the event time is an expression."""
     emitted_time: str
-    """Name of the timestamp among the emitted columns that is the event time; empty when no emitted
-    column is."""
+    """Name of the emitted timestamp column that is the event time; empty if there is none."""
     times: str
-    """Name of the column that has it."""
+    """Name of the column with the rows' event times."""
 
 
 def build_version(
@@ -152,20 +149,22 @@ def build_version(
     cut: Cut,
     logged: Callable[[int], Layout | None],
 ) -> tuple[Version, list[Receipt]]:
-    """Return version N of the state and the receipts of the job that made it; no receipts when it had been made before.
+    """Return version N of the state, and the receipts of the job that made it.
 
-    ``logged`` returns the layout that the log has of a batch, None: the log does not know the batch. Raises CheckpointMismatch where the state is cut otherwise than that.
+    The list of receipts is empty if an earlier run made the version. ``logged`` returns the layout
+    that the log has for a batch, None if it does not know the batch. Raises CheckpointMismatch if
+    the state is cut by another layout than the logged one.
     """
     batch = destination.batch
     before = store.before(batch)
     if (
         before is not None
         and not isinstance(update, SegmentUpdate)
-        and any(each.segmented and each.facts[:1] != (TABLE,) for each in before.ranges)
+        and any(entry.segmented and entry.facts[:1] != (TABLE,) for entry in before.ranges)
     ):
         msg = (
-            f"the state in {store.root} is in segments, which lowwater_pipeline's deduplication has made or one of its computations, and this function would not find them: all that is "
-            "remembered would be lost. Run in this stage what has made them, or begin a new checkpoint, with adopt=True."
+            f"the state in {store.root} is in segments, as lowwater_pipeline's computations and deduplication write it. A plain function cannot read them, and would lose "
+            "that state. Run in this stage what wrote them, or begin a new checkpoint, with adopt=True."
         )
         raise CheckpointMismatch(msg)
     if before is not None and before.layout != cut.layout:
@@ -176,7 +175,7 @@ def build_version(
     emitted_time = own_name(moments, declared_time) or ""
     if budgeted and injector and not emitted_time:
         msg = (
-            f"an injector with a lateness budget counts the rows that it emits by their event time, of which those of batch.stateful() have none: name the timestamp {event_time} "
+            f"an injector with a lateness budget counts the rows that it emits by their event time, and the rows of batch.stateful() have none: name the timestamp {event_time} "
             f"in its schema, which has {', '.join(schema.names)}, declare the event time by a column's name, or leave lateness_budget out"
         )
         raise ValueError(msg)
@@ -205,61 +204,64 @@ def build_version(
         _check_stamps(receipts, batch)
         return _manifest_of(receipts, job, digest, cut)
 
-    made = store.build(batch, digest, fill)
-    store.check_layout(made, cut.layout)
-    return made, receipts
+    version = store.build(batch, digest, fill)
+    store.check_layout(version, cut.layout)
+    return version, receipts
 
 
 def _before(store: StateStore, before: Version | None, cut: Cut, update: Update | SegmentUpdate) -> list[Before]:
     """Return what each range builds on.
 
-    Raises CheckpointMismatch for an update whose ranges cannot be cut otherwise, and have been.
+    Raises CheckpointMismatch if the cut has changed and the update's state cannot be cut again.
     """
     if before is None:
         return [Before()] * len(cut)
     if before.layout == cut.layout:
-        return [Before(each.oldest, each.records, [(each, None)]) for each in before.ranges]
+        return [Before(entry.oldest, entry.records, [(entry, None)]) for entry in before.ranges]
     shares = cut.shares(Cut(store.ranges, before.layout))
     entries = before.ranges
-    reason = fixed(update, [each for each in entries if each.state or each.segmented])
+    reason = fixed(update, [range_shares for range_shares in entries if range_shares.state or range_shares.segmented])
     if reason:
         msg = f"the key ranges of batch {before.batch + 1} are cut otherwise than those of the state in {store.root}, and {reason}"
         raise CheckpointMismatch(msg)
     counted: set[int] = set()
-    found = []
-    for each, oldest in zip(shares, least_of(shares, before.held), strict=True):
-        new = {share.parent for share in each} - counted
+    starts = []
+    for range_shares, oldest in zip(shares, least_of(shares, before.held), strict=True):
+        new = {share.parent for share in range_shares} - counted
         counted |= new
-        parents = [(entries[share.parent], share.places) for share in each]
-        found.append(Before(oldest, sum(entries[parent].records for parent in new), parents))
-    return found
+        parents = [(entries[share.parent], share.places) for share in range_shares]
+        starts.append(Before(oldest, sum(entries[parent].records for parent in new), parents))
+    return starts
 
 
-def fixed(update: object, held: Sequence[RangeEntry] = ()) -> str:
-    """Return why the ranges of an update cannot be cut otherwise, given the ranges that hold something, and what to do; empty: they can."""
+def fixed(update: object, occupied: Sequence[RangeEntry] = ()) -> str:
+    """Return why an update's ranges cannot be cut again, and what to do; empty if they can.
+
+    ``occupied`` are the ranges that have state or records.
+    """
     if isinstance(update, RelaidUpdate):
-        if any(each.records for each in held):
-            return "records are held that are told as pending: nobody knows which keys they are of"
+        if any(entry.records for entry in occupied):
+            return "it holds pending records whose keys are unknown"
         return ""
-    if not held:
+    if not occupied:
         return ""
     what = (
         f"the state of {type(update).__name__} does not say"
         if isinstance(update, SegmentUpdate)
         else "a table of a function of yours does not say"
     )
-    return f"{what} which key a row of it is of. Write the stage as a computation (lowwater_pipeline.computation), whose state can be cut, or leave its ranges as they are"
+    return f"{what} which key each row belongs to. Write the stage as a computation (lowwater_pipeline.computation), whose state can be cut, or leave its ranges as they are"
 
 
 def times_in(frame: DataFrame, event_time: str | Column) -> str:
-    """Return the name of the column that has the rows' event times: one of theirs, where it is surely that."""
+    """Return the name of the column with the event times: a column of the rows if possible."""
     from pyspark.sql.types import TimestampType
 
     if not isinstance(event_time, str) or not event_time.isidentifier() or event_time not in frame.columns:
         return _TIME
-    if [each.lower() for each in frame.columns].count(event_time.lower()) > 1:
+    if [column.lower() for column in frame.columns].count(event_time.lower()) > 1:
         return _TIME
-    # Of another type it is refused, where the column is made.
+    # event_micros() refuses a column of another type.
     return event_time if isinstance(frame.schema[event_time].dataType, TimestampType) else _TIME
 
 
@@ -267,8 +269,8 @@ def _run(job: _Job, frame: DataFrame, key: Sequence[str | Column], event_time: s
     from pyspark.sql import functions as sf
 
     session = frame.sparkSession
-    if taken := [name for name in frame.columns if name.lower() in (_TIME, _PLACE, _SEED)]:
-        msg = f"the frame has a column {taken[0]}, which lowwater adds by itself: rename it"
+    if reserved := [name for name in frame.columns if name.lower() in (_TIME, _PLACE, _SEED)]:
+        msg = f"the frame has a column {reserved[0]}, which lowwater adds by itself: rename it"
         raise ValueError(msg)
     timed = {_TIME: event_micros(frame, event_time)} if job.times == _TIME else {}
     placed = frame.withColumns({**timed, _PLACE: sf.xxhash64(*columns_of(frame, key))})
@@ -283,21 +285,19 @@ class _OwnColumns(NamedTuple):
     """Columns that a stage adds, the same in every batch."""
 
     row: Column
-    """What a row gets beside its place and its time."""
+    """Mark of a row that is no seed."""
     seed: Sequence[Column]
-    """All of a seed row."""
+    """All columns of a seed row."""
     handle: Column
-    """The key range of a row."""
     task: Column
-    """Its task."""
 
 
 @lru_cache(maxsize=64)
 def _own_columns(_jvm: Any, cut: Cut, schema: str) -> _OwnColumns:
-    """Return the columns for rows of a schema, as JSON, of which the last is the place.
+    """Return the columns for rows of a schema, given as JSON, whose last field is the place.
 
-    To make them takes some 400 calls of the JVM, as long as many a batch, so they are kept while
-    the JVM is the same.
+    Making them takes some 400 calls into the JVM, as long as a whole small batch. So they are
+    cached while the JVM is the same.
     """
     from pyspark.sql import functions as sf
     from pyspark.sql.types import StructType
@@ -315,15 +315,15 @@ def _own_columns(_jvm: Any, cut: Cut, schema: str) -> _OwnColumns:
 
 
 def partitions_of(session: Any) -> int:
-    """Return how many tasks a batch is spread over at most."""
+    """Return the greatest number of tasks over which a batch is spread."""
     return int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200)
 
 
 def can_pin() -> bool:
-    """Return whether a range can be given to a task: not before PySpark 4.1."""
+    """Return whether a range can be assigned to a chosen task: from PySpark 4.1 on."""
     from pyspark.sql import DataFrame
 
-    # Of the class: of a frame a column of that name would be one as well.
+    # Ask the class: a frame's attribute could be a column of that name.
     return hasattr(DataFrame, "repartitionById")
 
 
@@ -331,38 +331,37 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     """Return Spark's Arrow schema of a schema, with timestamps in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    # PySpark 4.0 has no such argument, and knows no other zone.
+    # PySpark 4.0 has no such argument, and always uses UTC.
     zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
     return to_arrow_schema(schema, **zone)
 
 
 def _by_range(rows: DataFrame, cut: Cut, handle: Column, task: Column) -> DataFrame:
-    """Return the rows with all that have one handle in the same partition."""
+    """Return the rows, partitioned so that all rows of one handle are in one partition."""
     tasks = cut.spread(partitions_of(rows.sparkSession), pins=can_pin())
     if can_pin():
         return rows.repartitionById(tasks, task)
-    # Before PySpark 4.1. The hash keeps a range in one place as well, but some tasks have several
-    # ranges and others none, and none can be chosen.
+    # Before PySpark 4.1 the hash decides: some tasks have several ranges, others none.
     return rows.repartition(tasks, handle)
 
 
 def _check_stamps(receipts: Sequence[Receipt], batch: int) -> None:
-    """Raise ValueError when a range holds a stamp below all that its rows can have brought, or says that it holds less than it does."""
+    """Raise ValueError if a range holds a stamp below its rows', or returned too late an oldest."""
     for handle, oldest, lowest in (early for receipt in receipts for early in receipt.detail["early"]):
         msg = (
-            f"after batch {batch} range {handle} holds a stamp of {lowwater.Watermark(oldest)}, but with what it held before and its rows' "
+            f"after batch {batch} range {handle} holds a stamp of {lowwater.Watermark(oldest)}, but by its earlier state and its rows' "
             f"event times the lowest possible is {lowwater.Watermark(lowest)}. Declare stamp= as the length of the tumbling windows, "
-            "which start at whole multiples of it since 1970 in UTC, and return as oldest what is held in fact."
+            "which start at whole multiples of it since 1970 in UTC, and return as oldest the oldest stamp that the range holds."
         )
         raise ValueError(msg)
     for handle, oldest, record, stamp in (untold for receipt in receipts for untold in receipt.detail["untold"]):
-        said = "None" if oldest is None else str(lowwater.Watermark(oldest))
+        returned = "None" if oldest is None else str(lowwater.Watermark(oldest))
         msg = (
-            f"after batch {batch} range {handle} still holds a record of {lowwater.Watermark(record)}, which is to be written with the stamp "
-            f"{lowwater.Watermark(stamp)} or later, but its oldest stamp is said to be {said}: what is later would be promised before it is "
+            f"after batch {batch} range {handle} still holds a record of {lowwater.Watermark(record)}, which will be written with the stamp "
+            f"{lowwater.Watermark(stamp)} or later, but its oldest stamp is said to be {returned}: the watermark would pass the record before it is "
             "written. Return as oldest the least of what is held: event times, or with stamp= the starts of their windows. A record is held as "
-            "long as its time is in pending, or in the state in the column of the stage's event_time: give that column another name when "
-            "nothing will be written of its rows."
+            "long as its time is in pending, or in the state in the column of the stage's event_time: give that column another name if "
+            "its rows are never written."
         )
         raise ValueError(msg)
 
@@ -404,10 +403,7 @@ def _manifest_of(receipts: Sequence[Receipt], job: _Job, digest: str, cut: Cut) 
 
 
 def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Update the ranges of one task, then stage them together.
-
-    The task's body, in a Python worker.
-    """
+    """Update the ranges of one task, then stage them together. Runs in a Python worker."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyspark import TaskContext
@@ -417,7 +413,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     attempt = context.taskAttemptId()
     out = _Emitted(job, f"{attempt}.parquet")
     pending = lowwater.Histogram(job.reference)
-    made: dict[int, RangeEntry] = {}
+    entries: dict[int, RangeEntry] = {}
     rows_in = late = untimed = emitted_rows = 0
     examples: list[tuple[int, int]] = []
     loads: list[list[int]] = []
@@ -436,38 +432,38 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         if isinstance(job.update, RelaidUpdate):
             bare = bare.append_column(PLACE, data.column(_PLACE)).append_column(MICROS, times)
         began = time.monotonic()
-        entry, held, emitted, kept = _update_range(job, handle, bare, attempt)
+        entry, pending_times, emitted, state = _update_range(job, handle, bare, attempt)
         entry = replace(entry, emitted=out.add(emitted))
         micros = round((time.monotonic() - began) * 1_000_000)
         loads.append(measured(handle, data.column(_PLACE), (job.places[handle], job.places[handle + 1]), micros))
         emitted_rows += 0 if emitted is None else emitted.num_rows
         if job.budgeted:
             arrived += _by_lateness(job, times if not job.injector else _times_of(job, emitted))
-        pending.add_many(held)
-        made[handle] = entry
+        pending.add_many(pending_times)
+        entries[handle] = entry
         lowest = lowest_stamp(job.before[handle].oldest, low_time, job.promised, job.window)
         if entry.oldest is not None and entry.oldest < lowest:
             early.append((handle, entry.oldest, lowest))
-        record = least_record(held, kept, job.event_time)
+        record = least_record(pending_times, state, job.event_time)
         stamp = floor_stamp(record, job.window)
         if (MAX if entry.oldest is None else entry.oldest) > stamp:
             untold.append((handle, entry.oldest, record, stamp))
     out.close()
     starts, counts = pending.columns()
-    held_before = sum(job.before[handle].records for handle in made)
-    # A stage has finished what it no longer holds, an injector what it has emitted: a record comes
-    # twice to it, announced and then itself.
+    held_before = sum(job.before[handle].records for handle in entries)
+    # A stage has finished the records that it no longer holds, an injector those that it has
+    # emitted: an injector sees a record twice, first announced and then read.
     finished = emitted_rows if job.injector else max(0, held_before + rows_in - pending.total)
     part = Part(
-        handles=list(made),
-        oldest=[entry.oldest for entry in made.values()],
+        handles=list(entries),
+        oldest=[entry.oldest for entry in entries.values()],
         starts=starts,
         counts=counts,
         reference=job.reference,
         finished=finished,
     )
     detail = {
-        "ranges": [[handle, *entry.columns()] for handle, entry in made.items()],
+        "ranges": [[handle, *entry.columns()] for handle, entry in entries.items()],
         "pending": [starts, counts],
         "arrived": [np.flatnonzero(arrived).tolist(), arrived[arrived > 0].tolist()],
         "finished": part.finished,
@@ -478,7 +474,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         "early": early,
         "untold": untold,
     }
-    if made:
+    if entries:
         yield stage_part(job.destination, part, detail)
 
 
@@ -486,17 +482,20 @@ _EDGES: Final = np.array(EDGES[:-1], dtype=np.int64)
 
 
 def _by_lateness(job: _Job, times: pa.ChunkedArray | None) -> NDArray[np.int64]:
-    """Return how many of some times are in each bucket of lateness, as :func:`lowwater.core.lateness.buckets` counts. O(times log buckets)."""
+    """Return the number of times in each lateness bucket. O(times log buckets).
+
+    Counts as :func:`lowwater.core.lateness.buckets` does.
+    """
     if times is None:
         return np.zeros(len(EDGES), dtype=np.int64)
-    # The difference of two times may not fit into 64 bits.
-    known = np.maximum(times.drop_null().to_numpy(), job.reference - 2**62)
-    found = np.searchsorted(_EDGES, job.reference - known)
-    return np.bincount(found, minlength=len(EDGES))
+    # Without the lower bound the difference of two times could exceed 64 bits.
+    times_in_reach = np.maximum(times.drop_null().to_numpy(), job.reference - 2**62)
+    buckets = np.searchsorted(_EDGES, job.reference - times_in_reach)
+    return np.bincount(buckets, minlength=len(EDGES))
 
 
 def _times_of(job: _Job, emitted: pa.Table | None) -> pa.ChunkedArray | None:
-    """Return the event times of what an injector emits; None where it emits nothing."""
+    """Return the event times of an injector's emitted rows; None if there are no rows."""
     import pyarrow as pa
 
     if emitted is None:
@@ -505,7 +504,7 @@ def _times_of(job: _Job, emitted: pa.Table | None) -> pa.ChunkedArray | None:
 
 
 class _Emitted:
-    """The rows that the ranges of a task emit, in one file: each file costs a sync, and a look when the rows are read."""
+    """One file for the rows that the ranges of a task emit: each file costs a sync and a lookup."""
 
     def __init__(self, job: _Job, name: str) -> None:
         self._schema = job.schema
@@ -516,9 +515,9 @@ class _Emitted:
         self._size = 0
 
     def add(self, emitted: pa.Table | None) -> str:
-        """Take the rows of a range.
+        """Add the rows of a range.
 
-        Return the file's name for the first one that has any, for the others nothing.
+        Returns the file's name for the first range with rows, and an empty text for the others.
         """
         if emitted is None or not emitted.num_rows:
             return ""
@@ -539,36 +538,32 @@ class _Emitted:
         self._waiting, self._size = [], 0
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write the buffered rows, and close the file."""
         if self._waiting:
             self._write()
         if self._writer is not None:
             self._writer.close()
 
 
-def lowest_stamp(held: int | None, oldest_row: int | None, promised: int, window: timedelta | None) -> int:
-    """Return the lowest stamp that a range can hold after a batch, if the stage stamps as declared.
+def lowest_stamp(held_stamp: int | None, oldest_row: int | None, promised: int, window: timedelta | None) -> int:
+    """Return the lowest stamp, microseconds, that a correct stage's range can hold after a batch.
 
-    Micros.
-
-    Before the batch the range stood at the lesser of what it held and the lowest stamp of a row
-    that keeps the promise; only a late row can bring something lower.
+    Before the batch the range was at its held stamp or at the lowest stamp of a row on time,
+    whichever is less; only a late row can lower that.
 
     >>> lowest_stamp(None, 14_250_000, 14_100_000, timedelta(seconds=1))
     14000000
     """
     new = floor_stamp(promised if oldest_row is None else min(promised, oldest_row), window)
-    return new if held is None else min(held, new)
+    return new if held_stamp is None else min(held_stamp, new)
 
 
 def least_record(pending: Sequence[int], state: pa.Table | None, event_time: str) -> int:
-    """Return the least event time of the records that a range holds, MAX when it holds none.
+    """Return the least event time of the records that a range holds, microseconds; MAX without any.
 
-    Micros. O(pending + state).
-
-    Held are those that it says are pending, and the rows of its state that have the stage's event
-    time in a timestamp of that name. The name is looked up in the state, because a function may
-    emit no event time at all.
+    O(pending + state). The held records are the pending ones and the rows of its state that have a
+    timestamp with the event time's name. The name is looked up in the state, because a function
+    may emit no event time.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -587,7 +582,7 @@ def least_record(pending: Sequence[int], state: pa.Table | None, event_time: str
 def _update_range(
     job: _Job, handle: int, rows: pa.Table, attempt: int
 ) -> tuple[RangeEntry, list[int], pa.Table | None, pa.Table | None]:
-    """Return what the range is in the new version, the records it holds, the rows it emits, and its state if that is a table."""
+    """Return a range's new entry, its held records, its emitted rows, and its state if a table."""
     before = job.before[handle].unchanged
     name = f"{handle:05}-{attempt}"
     entry = RangeEntry()
@@ -596,23 +591,23 @@ def _update_range(
     segments = Segments(job.base) if before is None else _segments(job, before)
     after: NextSegments | None
     if isinstance(job.update, RelaidUpdate) and before is None:
-        parents = [Parent(_segments(job, each), places) for each, places in job.before[handle].parents]
-        after, emitted, oldest, held = job.update.update_relaid(parents, rows, low)
-    elif isinstance(job.update, SegmentUpdate):  # of a new cut none of the parents holds anything
-        after, emitted, oldest, held = job.update.update_segments(segments, rows, low)
+        parents = [Parent(_segments(job, parent), places) for parent, places in job.before[handle].parents]
+        after, emitted, oldest, records = job.update.update_relaid(parents, rows, low)
+    elif isinstance(job.update, SegmentUpdate):  # if the cut has changed, no parent has state
+        after, emitted, oldest, records = job.update.update_segments(segments, rows, low)
     else:
         state = read_table(segments)
-        new_state, emitted, oldest, held = job.update(handle, state, rows, low)
+        new_state, emitted, oldest, records = job.update(handle, state, rows, low)
         after = None
         if state is None or new_state is not state or not segments.whole:
             after = split_table(new_state, state, segments)
-        else:  # as an older release has left it
+        else:  # an older release wrote the state as one file
             entry = replace(entry, state=f"{name}.state")
             os.link(segments.whole, Path(job.folder, entry.state))
     if after is not None:
         written = write_segments(after, segments, job.folder, name)
         entry = replace(entry, segments=written, facts=tuple(after.facts), due=after.due)
-    pending = held_micros(held)
+    pending = held_micros(records)
     entry = replace(
         entry, oldest=None if oldest is None else lowwater.Watermark.of(oldest).micros, records=len(pending)
     )
@@ -624,30 +619,30 @@ def _segments(job: _Job, before: RangeEntry) -> Segments:
     return Segments(job.base, before.segments, before.facts, whole)
 
 
-def held_micros(held: Any) -> list[int]:
-    """Return the event times of records as microseconds: any iterable, Arrow arrays included; null is MAX.
+def held_micros(times: Any) -> list[int]:
+    """Return the event times of records, any iterable or Arrow array, in microseconds; null is MAX.
 
-    Spark's timestamps are microseconds of a known zone. Taken as such they cost 0.1 us each, by way of datetimes 4 us.
+    Spark's timestamps are microseconds of a known zone. A cast costs 0.1 us each, datetimes 4 us.
     """
     import pyarrow as pa
 
-    if not isinstance(held, pa.Array | pa.ChunkedArray):
-        return all_to_micros(held)
-    kind: Any = held.type
+    if not isinstance(times, pa.Array | pa.ChunkedArray):
+        return all_to_micros(times)
+    kind: Any = times.type
     if pa.types.is_timestamp(kind) and kind.unit == "us" and kind.tz is not None:
-        held = held.cast(pa.int64())
-    return all_to_micros(held.to_pylist())
+        times = times.cast(pa.int64())
+    return all_to_micros(times.to_pylist())
 
 
 def _by_handle(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
-    """Yield each range of a task with its rows, none for one that has only its seed."""
+    """Yield each range of a task with its rows; a range with only a seed has none."""
     import pyarrow as pa
 
     starts = np.array(job.places[1:-1], np.uint64)
     seeds: set[int] = set()
     schemas: list[pa.Schema] = []
 
-    def told() -> Iterator[tuple[NDArray[np.uint16], pa.RecordBatch]]:
+    def rows_by_handle() -> Iterator[tuple[NDArray[np.uint16], pa.RecordBatch]]:
         for batch in batches:
             schemas[:] = [batch.schema]
             places, seed = batch.column(_PLACE).to_numpy(), np.asarray(batch.column(_SEED))
@@ -657,15 +652,15 @@ def _by_handle(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[i
             unsigned = places.view(np.uint64) ^ np.uint64(SIGN)
             yield np.searchsorted(starts, unsigned, side="right").astype(np.uint16), batch
 
-    for handle, found in by_handle(told()):
+    for handle, parts in by_handle(rows_by_handle()):
         seeds.discard(handle)
-        yield handle, pa.Table.from_batches(found)
+        yield handle, pa.Table.from_batches(parts)
     for handle in sorted(seeds):
         yield handle, schemas[0].empty_table()
 
 
 def restage(session: Any, manifest: Version, reference: int, destination: Destination) -> list[Receipt]:
-    """Stage a version again that an interrupted run has made, in one task, and return its receipt."""
+    """Stage again a version that an interrupted run has made, in one task; return its receipt."""
     part = Part(
         handles=range(len(manifest.ranges)),
         oldest=manifest.held,
@@ -686,7 +681,7 @@ def _stage_again(destination: Destination, part: Part, batches: Iterable[pa.Reco
 def rows_of(session: Any, store: StateStore, manifest: Version, schema: StructType) -> DataFrame:
     """Return the rows that a version's batch emitted, as a static DataFrame.
 
-    They stay readable while the version is kept.
+    The rows stay readable while the version is kept.
     """
     files = [store.file(manifest.batch, entry.emitted) for entry in manifest.ranges if entry.emitted]
     if not files:
@@ -696,10 +691,7 @@ def rows_of(session: Any, store: StateStore, manifest: Version, schema: StructTy
 
 
 def _no_rows(session: Any, schema: StructType) -> DataFrame:
-    """Return a frame without rows.
-
-    It is the JVM's own: one of Python's rows a job has to convert.
-    """
+    """Return a frame without rows, made by the JVM: Python's would cost a job to convert."""
     from pyspark.sql import DataFrame
 
     jvm = session._jsparkSession

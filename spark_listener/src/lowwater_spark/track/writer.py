@@ -1,8 +1,7 @@
-"""What a query is started with: said as arguments, or told to a ``DataStreamWriter`` of Spark's.
+"""The settings of a query, from arguments or from Spark's ``DataStreamWriter``.
 
-Spark's writer answers no questions: it keeps what it is told in private fields of its side in the
-JVM, and has nothing to read them by. They are read here one by one. A field that is set and that
-nobody here knows is refused by its name: what is not kept would be lost without a word.
+Spark's writer has no getters: its settings are private fields of its JVM object. This module reads
+them one by one. An unknown field that is set is refused by name, so that no setting is lost.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ __all__ = ["Writer", "interval_of", "writer_of"]
 _EVERY_BATCH: Final[Mapping[str, Any]] = {"processingTime": "0 seconds"}
 
 _PROCESSING_TIME: Final = "ProcessingTimeTrigger"
-"""The class in the JVM of a trigger with an interval."""
+"""JVM class of a trigger with an interval."""
 
 _FUNCTION: Final = "foreachbatch"
-"""The format of a writer with a function."""
+"""Format of a writer with a function."""
 
 _REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "foreachWriter": (
@@ -41,23 +40,23 @@ _REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "sinkName": ("name() of a writer", "Leave it out; queryName() is the name of the query."),
     "clusteringColumns": ("clusterBy of a writer", "Cluster the table itself, by its own settings."),
 }
-"""Fields that are known and not kept."""
+"""Fields that are refused, with the reason and the fix."""
 
 _KEPT: Final = frozenset(
     {"ds", "source", "outputMode", "trigger", "extraOptions", "foreachBatchWriter", "partitioningColumns"}
 )
-"""Fields that are read."""
+"""Fields that are used."""
 
 _WITH_THEM: Final = frozenset({"foreachWriterEncoder"})
-"""Fields that say nothing unless another one is set."""
+"""Fields that have no meaning unless another one is set."""
 
 _OPTIONS: Final[Mapping[str, str]] = {"checkpointlocation": "checkpoint", "path": "path", "queryname": "name"}
-"""Options of a writer that are values of their own here."""
+"""Options of a writer that are fields here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """What a query writes and by what rules."""
+    """The settings with which a query writes."""
 
     frame: DataFrame
     checkpoint: str | os.PathLike[str]
@@ -66,22 +65,22 @@ class Writer:
     output_mode: str = "append"
     partition_by: Sequence[str] = ()
     trigger: Mapping[str, Any] = field(default_factory=dict)
-    """Empty: nobody has said one, and batch comes after batch."""
+    """Trigger as in Spark's ``trigger()``; empty: batches follow each other at once."""
     name: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     function: Any = None
-    """Of a writer with foreachBatch: what Spark calls with each batch, an object of the JVM's."""
+    """The JVM function that a writer with foreachBatch calls for each batch; else None."""
 
     def check_no_sink(self) -> None:
-        """Raise ValueError if it says where to write to: it would be the function of the stage that writes, and not the sink."""
+        """Raise ValueError if it has a sink: foreach_batch()'s function writes instead."""
         default = self.frame.sparkSession.conf.get("spark.sql.sources.default", "parquet")
-        said = {
+        sinks = {
             "foreachBatch()": self.function is not None,
             "format()": self.format not in (None, default),
             "partitionBy()": bool(self.partition_by),
             "path": self.path is not None,
         }
-        for what, is_said in said.items():
+        for what, is_said in sinks.items():
             if is_said:
                 msg = (
                     f"the writer has a sink, by {what}, and foreach_batch has a function that writes; leave {what} out, or start the writer with "
@@ -90,13 +89,13 @@ class Writer:
                 raise ValueError(msg)
 
     def check_sink(self) -> None:
-        """Raise ValueError unless it says where to write to."""
+        """Raise ValueError if it has no sink."""
         if self.format is None and self.function is None:
             msg = 'format is missing: "parquet", "kafka", "delta" or any other sink that Spark knows'
             raise ValueError(msg)
 
     def onto(self, frame: DataFrame, checkpoint: Location, name: str) -> DataStreamWriter:
-        """Return a writer of Spark's for another frame, which writes what and as this one says."""
+        """Return a Spark writer for another frame, with these settings."""
         writer = frame.writeStream.outputMode(self.output_mode).options(**self.options)
         writer = writer.queryName(name).trigger(**(self.trigger or _EVERY_BATCH))
         writer = writer.option("checkpointLocation", spark_path(checkpoint).text)
@@ -109,13 +108,13 @@ class Writer:
         return writer.partitionBy(*self.partition_by) if self.partition_by else writer
 
     def with_pause(self, seconds: float) -> Writer:
-        """Return it with so long from one look for rows to the next at least, unless it says a trigger itself."""
+        """Return a copy whose batches are at least that far apart, unless it has a trigger."""
         if self.trigger or not seconds:
             return self
         return dataclasses.replace(self, trigger={"processingTime": f"{round(seconds * 1000)} milliseconds"})
 
     def with_options(self, **options: str) -> Writer:
-        """Return it with options that it has unless it says them itself."""
+        """Return a copy with default options."""
         return dataclasses.replace(self, options={**options, **self.options})
 
 
@@ -128,36 +127,36 @@ def writer_of(
     output_mode: str | None,
     **sink: Any,
 ) -> Writer:
-    """Return what a query is started with, by a frame and arguments, or by a writer without any.
+    """Return a query's settings, from a frame and arguments or from a writer without arguments.
 
-    Raises ValueError for a writer with arguments, and for no checkpoint; Unsupported for what a
-    writer was told and cannot be kept, and for triggers and options that cannot be tracked.
+    Raises ValueError for a writer with arguments and without a checkpoint; Unsupported for settings
+    of a writer that cannot be kept, and for triggers and options that cannot be tracked.
     """
-    said = {"checkpoint": checkpoint, "trigger": trigger, "name": name, "output_mode": output_mode, **sink}
-    given = {argument: value for argument, value in said.items() if value is not None and value != {}}
+    arguments = {"checkpoint": checkpoint, "trigger": trigger, "name": name, "output_mode": output_mode, **sink}
+    settings = {argument: value for argument, value in arguments.items() if value is not None and value != {}}
     if hasattr(what, "_jwrite") or hasattr(what, "_write_proto"):
-        if given:
-            argument = next(iter(given))
-            msg = f"{argument} is said beside a writer; tell it to the writer, which has all that the query is started with"
+        if settings:
+            argument = next(iter(settings))
+            msg = f"{argument} was passed beside a writer; set it on the writer, which has all settings of the query"
             raise ValueError(msg)
-        given = _told(cast("DataStreamWriter", what))
-        if given.get("checkpoint") is None:
-            msg = 'the writer has no checkpoint; tell it .option("checkpointLocation", DIRECTORY), of this query alone'
+        settings = _settings_of(cast("DataStreamWriter", what))
+        if settings.get("checkpoint") is None:
+            msg = 'the writer has no checkpoint; set .option("checkpointLocation", DIRECTORY), a directory of this query alone'
             raise ValueError(msg)
     else:
-        given["frame"] = what
-        if isinstance(given.get("partition_by"), str):
-            given["partition_by"] = [given["partition_by"]]
-        check_options(given.get("options", {}))
+        settings["frame"] = what
+        if isinstance(settings.get("partition_by"), str):
+            settings["partition_by"] = [settings["partition_by"]]
+        check_options(settings.get("options", {}))
         if checkpoint is None:
-            msg = "checkpoint is missing; it is a directory of this query alone"
+            msg = "checkpoint is missing; pass a directory of this query alone"
             raise ValueError(msg)
-    check_trigger(given.get("trigger", {}))
-    return Writer(**given)
+    check_trigger(settings.get("trigger", {}))
+    return Writer(**settings)
 
 
-def _told(writer: DataStreamWriter) -> dict[str, Any]:
-    """Return what a writer was told, as :class:`Writer` has it."""
+def _settings_of(writer: DataStreamWriter) -> dict[str, Any]:
+    """Return a writer's settings as fields of :class:`Writer`."""
     frame = cast("DataFrame", cast("Any", writer)._df)
     check_session(frame.sparkSession)
     fields = _fields(cast("Any", writer)._jwrite)
@@ -172,38 +171,37 @@ def _told(writer: DataStreamWriter) -> dict[str, Any]:
                 "Start the stage with a frame and arguments.",
             )
     options = {str(key): str(value) for key, value in _java_map(frame, fields["extraOptions"].originalMap()).items()}
-    told: dict[str, Any] = {_OPTIONS[key.lower()]: value for key, value in options.items() if key.lower() in _OPTIONS}
-    told["options"] = {key: value for key, value in options.items() if key.lower() not in _OPTIONS}
-    check_options(told["options"])
-    told["frame"] = frame
-    told["output_mode"] = str(fields["outputMode"].toString()).lower()
-    told["trigger"] = _trigger(fields["trigger"])
-    if str(fields["source"]).lower() == _FUNCTION:  # a function that a later format() has replaced is still there
-        told["function"] = fields["foreachBatchWriter"]
+    settings: dict[str, Any] = {
+        _OPTIONS[key.lower()]: value for key, value in options.items() if key.lower() in _OPTIONS
+    }
+    settings["options"] = {key: value for key, value in options.items() if key.lower() not in _OPTIONS}
+    check_options(settings["options"])
+    settings["frame"] = frame
+    settings["output_mode"] = str(fields["outputMode"].toString()).lower()
+    settings["trigger"] = _trigger(fields["trigger"])
+    if str(fields["source"]).lower() == _FUNCTION:  # a later format() leaves the function in place
+        settings["function"] = fields["foreachBatchWriter"]
     else:
-        told["format"] = str(fields["source"])
+        settings["format"] = str(fields["source"])
     if fields["partitioningColumns"] is not None:
-        told["partition_by"] = [str(column) for column in items(fields["partitioningColumns"])]
-    return told
+        settings["partition_by"] = [str(column) for column in items(fields["partitioningColumns"])]
+    return settings
 
 
 def _fields(jwrite: Any) -> dict[str, Any]:
-    """Return the fields of a writer in the JVM by their names.
-
-    An option that is empty is None, one that is not its content.
-    """
-    found: dict[str, Any] = {}
-    for each in jwrite.getClass().getDeclaredFields():
-        each.setAccessible(True)
-        value = each.get(jwrite)
-        found[each.getName()] = value
+    """Return the fields of a JVM writer by name; a Scala option's value, or None if it is empty."""
+    values: dict[str, Any] = {}
+    for field_ in jwrite.getClass().getDeclaredFields():
+        field_.setAccessible(True)
+        value = field_.get(jwrite)
+        values[field_.getName()] = value
         if hasattr(value, "getClass") and value.getClass().getName() in ("scala.None$", "scala.Some"):
-            found[each.getName()] = value.get() if value.isDefined() else None
-    return found
+            values[field_.getName()] = value.get() if value.isDefined() else None
+    return values
 
 
 def interval_of(query: StreamingQuery) -> float:
-    """Return the seconds from one batch of a running query to the next by its trigger; 0.0: none, or this release of Spark does not tell."""
+    """Return the seconds between a running query's batches by its trigger; 0.0 if unknown."""
     from py4j.protocol import Py4JError
 
     try:
@@ -218,10 +216,10 @@ def _kind(trigger: Any) -> str:
 
 
 def _trigger(trigger: Any) -> Mapping[str, Any]:
-    """Return the arguments that make a trigger. Raises Unsupported for one that has none."""
+    """Return the arguments that make a trigger. Raises Unsupported for an unknown one."""
     kind = _kind(trigger)
     if kind == _PROCESSING_TIME:
-        # A writer that was told none has one of no interval.
+        # A writer without a trigger has one without an interval.
         return {"processingTime": f"{trigger.intervalMs()} milliseconds"} if trigger.intervalMs() else {}
     names = {
         "AvailableNowTrigger": "availableNow",
