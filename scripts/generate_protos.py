@@ -77,7 +77,7 @@ def init_text(tree: Tree) -> str:
 
 
 def generate(tree: Tree, target: Path) -> None:
-    """Writes the modules of the tree to the new folder `target`; exits when protoc refuses a source."""
+    """Write the modules of the tree to the folder `target`; exit when protoc refuses a source."""
     import grpc_tools.protoc
 
     output = target.with_name(f"{target.name}.protoc")
@@ -119,7 +119,7 @@ def differences(tree: Tree, fresh: Path) -> list[str]:
 
 
 def check(scratch: Path) -> None:
-    """Exits with 1 and the command to run when the committed code is not what the generator writes."""
+    """Exit with 1, and the command to run, when the generator would write other code."""
     for tree in TREES:
         init = ROOT / tree.path / "__init__.py"
         if not init.is_file() or init.read_text() != init_text(tree):
