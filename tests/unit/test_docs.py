@@ -130,7 +130,7 @@ def test_each_step_of_a_tour_is_a_function_that_is_there() -> None:
         for part in function.split("."):
             found = [node for node in body if getattr(node, "name", None) == part]
             assert found, f"{path} has no {function}"
-            body = found[0].body  # type: ignore[attr-defined] # what has a name here has a body
+            body = found[0].body
 
 
 def test_the_picture_of_the_rooms_names_folders_that_are_there() -> None:

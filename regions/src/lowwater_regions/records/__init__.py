@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/regions/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 361f24dfa6a3659b5e90b2260e9c7306b4b15afb4431c69554786ba85bd8ae91
+Made from: sha256 a66a51d00ee87601e849826d3bbf774599b10c3c1dd9cbbad8c279e7f404caa8
 """
