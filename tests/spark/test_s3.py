@@ -128,7 +128,7 @@ def test_windows_of_our_own_are_closed_by_ticks_on_s3(
 
     for refused, said in (
         (lambda rows, batch: batch.stateful(rows, hourly, HOURLY), "State in the checkpoint s3a:"),
-        (lambda rows, batch: batch.write(rows, str(checkpoint / "out")), "s3a: is none of them.*batch.write_table"),
+        (lambda rows, batch: batch.write(rows, str(checkpoint / "out")), "s3a: was not.*batch.write_table"),
     ):
         with pytest.raises(lws.Unsupported, match=said):
             start(refused, "refused").await_termination(180)
