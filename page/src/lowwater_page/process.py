@@ -84,7 +84,7 @@ class PageProcess:
     ) -> None:
         self.url: str = url_of(listening, encrypted=certificates is not None)
         self.failed = False
-        """Whether the HTTP server ended although nobody stopped it."""
+        """True when the HTTP server ended by a failure, and not by ``close``."""
         board = Board()
         self._follower = Follower(
             lambda interval: lowwater.Client(replace(settings, watch_interval=interval)),

@@ -85,7 +85,7 @@ class Cluster(Placement):
         """Seconds from the last beat to the next one."""
         self._directory = directory
         self._opened = False
-        """Whether the directory is open."""
+        """True once the directory is open."""
         self._peers = peers
         self._monotonic = monotonic
         self._pace = pace
@@ -97,7 +97,7 @@ class Cluster(Placement):
         self._newest_version = 0
         """Newest version of the view that this process has read or written."""
         self._joined = False
-        """Whether this process was ever a member."""
+        """True once this process was a member."""
         self._rival = "", 0
         """Id of another process that has this address in a newer view, and store's time of its last
         beat when it was first seen there."""

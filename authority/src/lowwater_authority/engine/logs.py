@@ -394,10 +394,11 @@ class Logs:
             raise JournalFailed(msg)
 
     def taking(self, name: str, *, above: int = 0) -> Callable[[], Awaitable[Ownership]]:
-        """Return a call that takes a log, however often it is repeated; see Journal.take.
+        """Return a function that takes a log, and that may be called again; see Journal.take.
 
-        Each attempt has the view of now. Under a newer one, a repeated attempt could take the log
-        back from its next owner, whose records this process has not read.
+        Every call of the function carries the view that is current here. Under a newer view, a
+        repeated call could take the log back from its next owner, whose records this process has
+        not read.
         """
         return partial(self.journal.take, name, view=self.view, address=self.address, above=above)
 

@@ -42,7 +42,7 @@ class Traces:
 
     def __init__(self, interceptors: tuple[grpc.aio.ServerInterceptor, ...] = (), provider: Any = None) -> None:
         self.interceptors = interceptors
-        """They come before all other interceptors, so that a span contains these."""
+        """The server's first interceptors, so that a span contains the work of all others."""
         self._provider = provider
 
     def close(self) -> None:

@@ -15,8 +15,9 @@ from lowwater_authority.journal.redis_link import Address, RedisExchange, RedisL
 from lowwater_authority.stores.store import SharedStore
 
 ALIVE_SECONDS: Final = 10.0
-"""How long after its last beat a shard counts as alive. Longer than any common --dead-after; a
-slower shard is fenced all the same."""
+"""Time in seconds after its last beat for which a shard counts as alive.
+
+The time is longer than any common --dead-after. A slower shard is fenced all the same."""
 
 _TIMEOUT_SECONDS: Final = 5.0
 
