@@ -153,7 +153,7 @@ are the least and greatest round. A baseline that cannot run here has the value 
 --quick proves that the benchmarks work; its figures mean nothing.
 
 examples: python -m benchmarks latency
-          python -m benchmarks --json > docs/results/benchmarks.jsonl
+          python -m benchmarks --json > benchmarks/results/benchmarks.jsonl
 """
 
 

@@ -1,4 +1,4 @@
-"""Draw what the kept lines say: ``python -m benchmarks.pictures`` reads docs/results and writes docs/pictures.
+"""Draw what the kept lines say: ``python -m benchmarks.pictures`` reads benchmarks/results and writes docs/pictures.
 
 A picture has no figure that is not in a line. Of a metric that was measured several times the last line counts.
 """
@@ -14,7 +14,8 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-DOCS: Final = Path(__file__).parents[1] / "docs"
+RESULTS: Final = Path(__file__).parent / "results"
+PICTURES_FOLDER: Final = Path(__file__).parents[1] / "docs/pictures"
 
 BLUE: Final = "#0072B2"
 GREEN: Final = "#009E73"
@@ -200,8 +201,8 @@ def main(names: Sequence[str]) -> int:
         if name not in PICTURES:
             print(f"there is no picture {name!r}; choose from {', '.join(PICTURES)}", file=sys.stderr)
             return 2
-    for name, figure in draw(lines(DOCS / "results"), names or PICTURES):
-        figure.savefig(DOCS / "pictures" / f"performance-{name}.png")
+    for name, figure in draw(lines(RESULTS), names or PICTURES):
+        figure.savefig(PICTURES_FOLDER / f"performance-{name}.png")
     return 0
 
 

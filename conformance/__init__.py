@@ -1,1 +1,1 @@
-"""Checks that a client, or an authority, speaks the protocol: docs/protocol.md says how to run it."""
+"""Checks that a client, or an authority, speaks the protocol: docs/reference/protocol.md says how to run it."""

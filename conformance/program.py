@@ -1,4 +1,4 @@
-"""The client under test: a program that takes commands on its standard input, one JSON object a line. docs/protocol.md lists them."""
+"""The client under test: a program that takes commands on its standard input, one JSON object a line. docs/reference/protocol.md lists them."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _calls() -> Row:
             ),
             Panel(
                 "Refused calls by reason",
-                "The reasons are the names of the client's exceptions; docs/client.md says what each asks for.",
+                "The reasons are the names of the client's exceptions; docs/reference/client.md says what each asks for.",
                 (Query(rate("lowwater_refused_calls_total", "method, reason"), "{{method}} {{reason}}"),),
                 Unit.PER_SECOND,
                 width=8,

@@ -162,7 +162,7 @@ def _attached() -> Row:
             ),
             Panel(
                 "Rows dropped as late",
-                "What Spark lost by guessing its watermark. A query that cannot afford it wants a tracked stage, see docs/spark.md.",
+                "What Spark lost by guessing its watermark. A query that cannot afford it wants a tracked stage, see docs/concepts/spark.md.",
                 (Query(grown(spark("attached_dropped_rows_total")), QUERY),),
                 width=6,
                 colours=((1, "red"),),

@@ -1,4 +1,4 @@
-"""Take the pictures of docs/status-page.md: ``python -m scripts.status_pictures``; five minutes."""
+"""Take the pictures of docs/operate/status-page.md: ``python -m scripts.status_pictures``."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ PICTURES: Final = {"pipeline": pipeline, "whole": whole, "thousand": thousand}
 
 def main() -> None:
     """Take all pictures, or the named ones."""
-    parser = argparse.ArgumentParser(description="Takes the pictures of docs/status-page.md.")
+    parser = argparse.ArgumentParser(description="Takes the pictures of docs/operate/status-page.md.")
     parser.add_argument("which", nargs="*", choices=[*PICTURES, []], help="default: all")
     which = parser.parse_args().which or list(PICTURES)
     with tempfile.TemporaryDirectory() as scratch, chromium() as browser:

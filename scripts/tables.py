@@ -38,6 +38,6 @@ def main(path: Path, tables: Mapping[str, str], says: str | None) -> int:
     if not args.check:
         path.write_text(after, encoding="utf-8")
     elif before != after:
-        print(f"docs/{path.name} is not up to date; run: make gen", file=sys.stderr)
+        print(f"{path} is not up to date; run: make gen", file=sys.stderr)
         return 1
     return 0

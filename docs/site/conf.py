@@ -12,60 +12,26 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 
 PAGES: Final = {
-    "Begin": (
-        "docs/start",
-        "docs/fit",
-        "docs/kafka-job",
-        "docs/compare",
-        "docs/faq",
-        "docs/guarantees",
-        "docs/design",
-        "docs/reading-the-code",
-    ),
-    "Spark": ("docs/spark", "docs/spark-reference", "docs/sidecar", "docs/hot-ranges"),
-    "Pipelines": (
-        *(
-            "docs/computations",
-            "docs/pipelines",
-            "docs/dedup",
-            "docs/exactly-once",
-            "docs/guarded-writes",
-            "docs/tasks",
-        ),
-        *("docs/zeitgeist", "docs/billing"),
-    ),
-    "Programs": (
-        "docs/client",
-        "docs/cli",
-        "docs/schedule",
-        "docs/lateness-budget",
-        "docs/protocol",
-        "docs/compatibility",
-    ),
-    "Integrations": tuple(f"integrations/{name}/README" for name in ("airflow", "dagster", "openlineage")),
-    "Run it": (
-        *(
-            "docs/helm",
-            "docs/container",
-            "docs/operations",
-            "docs/shards",
-            "docs/regions",
-            "docs/durability",
-            "docs/security",
-            "docs/tls",
-        ),
-        *("docs/monitoring", "docs/metrics", "docs/logs", "docs/status-page"),
+    "Start": [
+        f"docs/start/{name}" for name in ("tutorial", "fit", "kafka-job", "compare", "faq", "zeitgeist", "billing")
+    ],
+    "Concepts": [
+        *(f"docs/concepts/{name}" for name in ("guarantees", "design", "spark", "computations", "pipelines", "dedup")),
+        *(f"docs/concepts/{name}" for name in ("exactly-once", "guarded-writes", "tasks", "lateness-budget")),
+        *(f"docs/concepts/{name}" for name in ("simulation", "reading-the-code")),
+    ],
+    "Reference": [
+        *(f"docs/reference/{name}" for name in ("client", "cli", "spark", "protocol", "logs", "metrics")),
+        *(f"docs/reference/{name}" for name in ("compatibility", "performance", "benchmarks")),
+        *(f"integrations/{name}/README" for name in ("airflow", "dagster", "openlineage")),
+    ],
+    "Operate": [
+        *(f"docs/operate/{name}" for name in ("helm", "container", "operations", "durability", "security", "tls")),
+        *(f"docs/operate/{name}" for name in ("monitoring", "status-page", "schedule", "sidecar")),
+        *(f"docs/operate/{name}" for name in ("shards", "hot-ranges", "scale", "regions")),
         *(f"monitoring/runbooks/{name}" for name in ("authority", "pipeline", "workloads", "dedup", "regions")),
-    ),
-    "The project": (
-        "docs/simulation",
-        "docs/performance",
-        "docs/scale",
-        "docs/benchmarks",
-        "CONTRIBUTING",
-        "SECURITY",
-        "CHANGELOG",
-    ),
+    ],
+    "The project": ["CONTRIBUTING", "SECURITY", "CHANGELOG"],
 }
 """The pages beside README, by the heading that they stand under at the side. One that is left out ends the build."""
 
@@ -78,7 +44,7 @@ include_patterns = [
     "CONTRIBUTING.md",
     "SECURITY.md",
     "CHANGELOG.md",
-    "docs/*.md",
+    "docs/*/*.md",
     "monitoring/runbooks/*.md",
     "integrations/*/README.md",
 ]

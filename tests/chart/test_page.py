@@ -1,4 +1,4 @@
-"""docs/helm.md: its commands and values are accepted, and its objects are what Kubernetes takes."""
+"""docs/operate/helm.md: its commands and values are accepted, and its objects are what Kubernetes takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.chart.rendering import ROOT, by_key, expanded, parsed, rendered
 from tests.chart.test_rendered import FLOOR, valid
 from tests.process.serving import Serving
 
-PAGE = (ROOT / "docs/helm.md").read_text()
+PAGE = (ROOT / "docs/operate/helm.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 LINES = [line for language, block in BLOCKS if language == "sh" for line in block.replace("\\\n", " ").splitlines()]
 COMMANDS = [

@@ -146,7 +146,7 @@ def test_nothing_that_runs_changes_its_journal_for_an_empty_one(case: str) -> No
     assert said.returncode != 0, "it was rendered"
     assert message in said.stderr
     assert "scale to 0" in said.stderr
-    assert "docs/helm.md, From a volume to Redis" in said.stderr
+    assert "docs/operate/helm.md, From a volume to Redis" in said.stderr
     assert "secret" not in said.stderr, "a password is not repeated"
     done = upgraded([*installed(0, *setting(*before)), *SECRETS], *setting(*after))
     assert done.returncode == 0, done.stderr

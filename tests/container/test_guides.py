@@ -1,4 +1,4 @@
-"""docs/operations.md and docs/container.md say what is there: alerts, commands, metrics, tests."""
+"""docs/operate/operations.md and docs/operate/container.md say what is there: alerts, commands, metrics, tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from monitoring.files import groups
 from monitoring.settings import Settings
 from tests.container.dockerfile import ROOT
 
-GUIDES = [ROOT / "docs/operations.md", ROOT / "docs/container.md"]
+GUIDES = [ROOT / "docs/operate/operations.md", ROOT / "docs/operate/container.md"]
 OPERATIONS = GUIDES[0].read_text()
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 IMAGE = re.compile(r"lowwater:\d\S*")

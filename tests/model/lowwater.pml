@@ -1,4 +1,4 @@
-/* Ownership, fencing, publication and reset of one computation, for spin. docs/simulation.md says how it is run, and what it leaves out.
+/* Ownership, fencing, publication and reset of one computation, for spin. docs/concepts/simulation.md says how it is run, and what it leaves out.
 
    Two shards over one store, two workers that claim the same key ranges, one reader. Steps have the names that they have in the code:
 

@@ -1,5 +1,5 @@
-/* Two regions, one of which produces a computation, and the take-over of it, for spin. docs/simulation.md says how it is run, and what it leaves out.
-   The code has steps of these names: regions/src/lowwater_regions/references.py, and docs/regions.md.
+/* Two regions, one of which produces a computation, and the take-over of it, for spin. docs/concepts/simulation.md says how it is run, and what it leaves out.
+   The code has steps of these names: regions/src/lowwater_regions/references.py, and docs/operate/regions.md.
 
    A global record says which region is the owner, by which adoption number, and what is published: each change of it is one compare-and-set. The
    owner makes batches, commits them at a sink that both regions reach, and moves its low watermark L behind them. A mirror copies what it has to the

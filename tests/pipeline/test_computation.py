@@ -108,7 +108,7 @@ class Range:
 
 
 def test_the_computation_of_the_documentation_counts(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/computations.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/concepts/computations.md").read_text(encoding="utf-8")
     block = page.split("```python\n")[1].split("def write(")[0]
     named: dict[str, Any] = {}
     exec(block, named)

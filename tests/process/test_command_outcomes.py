@@ -1,4 +1,4 @@
-"""What each command exits with, by the table in docs/cli.md: each is run into each of its codes, for people and for programs."""
+"""What each command exits with, by the table in docs/reference/cli.md: each is run into each of its codes, for people and for programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.kit.eventually import eventually
 from tests.process.serving import Serving, serving
 from tests.process.sharding import Sharded, served
 
-DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+DOCS = Path(__file__).parents[2] / "docs/reference/cli.md"
 SOON = "2013-01-09T14:00Z"
 LATE = "2033-01-09T14:00Z"
 PYTHON = re.compile(r"\w\(\)|\w\((\w+=|'|\")|=(True|False|None)\b|\bNone\b|Client\.|set_inputs|\b(lw|worker|lease)\.\w")

@@ -1,4 +1,4 @@
-"""The log of a real process: what docs/logs.md lists is provoked, and read back from its lines of JSON."""
+"""The log of a real process: what docs/reference/logs.md lists is provoked, and read back from its lines of JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import lowwater
 from tests.process.serving import Serving
 
-DOCUMENTED = Path(__file__).parents[2] / "docs" / "logs.md"
+DOCUMENTED = Path(__file__).parents[2] / "docs/reference/logs.md"
 
 
 def lines(server: Serving) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""docs/protocol.md is true: its exchanges, its reasons, its limits."""
+"""docs/reference/protocol.md is true: its exchanges, its reasons, its limits."""
 
 from __future__ import annotations
 

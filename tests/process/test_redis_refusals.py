@@ -23,7 +23,7 @@ COMMANDS = re.findall(
     "+eval +evalsha +info +config|get +wait +hget +hmget +hset +hkeys +hdel +hexists "
     "+del +smembers +sadd +xrange +xadd +xtrim",
 )
-"""All that a user needs; docs/durability.md lists them."""
+"""All that a user needs; docs/operate/durability.md lists them."""
 
 
 async def refusal(url: str) -> str:
@@ -125,7 +125,7 @@ async def test_a_user_with_the_listed_rights_and_no_others(store: RedisStore) ->
 
 
 def test_the_rights_are_documented() -> None:
-    page = Path(__file__).parents[2] / "docs" / "durability.md"
+    page = Path(__file__).parents[2] / "docs/operate/durability.md"
     documented = page.read_text(encoding="utf-8")
     assert all(f"`{right}`" in documented for right in COMMANDS)
 

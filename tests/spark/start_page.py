@@ -1,4 +1,4 @@
-"""docs/start.md as a reader follows it: every block in the order of the page, each compared with what the page says it prints."""
+"""docs/start/tutorial.md as a reader follows it: every block in the order of the page, each compared with what the page says it prints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from lowwater.cli import main as lowwater
 from tests.kit.eventually import eventually
 
-PAGE = Path(__file__).parents[2] / "docs/start.md"
+PAGE = Path(__file__).parents[2] / "docs/start/tutorial.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 """A command of a console, and what it prints."""

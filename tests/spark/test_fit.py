@@ -1,4 +1,4 @@
-"""docs/fit.md says of each source, query, sink, trigger and platform what the code does with it."""
+"""docs/start/fit.md says of each source, query, sink, trigger and platform what the code does with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 import lowwater_spark as lws
 from tests.spark.support import Feed
 
-PAGE = Path(__file__).parents[2] / "docs/fit.md"
+PAGE = Path(__file__).parents[2] / "docs/start/fit.md"
 SCHEMA = "key string, t timestamp"
 ELSEWHERE = "s3a://bucket/folder"
 HOUR = timedelta(hours=1)

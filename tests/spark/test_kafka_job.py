@@ -1,4 +1,4 @@
-"""docs/kafka-job.md: its blocks are run, in their order, over a broker, and count what is there, with a partition that is hours behind."""
+"""docs/start/kafka-job.md: its blocks are run, in their order, over a broker, and count what is there, with a partition that is hours behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.spark.start_page import BLOCK
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
 
-PAGE = Path(__file__).parents[2] / "docs/kafka-job.md"
+PAGE = Path(__file__).parents[2] / "docs/start/kafka-job.md"
 TEN = datetime(2013, 1, 9, 10, tzinfo=UTC)
 
 

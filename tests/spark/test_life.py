@@ -286,7 +286,9 @@ def exact(life: Life, points: Sequence[str]) -> None:
 
 def test_the_page_has_every_point() -> None:
     rows = re.findall(
-        rf"^\| (.*?) \| {len(SEEDS)} \| 0 \| 0 \| 0 \|$", (ROOT / "docs/exactly-once.md").read_text(), re.MULTILINE
+        rf"^\| (.*?) \| {len(SEEDS)} \| 0 \| 0 \| 0 \|$",
+        (ROOT / "docs/concepts/exactly-once.md").read_text(),
+        re.MULTILINE,
     )
     assert rows == [*POINTS.values()]
 

@@ -1,4 +1,4 @@
-"""docs/start.md: every block is run, in the order of the page, and prints what the page says."""
+"""docs/start/tutorial.md: every block is run, in the order of the page, and prints what the page says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of docs/guarantees.md as far as the core alone can show them, each with the rule switched off once."""
+"""The rules of docs/concepts/guarantees.md as far as the core alone can show them, each with the rule switched off once."""
 
 from __future__ import annotations
 

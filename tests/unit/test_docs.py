@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = (
     ROOT / "README.md",
-    *sorted(DOCS.glob("*.md")),
+    *sorted(DOCS.rglob("*.md")),
     *sorted((ROOT / "monitoring/runbooks").glob("*.md")),
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
@@ -57,8 +57,8 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 RULE = re.compile(r"^## (\d+)\. ([^\n]+)\n(.*?)(?=^## )", re.DOTALL | re.MULTILINE)
-NAMED = re.compile(r"(?<![\w/-])((?:docs|monitoring/runbooks)/[\w-]+\.md)(?:#([\w-]+))?")
-SECTION = re.compile(r"'([^'\n]+)' in (docs/[\w-]+\.md)")
+NAMED = re.compile(r"(?<![\w/-])((?:docs|monitoring/runbooks)/[\w/-]+\.md)(?:#([\w-]+))?")
+SECTION = re.compile(r"'([^'\n]+)' in (docs/[\w/-]+\.md)")
 MODULE = re.compile(r"`([\w./]+\.py)`")
 LISTED = re.compile(r"`(tests/[^`]+\.py)`")
 STEP = re.compile(r"^\| \d+ \| \[[^]]+\]\(([^)]+)\) \| `([\w.]+)` \|", re.MULTILINE)
@@ -80,7 +80,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def rules() -> dict[int, str]:
-    text = (DOCS / "guarantees.md").read_text(encoding="utf-8")
+    text = (DOCS / "concepts/guarantees.md").read_text(encoding="utf-8")
     return {int(number): body for number, _, body in RULE.findall(text)}
 
 
@@ -114,7 +114,9 @@ def test_every_page_that_a_file_names_is_there() -> None:
             assert section in HEADING.findall(prose(ROOT / page)), f"{name(path)} names {section!r} in {page}"
 
 
-@pytest.mark.parametrize("page", [DOCS / "design.md", DOCS / "guarantees.md", ROOT / "CONTRIBUTING.md"], ids=name)
+@pytest.mark.parametrize(
+    "page", [DOCS / "concepts/design.md", DOCS / "concepts/guarantees.md", ROOT / "CONTRIBUTING.md"], ids=name
+)
 def test_modules_that_are_named_are_there(page: Path) -> None:
     there = [f"/{name(path)}" for part in PARTS for path in (ROOT / part).rglob("*.py")]
     named = set(MODULE.findall(prose(page)))
@@ -123,10 +125,11 @@ def test_modules_that_are_named_are_there(page: Path) -> None:
 
 
 def test_each_step_of_a_tour_is_a_function_that_is_there() -> None:
-    steps = STEP.findall((DOCS / "reading-the-code.md").read_text(encoding="utf-8"))
+    page = DOCS / "concepts/reading-the-code.md"
+    steps = STEP.findall(page.read_text(encoding="utf-8"))
     assert len(steps) >= 50
     for path, function in steps:
-        body = ast.parse((DOCS / path).read_text(encoding="utf-8")).body
+        body = ast.parse((page.parent / path).read_text(encoding="utf-8")).body
         for part in function.split("."):
             found = [node for node in body if getattr(node, "name", None) == part]
             assert found, f"{path} has no {function}"
@@ -156,7 +159,7 @@ def test_every_code_block_is_closed_and_names_its_language(page: Path) -> None:
 
 
 def test_every_error_is_in_the_table_with_its_reason() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", (DOCS / "client.md").read_text(), re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", (DOCS / "reference/client.md").read_text(), re.MULTILINE))
     assert rows == {kind.__name__: reason for reason, kind in errors.BY_REASON.items()}
 
 
@@ -170,7 +173,7 @@ def test_the_guarantees_state_all_rules() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_has_tests_that_carry_its_name(rule: int) -> None:
     listed = set(LISTED.findall(rules()[rule]))
-    assert listed, f"docs/guarantees.md lists no test of rule {rule}"
+    assert listed, f"docs/concepts/guarantees.md lists no test of rule {rule}"
     assert listed <= carriers(rule), f"listed for rule {rule}, but no test there carries its name"
 
 

@@ -462,7 +462,7 @@ def test_what_happens_again_and_again_is_told_once_in_a_while_with_the_count() -
     assert len(vars(quiet)["_reported"]) <= 1_001, "bounded while keys come and go"
 
 
-DOCUMENTED = Path(__file__).parents[2] / "docs" / "logs.md"
+DOCUMENTED = Path(__file__).parents[2] / "docs/reference/logs.md"
 log = logging.getLogger("a.library")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MODELS = {"lowwater": ROOT / "tests/model/lowwater.pml", "regions": ROOT / "tests/model/regions.pml"}
-PAGE = ROOT / "docs/simulation.md"
+PAGE = ROOT / "docs/concepts/simulation.md"
 
 BUG = re.compile(r"^#ifn?def (\w+) +/\* BUG", re.MULTILINE)
 GOAL = re.compile(r"\bREACHED\(([A-Z_]{2,})\)")

@@ -112,7 +112,7 @@ def test_the_worst_are_those_most_times_as_far_behind_as_is_late_of_them() -> No
 
 
 def test_memory_is_as_stated() -> None:
-    """docs/status-page.md says how much of it a computation takes."""
+    """docs/operate/status-page.md says how much of it a computation takes."""
     assert PER_COMPUTATION == 31_104
     tracemalloc.start()
     samples = Samples()

@@ -1,6 +1,6 @@
 """Promises about computations, from the file of ``--promises``, shown to readers of watermarks.
 
-They decide nothing. docs/monitoring.md shows a file.
+They decide nothing. docs/operate/monitoring.md shows a file.
 """
 
 from __future__ import annotations

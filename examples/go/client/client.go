@@ -1,4 +1,4 @@
-// Package client is a small client of lowwater, written from docs/protocol.md. It is an example of the protocol, not a product: injectors only, one watch
+// Package client is a small client of lowwater, written from docs/reference/protocol.md. It is an example of the protocol, not a product: injectors only, one watch
 // stream a computation, no TLS.
 package client
 

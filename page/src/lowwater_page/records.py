@@ -1,6 +1,6 @@
 """The records of the page's API, as JSON-ready values.
 
-Times are integer microseconds; see docs/status-page.md.
+Times are integer microseconds; see docs/operate/status-page.md.
 """
 
 from __future__ import annotations

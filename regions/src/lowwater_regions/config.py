@@ -70,7 +70,9 @@ def read_config(path: Path, region: str | None) -> list[ReferenceConfig]:
         raise BadConfig(msg) from error
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        msg = f"{path}: {what}: write [[reference]] with computation, inputs, regions and home (docs/regions.md)"
+        msg = (
+            f"{path}: {what}: write [[reference]] with computation, inputs, regions and home (docs/operate/regions.md)"
+        )
         raise BadConfig(msg) from error
 
 

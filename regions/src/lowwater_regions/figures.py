@@ -64,7 +64,7 @@ FIGURES: Final = (
     SERVES,
     REFUSED,
 )
-"""All metrics, as in docs/metrics.md. The ``region`` of a reference is its owner."""
+"""All metrics, as in docs/reference/metrics.md. The ``region`` of a reference is its owner."""
 
 
 class ReferenceFigures(Collector):

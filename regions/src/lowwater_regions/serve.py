@@ -107,7 +107,7 @@ def parser() -> CommandParser:
         "--access",
         metavar="FILE",
         type=Path,
-        help="who may do what (docs/security.md): regions need their name in `regions`, operators `operate` on all",
+        help="who may do what (docs/operate/security.md): regions need their name in `regions`, operators `operate` on all",
     )
     add_limit(parse, LIMITS)
     parse.add_argument(

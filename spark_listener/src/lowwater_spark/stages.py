@@ -102,7 +102,7 @@ def stage(
             plain query, whose ranges all have the same value.
         heuristics: Shares of the heuristic watermarks.
         lateness_budget: A share of the rows, or up to four. Each gets a watermark behind which at
-            most about that share comes (``docs/lateness-budget.md``). Only for
+            most about that share comes (``docs/concepts/lateness-budget.md``). Only for
             :meth:`Stage.foreach_batch`, as the first stage of its query. The lateness of rows is
             counted while they are read.
         stamp: What stamps the output. ``"event"``: event times. A column of the started frame, if
@@ -132,8 +132,8 @@ def stage(
             than that of any input. A later start may raise it.
         balance: True lets the driver ask for another layout of its key ranges when some of them
             take much longer than others, as an operator can with `lowwater split`
-            (``docs/hot-ranges.md``). It follows such layouts in any case. If the authority has an
-            access file, the driver's token needs ``operate`` for it.
+            (``docs/operate/hot-ranges.md``). It follows such layouts in any case. If the authority
+            has an access file, the driver's token needs ``operate`` for it.
         address: Address of the authority; default the session's ``spark.lowwater.address``, else
             ``LOWWATER_ADDRESS``, else ``localhost:7420``. Executors must reach it as well. Token,
             certificates and namespace come from ``spark.lowwater.*``.

@@ -89,7 +89,7 @@ def open_door(
     if not local:
         log.warning(
             "whoever reaches %s may do everything, and whoever reaches the page sees all of it, under mutual TLS too: give "
-            "--access to say who may do what (docs/security.md)",
+            "--access to say who may do what (docs/operate/security.md)",
             address,
             extra=event("open_to_all", address=address),
         )

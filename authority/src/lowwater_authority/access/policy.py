@@ -1,7 +1,7 @@
 """The rules of the file of ``--access``: principals, what each may do, and limits.
 
 A file is parsed whole or refused. What no rule allows is refused; no rule forbids anything.
-docs/security.md shows a file. This module reads no clock and no network.
+docs/operate/security.md shows a file. This module reads no clock and no network.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def parser() -> CommandParser:
         action="append",
         default=[],
         help='forget the dropped computations of a namespace ("" for names without one), so that others can be dropped; as often as you like '
-        "(docs/operations.md tells what that loses)",
+        "(docs/operate/operations.md tells what that loses)",
     )
     show = add_command(commands, "show", "list the logs of a journal, after a check of all of it", _SHOW)
     show.add_argument("source", metavar="SOURCE", help="the journal")

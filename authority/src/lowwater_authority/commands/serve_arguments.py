@@ -105,7 +105,7 @@ def parser() -> CommandParser:
         "--access",
         metavar="FILE",
         type=Path,
-        help="who may do what, and how much of it: everything else is refused; read again when it changes (docs/security.md)",
+        help="who may do what, and how much of it: everything else is refused; read again when it changes (docs/operate/security.md)",
     )
     add_limit(parse, LIMITS)
     parse.add_argument(
@@ -113,13 +113,13 @@ def parser() -> CommandParser:
         metavar="FILE",
         type=Path,
         help="what was promised of which computations, and who answers for them; the same for all shards; read again when it changes "
-        "(docs/monitoring.md)",
+        "(docs/operate/monitoring.md)",
     )
     parse.add_argument("--reflection", action="store_true", help="let tools such as grpcurl list the services")
     parse.add_argument(
         "--log-format",
         choices=FORMATS,
-        help="how to log to standard error: a line of text, or of JSON with the fields of docs/logs.md (default: text on a terminal, else json)",
+        help="how to log to standard error: a line of text, or of JSON with the fields of docs/reference/logs.md (default: text on a terminal, else json)",
     )
     parse.add_argument("--verbose", action="store_true", help="log more")
     return parse
@@ -154,7 +154,7 @@ def add_limit(parse: argparse.ArgumentParser, names: Sequence[str]) -> None:
         action="append",
         default=[],
         help="a limit that counts where --access sets none, as often as you like: "
-        f"{', '.join(names)} (docs/security.md; default: {defaults}, and no others)",
+        f"{', '.join(names)} (docs/operate/security.md; default: {defaults}, and no others)",
     )
 
 

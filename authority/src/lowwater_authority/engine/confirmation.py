@@ -118,7 +118,7 @@ class Confirmation:
         if name in self._served and newer > self._served.epoch(name):
             log.error(
                 "%s was served with the number %d, and the store knows only %d: it has lost what it acknowledged, perhaps claims too; "
-                "see docs/durability.md",
+                "see docs/operate/durability.md",
                 name,
                 newer,
                 self._served.epoch(name),

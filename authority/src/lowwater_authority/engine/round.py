@@ -129,8 +129,8 @@ class Round:
     def may_publish(self, holding: Holding) -> bool:
         """Return whether a computation may be published as this round staged it.
 
-        This is the one gate of rule 2 (docs/guarantees.md) for staged state. Other callers of
-        ``Served.publish`` publish state that was read from the store.
+        This is the one gate of rule 2 (docs/concepts/guarantees.md) for staged state. Other callers
+        of ``Served.publish`` publish state that was read from the store.
 
         No, if the computation has dropped out of the round, even if this process serves it again.
         No, if memory and store differ. No, if another process took the computation over and this

@@ -2,7 +2,7 @@
 
 It is made of connections, the meaning of answers, and the wait of a strong write. Errors name the
 server and say what was surely not sent; no text holds a secret. The settings of the server decide
-what of the journal it can lose: `docs/durability.md` has the whole table, with its tests.
+what of the journal it can lose: `docs/operate/durability.md` has the whole table, with its tests.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _FIXES: Final[dict[type[Exception] | tuple[type[Exception], ...] | str, str]] = 
     OutOfMemoryError: "its memory is full: raise maxmemory there, or free memory",
     ReadOnlyError: _REPLICA,
     BusyLoadingError: "it is reading its files, wait until it is done",
-    NoPermissionError: "give its user the commands that docs/durability.md lists, see ACL SETUSER",
+    NoPermissionError: "give its user the commands that docs/operate/durability.md lists, see ACL SETUSER",
     AuthenticationError: "put the user and the password into the URL, as redis://USER:PASSWORD@host",
     (ClusterError, AskError, TryAgainError): "the slot is being moved, or has no node: see CLUSTER INFO there",
     "NOREPLICAS": "it has fewer replicas than min-replicas-to-write: bring them back, or lower it",

@@ -91,7 +91,7 @@ LOOP_LAG: Final = _histogram(
     "event_loop_lag_seconds", "Lateness of the event loop for a task that is due every 100 ms."
 )
 LOG_EVENTS: Final = _counter(
-    "log_events", "Warnings and errors in the log, by their event in docs/logs.md.", "event", "level"
+    "log_events", "Warnings and errors in the log, by their event in docs/reference/logs.md.", "event", "level"
 )
 NOT_HTTP: Final = _counter("page_not_http", "Messages to the port of /metrics that were not HTTP.")
 

@@ -163,7 +163,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             )
             log.warning(
                 "a reader of %s has seen its ownership number %d, and the store has only %d: the reader waits until a worker "
-                "or an operator reports that number too, or until it is restarted; see docs/durability.md",
+                "or an operator reports that number too, or until it is restarted; see docs/operate/durability.md",
                 name,
                 epoch,
                 shard.served.epoch(name),

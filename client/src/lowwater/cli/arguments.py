@@ -417,7 +417,7 @@ def _command(
     """
     command = add_command(commands, name, what, EXAMPLES.get(f"{parent} {name}".strip(), ""))
     command.add_argument(
-        "--json", action="store_true", help="answer in JSON, for programs; docs/cli.md lists the fields"
+        "--json", action="store_true", help="answer in JSON, for programs; docs/reference/cli.md lists the fields"
     )
     server = command.add_argument_group("the authority")
     server.add_argument(

@@ -141,7 +141,7 @@ _shtab_lowwater_access_token_defaults_added=0
 
 _shtab_lowwater_complete_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -168,7 +168,7 @@ _shtab_lowwater_completion_defaults_added=0
 
 _shtab_lowwater_drain_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--server-token[token of the deployment that must answer]:TOKEN:"
@@ -186,7 +186,7 @@ _shtab_lowwater_drain_defaults_added=0
 
 _shtab_lowwater_drop_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -214,8 +214,8 @@ _shtab_lowwater_global_options=(
   "--tls-cert[certificate, and those between it and the root\; turns TLS on]:PEM:_files"
   "--tls-key[its key, without a passphrase]:PEM:_files"
   "--tls-client-ca[take only clients with a certificate signed by one of these (mutual TLS)]:PEM:_files"
-  "--access[who may do what (docs\/security.md)\: regions need their name in \`regions\`, operators \`operate\` on all]:FILE:_files"
-  "*--limit[a limit that counts where --access sets none, as often as you like\: streams, calls_per_second, message_bytes (docs\/security.md\; default\: streams 8192, calls_per_second 2000, and no others)]:NAME=NUMBER:"
+  "--access[who may do what (docs\/operate\/security.md)\: regions need their name in \`regions\`, operators \`operate\` on all]:FILE:_files"
+  "*--limit[a limit that counts where --access sets none, as often as you like\: streams, calls_per_second, message_bytes (docs\/operate\/security.md\; default\: streams 8192, calls_per_second 2000, and no others)]:NAME=NUMBER:"
   "--log-format[how to log to standard error (default\: text on a terminal, else json)]:log_format:(text json)"
   "--verbose[log more]"
 )
@@ -225,7 +225,7 @@ _shtab_lowwater_global_defaults_added=0
 
 _shtab_lowwater_history_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -243,7 +243,7 @@ _shtab_lowwater_history_defaults_added=0
 
 _shtab_lowwater_hot_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -266,7 +266,7 @@ _shtab_lowwater_journal_defaults_added=0
 
 _shtab_lowwater_journal_copy_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "*--forget-dropped[forget the dropped computations of a namespace (\"\" for names without one), so that others can be dropped\; as often as you like (docs\/operations.md tells what that loses)]:NAMESPACE:"
+  "*--forget-dropped[forget the dropped computations of a namespace (\"\" for names without one), so that others can be dropped\; as often as you like (docs\/operate\/operations.md tells what that loses)]:NAMESPACE:"
   "--json[answer in JSON, for programs]"
   ":the journal to copy:_files -/"
   ":where to, empty or an unfinished copy:_files -/"
@@ -286,7 +286,7 @@ _shtab_lowwater_journal_show_defaults_added=0
 
 _shtab_lowwater_merge_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -304,7 +304,7 @@ _shtab_lowwater_merge_defaults_added=0
 
 _shtab_lowwater_move_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -322,7 +322,7 @@ _shtab_lowwater_move_defaults_added=0
 
 _shtab_lowwater_pin_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -340,7 +340,7 @@ _shtab_lowwater_pin_defaults_added=0
 
 _shtab_lowwater_publish_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -362,7 +362,7 @@ _shtab_lowwater_publish_defaults_added=0
 
 _shtab_lowwater_ranges_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -589,7 +589,7 @@ _shtab_lowwater_region_defaults_added=0
 
 _shtab_lowwater_reset_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -606,7 +606,7 @@ _shtab_lowwater_reset_defaults_added=0
 
 _shtab_lowwater_retire_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -639,11 +639,11 @@ _shtab_lowwater_serve_options=(
   "--tls-key[its key, without a passphrase]:PEM:_files"
   "--tls-client-ca[gRPC takes only clients with a certificate signed by one of these (mutual TLS)]:PEM:_files"
   "--peer-ca[what the certificates of other shards are signed by (default\: the system\'s authorities)\; these files are read again when they change]:PEM:_files"
-  "--access[who may do what, and how much of it\: everything else is refused\; read again when it changes (docs\/security.md)]:FILE:_files"
-  "*--limit[a limit that counts where --access sets none, as often as you like\: streams, calls_per_second, ranges, computations, message_bytes, all_computations (docs\/security.md\; default\: streams 8192, calls_per_second 2000, computations 1000, all_computations 10000, and no others)]:NAME=NUMBER:"
-  "--promises[what was promised of which computations, and who answers for them\; the same for all shards\; read again when it changes (docs\/monitoring.md)]:FILE:_files"
+  "--access[who may do what, and how much of it\: everything else is refused\; read again when it changes (docs\/operate\/security.md)]:FILE:_files"
+  "*--limit[a limit that counts where --access sets none, as often as you like\: streams, calls_per_second, ranges, computations, message_bytes, all_computations (docs\/operate\/security.md\; default\: streams 8192, calls_per_second 2000, computations 1000, all_computations 10000, and no others)]:NAME=NUMBER:"
+  "--promises[what was promised of which computations, and who answers for them\; the same for all shards\; read again when it changes (docs\/operate\/monitoring.md)]:FILE:_files"
   "--reflection[let tools such as grpcurl list the services]"
-  "--log-format[how to log to standard error\: a line of text, or of JSON with the fields of docs\/logs.md (default\: text on a terminal, else json)]:log_format:(text json)"
+  "--log-format[how to log to standard error\: a line of text, or of JSON with the fields of docs\/reference\/logs.md (default\: text on a terminal, else json)]:log_format:(text json)"
   "--verbose[log more]"
 )
 
@@ -652,7 +652,7 @@ _shtab_lowwater_serve_defaults_added=0
 
 _shtab_lowwater_set_inputs_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -669,7 +669,7 @@ _shtab_lowwater_set_inputs_defaults_added=0
 
 _shtab_lowwater_shards_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -691,7 +691,7 @@ _shtab_lowwater_slices_defaults_added=0
 
 _shtab_lowwater_slices_list_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -707,7 +707,7 @@ _shtab_lowwater_slices_list_defaults_added=0
 
 _shtab_lowwater_slices_split_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -724,7 +724,7 @@ _shtab_lowwater_slices_split_defaults_added=0
 
 _shtab_lowwater_split_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -743,7 +743,7 @@ _shtab_lowwater_split_defaults_added=0
 
 _shtab_lowwater_status_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -770,7 +770,7 @@ _shtab_lowwater_tasks_defaults_added=0
 
 _shtab_lowwater_tasks_configure_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -789,7 +789,7 @@ _shtab_lowwater_tasks_configure_defaults_added=0
 
 _shtab_lowwater_tasks_create_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -809,7 +809,7 @@ _shtab_lowwater_tasks_create_defaults_added=0
 
 _shtab_lowwater_tasks_create_group_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -830,7 +830,7 @@ _shtab_lowwater_tasks_create_group_defaults_added=0
 
 _shtab_lowwater_tasks_done_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--server-token[token of the deployment that must answer]:TOKEN:"
@@ -847,7 +847,7 @@ _shtab_lowwater_tasks_done_defaults_added=0
 
 _shtab_lowwater_tasks_list_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -866,7 +866,7 @@ _shtab_lowwater_tasks_list_defaults_added=0
 
 _shtab_lowwater_tasks_output_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--server-token[token of the deployment that must answer]:TOKEN:"
@@ -882,7 +882,7 @@ _shtab_lowwater_tasks_output_defaults_added=0
 
 _shtab_lowwater_tasks_release_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--server-token[token of the deployment that must answer]:TOKEN:"
@@ -897,7 +897,7 @@ _shtab_lowwater_tasks_release_defaults_added=0
 
 _shtab_lowwater_tasks_renew_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--server-token[token of the deployment that must answer]:TOKEN:"
@@ -912,7 +912,7 @@ _shtab_lowwater_tasks_renew_defaults_added=0
 
 _shtab_lowwater_tasks_take_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -931,7 +931,7 @@ _shtab_lowwater_tasks_take_defaults_added=0
 
 _shtab_lowwater_wait_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -950,7 +950,7 @@ _shtab_lowwater_wait_defaults_added=0
 
 _shtab_lowwater_watch_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
@@ -968,7 +968,7 @@ _shtab_lowwater_watch_defaults_added=0
 
 _shtab_lowwater_why_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--json[answer in JSON, for programs\; docs\/cli.md lists the fields]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
   "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
   "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
   "--answer-within[how long an answer may take (default\: 5s)]:T:"

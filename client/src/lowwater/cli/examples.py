@@ -32,7 +32,7 @@ time zone. "unknown" means that nothing was promised yet, "finished" that
 nothing more will come. NO_COLOR in the environment turns colours off.
 
 Exit codes: 0 done, 1 not yet, 2 error, 3 the authority did not answer, so
-nobody could tell; docs/cli.md has them by command. Each command has a --help of
+nobody could tell; docs/reference/cli.md has them by command. Each command has a --help of
 its own.
 """
 
@@ -102,7 +102,7 @@ it. If the target does not take an interval, the command tries again, with
 longer and longer pauses; the cursor moves only after the target has taken it.
 After a crash the last interval may be told a second time: as the same file, or
 as a webhook with the same id. When the computation is reset, the command stops,
-because intervals that were told are computed anew. docs/schedule.md says more.
+because intervals that were told are computed anew. docs/operate/schedule.md says more.
 """,
     "ranges": """\
 examples:
@@ -256,7 +256,7 @@ A task is made when the low watermark passes the end of its interval. A worker
 takes it with a lease. When the lease has run out, the task is offered to other
 workers, and only the newest lease can commit. So a worker that was thought dead
 is refused, and its output, which has a name of its own, overwrites no other.
-docs/tasks.md says more.
+docs/concepts/tasks.md says more.
 """,
     "tasks list": """\
 examples:

@@ -4,7 +4,7 @@ Any standard logger accepts them.
 
     log.info("%s was reset", name, extra=event("reset", computation=name))
 
-docs/logs.md lists the events; lowwater_server.logging renders those of servers.
+docs/reference/logs.md lists the events; lowwater_server.logging renders those of servers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Computations on Spark: code for one key at a time, with state and timers (MillWheel 4 and 5).
 
-docs/computations.md has the guarantees. :mod:`~lowwater_pipeline.computation.turn` has the order of
-records and timers, :mod:`~lowwater_pipeline.computation.keys` the storage of keys.
+docs/concepts/computations.md has the guarantees. :mod:`~lowwater_pipeline.computation.turn` has the
+order of records and timers, :mod:`~lowwater_pipeline.computation.keys` the storage of keys.
 """
 
 from lowwater_pipeline.computation.codec import Codec, StateCodec

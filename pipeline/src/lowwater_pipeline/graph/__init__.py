@@ -1,4 +1,7 @@
-"""Pipelines of computations: declared once, drawn and run. docs/pipelines.md has the guarantees."""
+"""Pipelines of computations: declared once, drawn and run.
+
+docs/concepts/pipelines.md has the guarantees.
+"""
 
 from lowwater_pipeline.graph.pipeline import Pipeline, PipelineError
 from lowwater_pipeline.graph.places import Folder, Frame, Table, Topic

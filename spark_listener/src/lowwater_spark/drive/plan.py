@@ -239,7 +239,7 @@ def check_checkpoint(checkpoint: Location, sources: Sequence[Source]) -> None:
 _OTHER_SOURCES: Final = (
     "this query {what}, and {checkpoint} is the checkpoint of one {was}. A control is a source of the query, and Spark numbers the sources of "
     "a checkpoint for good. Start from a new checkpoint, into a new output, with adopt=True; it reads the files that still stand in the sources again. "
-    "See 'Changing a query that runs' in docs/spark-reference.md."
+    "See 'Changing a query that runs' in docs/reference/spark.md."
 )
 
 
