@@ -26,7 +26,7 @@ from monitoring.settings import Settings
 
 HERE: Final = Path(__file__).parent
 GENERATED: Final = HERE / "generated"
-PAGE: Final = HERE.parent / "docs/operate/monitoring.md"
+PAGE: Final = HERE.parent / "docs/reference/generated/panels.md"
 CHART: Final = HERE.parent / "helm" / "lowwater" / "files"
 """A chart takes nothing from outside of its folder, hence copies."""
 LABEL: Final = re.compile(r"{{ \$labels\.(\w+) }}")
@@ -82,7 +82,7 @@ def _tables(settings: Settings) -> str:
     lines += ["### Alerts", "", "| alert | severity | for | when | runbook |", "|---|---|---|---|---|"]
     for group in groups(settings)["alerts"]:
         for alert in group.alerts:
-            link = f"[{group.runbook}](../../monitoring/runbooks/{group.runbook}#{alert.alert.lower()})"
+            link = f"[{group.runbook}](../../../monitoring/runbooks/{group.runbook}#{alert.alert.lower()})"
             summary = _cell(VALUE.sub("N", LABEL.sub(r"*\1*", alert.summary)))
             lines.append(f"| `{alert.alert}` | {alert.severity} | {alert.lasting} | {summary} | {link} |")
     return "\n".join(lines) + "\n"

@@ -261,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         step(out / name, commit)
         print(f"dist: {name}: {', '.join(path.name for path in _files(out / name))}", flush=True)
     if engine == "none":
-        print("dist: no image: install docker, podman or buildah (docs/operate/container.md)", file=sys.stderr)
+        print("dist: no image: install docker, podman or buildah (docs/operate/operations.md)", file=sys.stderr)
     else:
         print(f"dist: image, by {engine}; this takes minutes", flush=True)
         print(f"dist: {image(out / 'image', commit, engine, args.base).name}", flush=True)

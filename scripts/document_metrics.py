@@ -1,4 +1,4 @@
-"""Write the tables of docs/reference/metrics.md from the metrics that the distributions declare.
+"""Write the tables of the page of metrics from what the distributions declare.
 
 Run ``python -m scripts.document_metrics`` when a metric changes; ``--check`` exits with 1 when the
 page is out of date.
@@ -20,7 +20,7 @@ from lowwater_pipeline.dedup import stage_figures
 from lowwater_regions import figures as region_figures
 from scripts import tables
 
-PAGE: Final = Path(__file__).resolve().parent.parent / "docs/reference/metrics.md"
+PAGE: Final = Path(__file__).resolve().parent.parent / "docs/reference/generated/metrics.md"
 
 TABLES: Final[dict[str, Sequence[Figure]]] = {
     "computations": tuple(computation_figures.READ),

@@ -1,4 +1,4 @@
-"""Write the table of docs/operate/helm.md and of the chart's README from values.yaml.
+"""Write the tables of the page of values and of the chart's README from values.yaml.
 
 Run ``python -m scripts.document_values`` when a value changes; ``--check`` exits with 1 when one of
 them is out of date.
@@ -18,7 +18,7 @@ from scripts import tables
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 VALUES: Final = ROOT / "helm/lowwater/values.yaml"
-PAGES: Final = (ROOT / "docs/operate/helm.md", ROOT / "helm/lowwater/README.md")
+PAGES: Final = (ROOT / "docs/reference/generated/values.md", ROOT / "helm/lowwater/README.md")
 MARK: Final = "# -- "
 
 

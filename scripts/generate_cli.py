@@ -1,4 +1,4 @@
-"""Write docs/reference/cli.md and the client's completion scripts from the arguments.
+"""Write the page of commands and the client's completion scripts from the arguments.
 
 python -m scripts.generate_cli            write them
 python -m scripts.generate_cli --check    exit 1 when one is out of date
@@ -26,7 +26,7 @@ from lowwater_regions import serve as global_authority
 from lowwater_regions.commands import references as references_command
 
 ROOT: Final = Path(__file__).parents[1]
-PAGE: Final = ROOT / "docs/reference/cli.md"
+PAGE: Final = ROOT / "docs/reference/generated/commands.md"
 SCRIPTS: Final = ROOT / "client" / "src" / "lowwater" / "cli"
 MARK: Final = "<!-- What follows is made by scripts/generate_cli.py. -->\n"
 
@@ -102,7 +102,7 @@ def main() -> int:
     """Write, or compare; returns the exit code."""
     if sys.version_info[:2] != (3, 11):
         print(
-            "docs/reference/cli.md and the completion scripts are made with Python 3.11 alone: argparse lays out help otherwise in each release"
+            "the page of commands and the completion scripts are made with Python 3.11 alone: argparse lays out help otherwise in each release"
         )
         return 0
     made = {PAGE: page(), **{SCRIPTS / f"completion.{shell}": script(shell) for shell in SHELLS}}

@@ -12,26 +12,25 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 
 PAGES: Final = {
-    "Start": [
-        f"docs/start/{name}" for name in ("tutorial", "fit", "kafka-job", "compare", "faq", "zeitgeist", "billing")
-    ],
+    "Start": [f"docs/start/{name}" for name in ("tutorial", "fit", "examples")],
     "Concepts": [
-        *(f"docs/concepts/{name}" for name in ("guarantees", "design", "spark", "computations", "pipelines", "dedup")),
-        *(f"docs/concepts/{name}" for name in ("exactly-once", "guarded-writes", "tasks", "lateness-budget")),
-        *(f"docs/concepts/{name}" for name in ("simulation", "reading-the-code")),
+        *(f"docs/concepts/{name}" for name in ("guarantees", "design", "spark", "stages", "computations")),
+        *(f"docs/concepts/{name}" for name in ("exactly-once", "lateness-budget", "simulation", "reading-the-code")),
     ],
     "Reference": [
-        *(f"docs/reference/{name}" for name in ("client", "cli", "spark", "protocol", "logs", "metrics")),
-        *(f"docs/reference/{name}" for name in ("compatibility", "performance", "benchmarks")),
+        *(f"docs/reference/{name}" for name in ("client", "cli", "sources", "outputs", "spark")),
+        *(f"docs/reference/{name}" for name in ("protocol", "logs", "performance")),
+        *(f"docs/reference/generated/{name}" for name in ("commands", "metrics", "panels", "values")),
         *(f"integrations/{name}/README" for name in ("airflow", "dagster", "openlineage")),
+        "conformance/README",
+        "benchmarks/README",
     ],
     "Operate": [
-        *(f"docs/operate/{name}" for name in ("helm", "container", "operations", "durability", "security", "tls")),
-        *(f"docs/operate/{name}" for name in ("monitoring", "status-page", "schedule", "sidecar")),
-        *(f"docs/operate/{name}" for name in ("shards", "hot-ranges", "scale", "regions")),
+        *(f"docs/operate/{name}" for name in ("helm", "operations", "durability", "security", "monitoring")),
+        *(f"docs/operate/{name}" for name in ("status-page", "schedule", "scale", "regions", "spark-cluster")),
         *(f"monitoring/runbooks/{name}" for name in ("authority", "pipeline", "workloads", "dedup", "regions")),
     ],
-    "The project": ["CONTRIBUTING", "SECURITY", "CHANGELOG"],
+    "The project": ["docs/README", "CONTRIBUTING", "SECURITY", "CHANGELOG"],
 }
 """The pages beside README, by the heading that they stand under at the side. One that is left out ends the build."""
 
@@ -44,7 +43,11 @@ include_patterns = [
     "CONTRIBUTING.md",
     "SECURITY.md",
     "CHANGELOG.md",
+    "docs/README.md",
     "docs/*/*.md",
+    "docs/reference/generated/*.md",
+    "benchmarks/README.md",
+    "conformance/README.md",
     "monitoring/runbooks/*.md",
     "integrations/*/README.md",
 ]

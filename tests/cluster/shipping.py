@@ -43,7 +43,7 @@ class Shipped:
 
 
 def ship(folder: Path) -> Shipped:
-    """Build wheels of this source tree and pack them as docs/reference/spark.md says. About 8 s."""
+    """Build wheels of this source tree and pack them as docs/operate/spark-cluster.md says. About 8 s."""
     wheels, site, python = folder / "wheels", folder / "driver" / ENVIRONMENT, folder / "interpreter"
     built = build(wheels)
     ours = [str(built["lowwater"]), str(built["lowwater-spark"])]

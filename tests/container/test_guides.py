@@ -1,4 +1,4 @@
-"""docs/operate/operations.md and docs/operate/container.md say what is there: alerts, commands, metrics, tests."""
+"""docs/operate/operations.md and docs/operate/durability.md say what is there: commands, metrics, tests."""
 
 from __future__ import annotations
 
@@ -20,18 +20,10 @@ from monitoring.files import groups
 from monitoring.settings import Settings
 from tests.container.dockerfile import ROOT
 
-GUIDES = [ROOT / "docs/operate/operations.md", ROOT / "docs/operate/container.md"]
-OPERATIONS = GUIDES[0].read_text()
+GUIDES = [ROOT / "docs/operate/operations.md", ROOT / "docs/operate/durability.md"]
+OPERATIONS, DURABILITY = (page.read_text() for page in GUIDES)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 IMAGE = re.compile(r"lowwater:\d\S*")
-
-
-def alerts() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for group in groups(Settings())["alerts"]:
-        for alert in group.alerts:
-            found.setdefault(alert.alert, []).append(alert.severity)
-    return found
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -45,12 +37,6 @@ def commands(page: Path) -> list[list[str]]:
                 if (word == "lowwater" and at in (0, 1)) or (IMAGE.fullmatch(word) and words[1] == "run"):
                     found.append(words[at + 1 :])
     return [each for each in found if each]
-
-
-def test_the_table_of_alerts_has_every_alert_with_its_severity() -> None:
-    _, _, table = OPERATIONS.partition("## What each alert means")
-    rows = re.findall(r"^\| `(Lowwater\w+)` \| ([\w, ]+) \| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE)
-    assert [(name, severity.split(", ")) for name, severity, _, _ in rows] == list(alerts().items())
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
@@ -68,7 +54,7 @@ def test_every_command_is_one(page: Path) -> None:
 
 def test_a_restored_folder_belongs_to_the_user_of_the_service(tmp_path: Path) -> None:
     """Who restores is root, and an authority that may not open its journal does not serve."""
-    (block,) = [block for _, block in BLOCK.findall(OPERATIONS) if "/var/lib/lowwater.lost" in block]
+    (block,) = [block for _, block in BLOCK.findall(DURABILITY) if "/var/lib/lowwater.lost" in block]
     stop, *middle, start = block.splitlines()
     assert (stop, start) == ("systemctl stop lowwater", "systemctl start lowwater")
     lib, backup = tmp_path / "var/lib", tmp_path / "backup/2026-11-22"
@@ -93,13 +79,14 @@ def test_the_tests_that_are_named_exist() -> None:
 
 def test_the_alarms_of_the_guide_are_rules_about_metrics_that_exist(tmp_path: Path) -> None:
     (block,) = [block for language, block in BLOCK.findall(OPERATIONS) if language == "yaml"]
+    there = {alert.alert for group in groups(Settings())["alerts"] for alert in group.alerts}
     exported = {figure.name for figure in FIGURES} | {"process_resident_memory_bytes", "process_cpu_seconds_total"}
     rules = [rule for group in yaml.safe_load(block)["groups"] for rule in group["rules"]]
     for rule in rules:
         used = set(re.findall(r"\b(?:lowwater|process)_\w+", rule["expr"]))
         assert used, rule
         assert used <= exported, rule
-        assert rule["alert"] not in alerts()
+        assert rule["alert"] not in there
     (tmp_path / "rules.yaml").write_text(block)
     command = ["promtool", "check", "rules", str(tmp_path / "rules.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

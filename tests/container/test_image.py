@@ -26,7 +26,7 @@ DOCKERFILE = steps((ROOT / "container/Dockerfile").read_text())
 FINAL = [step for step in DOCKERFILE if step.stage == 2]
 
 NOT_RUN = frozenset({("python3.11", "-m", "pip", "install"), ("python3.11", "-m", "pip", "uninstall")})
-"""They bring uv into the base, and take pip out of it; docs/operate/container.md says so."""
+"""They bring uv into the base, and take pip out of it; docs/operate/operations.md says so."""
 
 INSTALLED = {
     "lowwater",

@@ -167,7 +167,8 @@ def drawn() -> Pipeline:
 def test_the_picture_of_the_page_is_that_of_its_module() -> None:
     docs = Path(__file__).parents[2] / "docs"
     declared: dict[str, Any] = {}
-    exec((docs / "concepts/pipelines.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0], declared)
+    page = (docs / "concepts/computations.md").read_text(encoding="utf-8").partition("\n## Pipelines: ")[2]
+    exec(page.split("```python\n")[1].split("```")[0], declared)
     assert (docs / "pictures/zeitgeist.svg").read_text(encoding="utf-8") == draw(declared["pipeline"], "svg")
 
 

@@ -1,4 +1,4 @@
-"""The worked exchanges of docs/reference/protocol.md: read from the page, and replayed against real authorities.
+"""The worked exchanges of conformance/README.md: read from the page, and replayed against real authorities.
 
 A block is a list of messages in protobuf's text format, each below a line that says whose it is:
 
@@ -30,7 +30,7 @@ from google.protobuf.message import Message
 from lowwater.v1 import cluster_pb2, errors_pb2, topology_pb2, watermarks_pb2, workers_pb2
 from tests.process.peer import reason
 
-PAGE: Final = Path(__file__).parents[2] / "docs/reference/protocol.md"
+PAGE: Final = Path(__file__).parents[2] / "conformance/README.md"
 
 SERVICES: Final = {
     "ClusterService": cluster_pb2,

@@ -1,4 +1,4 @@
-"""docs/reference/protocol.md is true: its exchanges, its reasons, its limits."""
+"""The protocol as docs/reference/protocol.md and conformance/README.md have it: exchanges, reasons, limits."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from lowwater_authority.serve import MESSAGE_BYTES
 from tests.process.exchanges import PAGE, Replay, Step, blocks
 from tests.process.serving import serving
 from tests.process.sharding import Sharded, move
+
+PROTOCOL = Path(__file__).parents[2] / "docs/reference/protocol.md"
 
 OWN = {errors.Closed.reason, errors.Timeout.reason, errors.StaleEpoch.reason}
 """Reasons that only this client makes: no authority sends them."""
@@ -99,7 +101,7 @@ def test_an_exchange_that_is_not_what_it_says_is_noticed(replay: Replay, tmp_pat
 
 
 def test_the_reasons_are_those_of_the_code_and_say_which_may_be_repeated() -> None:
-    rows = re.findall(r"^\| `([A-Z_]+)` \| `([A-Z_]+)` \| ([a-z ]+) \|", PAGE.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `([A-Z_]+)` \| `([A-Z_]+)` \| ([a-z ]+) \|", PROTOCOL.read_text(), re.MULTILINE)
     told = {reason: (status, again) for reason, status, again in rows}
     assert len(told) == len(rows)
     other = grpc.StatusCode.FAILED_PRECONDITION
@@ -110,6 +112,6 @@ def test_the_reasons_are_those_of_the_code_and_say_which_may_be_repeated() -> No
 
 
 def test_the_limits_are_those_of_the_code() -> None:
-    section = PAGE.read_text().partition("\n## Limits\n")[2].partition("\n## ")[0]
+    section = PROTOCOL.read_text().partition("\n## Limits\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([^|;]+?)(?:;[^|]*)? \| ([\d,]+) \|", section, re.MULTILINE)
     assert {what: int(value.replace(",", "")) for what, value in rows} == LIMITS

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 
-PAGE = (ROOT / "docs/concepts/pipelines.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/concepts/computations.md").read_text(encoding="utf-8").partition("\n## Pipelines: ")[2]
 MODULE = re.sub(r'"(searches|clicks)"\)', r'"\1", format="json")', PAGE.split("```python\n")[1].split("```")[0])
 """The module of the page, over JSON."""
 

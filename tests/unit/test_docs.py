@@ -16,6 +16,8 @@ PAGES = (
     ROOT / "README.md",
     *sorted(DOCS.rglob("*.md")),
     *sorted((ROOT / "monitoring/runbooks").glob("*.md")),
+    ROOT / "benchmarks/README.md",
+    ROOT / "conformance/README.md",
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
 )

@@ -58,7 +58,7 @@ examples:
   lowwater-pipeline run zeitgeist --root /data/zeitgeist --only counts
   lowwater-pipeline run zeitgeist --root /data/zeitgeist --until-finished --conf spark.sql.shuffle.partitions=8
 
-On a cluster call pipeline.run(spark, ROOT) in a file for spark-submit: docs/concepts/pipelines.md shows it.
+On a cluster call pipeline.run(spark, ROOT) in a file for spark-submit: docs/concepts/computations.md shows it.
 
 Exit codes: 0 told to stop, or all is finished; 1 a computation has failed; 2 refused before it began.
 """

@@ -64,7 +64,7 @@ FIGURES: Final = (
     SERVES,
     REFUSED,
 )
-"""All metrics, as in docs/reference/metrics.md. The ``region`` of a reference is its owner."""
+"""All metrics of docs/reference/generated/metrics.md. A reference's ``region`` is its owner."""
 
 
 class ReferenceFigures(Collector):

@@ -132,7 +132,7 @@ def stage(
             than that of any input. A later start may raise it.
         balance: True lets the driver ask for another layout of its key ranges when some of them
             take much longer than others, as an operator can with `lowwater split`
-            (``docs/operate/hot-ranges.md``). It follows such layouts in any case. If the authority
+            (``docs/operate/scale.md``). It follows such layouts in any case. If the authority
             has an access file, the driver's token needs ``operate`` for it.
         address: Address of the authority; default the session's ``spark.lowwater.address``, else
             ``LOWWATER_ADDRESS``, else ``localhost:7420``. Executors must reach it as well. Token,

@@ -256,7 +256,7 @@ A task is made when the low watermark passes the end of its interval. A worker
 takes it with a lease. When the lease has run out, the task is offered to other
 workers, and only the newest lease can commit. So a worker that was thought dead
 is refused, and its output, which has a name of its own, overwrites no other.
-docs/concepts/tasks.md says more.
+docs/operate/schedule.md says more.
 """,
     "tasks list": """\
 examples:

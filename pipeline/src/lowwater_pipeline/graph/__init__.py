@@ -1,6 +1,6 @@
 """Pipelines of computations: declared once, drawn and run.
 
-docs/concepts/pipelines.md has the guarantees.
+docs/concepts/computations.md has the guarantees.
 """
 
 from lowwater_pipeline.graph.pipeline import Pipeline, PipelineError

@@ -78,7 +78,7 @@ class CheckpointLog:
             return None
         version, *rest = lines_of(content.decode(errors="replace")) or [""]
         if version != "v1" or not rest:
-            msg = f"{self._offsets / str(batch)} is of version {version!r}; this release reads v1. Use a PySpark that docs/reference/compatibility.md names, or a newer lowwater-spark."
+            msg = f"{self._offsets / str(batch)} is of version {version!r}; this release reads v1. Use a PySpark that docs/operate/operations.md names, or a newer lowwater-spark."
             raise CheckpointMismatch(msg)
         settings, *lines = rest
         if not settings:

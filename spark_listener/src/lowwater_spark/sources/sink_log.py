@@ -176,7 +176,7 @@ def _entry(path: Path) -> list[dict[str, Any]]:
     # Only "\n" ends a line: paths may have other characters at which splitlines() would split.
     version, *lines = content.split(b"\n")
     if version != _VERSION:
-        msg = f"{path} is of version {version.decode(errors='replace')!r}; this release reads v1. Use a PySpark that docs/reference/compatibility.md names, or a newer lowwater-spark."
+        msg = f"{path} is of version {version.decode(errors='replace')!r}; this release reads v1. Use a PySpark that docs/operate/operations.md names, or a newer lowwater-spark."
         raise OSError(msg)
     return [_line(path, line) for line in filter(None, lines)]
 

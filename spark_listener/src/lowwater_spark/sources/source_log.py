@@ -339,7 +339,7 @@ class SourceLog:
     def _check_version(self, path: Location, version: bytes) -> None:
         if version != b"v1":
             text = version[:100].decode(errors="replace")
-            msg = f"{path} is of version {text!r}; this release reads v1. Use a PySpark that docs/reference/compatibility.md names, or a newer lowwater-spark."
+            msg = f"{path} is of version {text!r}; this release reads v1. Use a PySpark that docs/operate/operations.md names, or a newer lowwater-spark."
             raise CheckpointMismatch(msg)
 
     def _parse(self, line: bytes) -> dict[str, Any]:
