@@ -24,6 +24,7 @@ PAGES: Final = {
         *(f"integrations/{name}/README" for name in ("airflow", "dagster", "openlineage")),
         "conformance/README",
         "benchmarks/README",
+        "benchmarks/spark",
     ],
     "Operate": [
         *(f"docs/operate/{name}" for name in ("helm", "operations", "durability", "security", "monitoring")),
@@ -46,7 +47,7 @@ include_patterns = [
     "docs/README.md",
     "docs/*/*.md",
     "docs/reference/generated/*.md",
-    "benchmarks/README.md",
+    "benchmarks/*.md",
     "conformance/README.md",
     "monitoring/runbooks/*.md",
     "integrations/*/README.md",

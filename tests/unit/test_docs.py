@@ -16,7 +16,7 @@ PAGES = (
     ROOT / "README.md",
     *sorted(DOCS.rglob("*.md")),
     *sorted((ROOT / "monitoring/runbooks").glob("*.md")),
-    ROOT / "benchmarks/README.md",
+    *sorted((ROOT / "benchmarks").glob("*.md")),
     ROOT / "conformance/README.md",
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
