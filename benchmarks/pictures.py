@@ -31,8 +31,6 @@ def lines(folder: Path) -> Lines:
     """Return the kept lines by benchmark and metric; of several baselines the first, of several runs the last."""
     found: Lines = {}
     for path in sorted(folder.glob("*.jsonl")):
-        if path.stem.endswith("_before"):  # what a change is compared with
-            continue
         seen: set[tuple[str, str]] = set()
         for line in map(json.loads, path.read_text().splitlines()):
             key = line.get("benchmark", ""), line.get("metric", "")
@@ -154,39 +152,7 @@ def failover(known: Lines) -> Figure:
     return figure
 
 
-def tree(known: Lines) -> Figure:
-    """Draw what was simulated of a tree of authorities: how far its root lags, and how long a loss lasts at a billion ranges."""
-    figure = canvas()
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    style(left, "Simulated: how far the root is behind", "key ranges, each told once a second", "seconds")
-    for levels, colour in (("flat", GREY), ("two", ORANGE), ("three", BLUE)):
-        middle = numbered(known, "tree_model", f"{levels}_root_lag_p50_")
-        upper = [line["value"] / 1e3 for _, line in numbered(known, "tree_model", f"{levels}_root_lag_p99_")]
-        xs, ys = [ranges for ranges, _ in middle], [line["value"] / 1e3 for _, line in middle]
-        name = "one authority" if levels == "flat" else f"{levels} levels"
-        left.plot(xs, ys, color=colour, marker="o", markersize=4, linewidth=1.8, label=f"{name}, p50 to p99")
-        left.fill_between(xs, ys, upper, color=colour, alpha=0.15)
-    left.set_xscale("log")
-    left.set_ylim(0)
-    left.legend(frameon=False)
-    style(right, "Simulated: a node is lost", "of a billion key ranges in three levels", "seconds until a newer value")
-    lost = ("child", "inner_node", "root")
-    for offset, detection, colour, name in (
-        (-0.2, 1500, ORANGE, "noticed by silence, 1.5 s"),
-        (0.2, 450, BLUE, "by its connections, 0.45 s"),
-    ):
-        seconds = [known["tree_model", f"three_{what}_loss_{detection}_{10**9}"]["value"] for what in lost]
-        right.bar([at + offset for at in range(len(lost))], seconds, 0.38, color=colour, label=name)
-    usual = known["tree_model", f"three_none_loss_1500_{10**9}"]["value"]
-    right.axhline(usual, color=GREY, linestyle=":", linewidth=1.4, label="without a loss")
-    right.set_xticks(range(len(lost)), [what.replace("_", " ") for what in lost])
-    right.set_axisbelow(True)
-    right.set_ylim(0, 5)
-    right.legend(frameon=False, fontsize=8)
-    return figure
-
-
-PICTURES: Final = {"latency": latency, "throughput": throughput, "growth": growth, "failover": failover, "tree": tree}
+PICTURES: Final = {"latency": latency, "throughput": throughput, "growth": growth, "failover": failover}
 
 
 def draw(known: Lines, names: Iterable[str]) -> Iterator[tuple[str, Figure]]:
