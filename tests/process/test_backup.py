@@ -1,4 +1,4 @@
-"""A backup that is taken while all runs, and what comes back from it: docs/operate/operations.md."""
+"""A backup that is taken while all runs, and what comes back from it: docs/operate/durability.md."""
 
 from __future__ import annotations
 
