@@ -73,7 +73,7 @@ def test_a_restored_folder_belongs_to_the_user_of_the_service(tmp_path: Path) ->
 
 def test_the_tests_that_are_named_exist() -> None:
     named = {path for page in GUIDES for path in re.findall(r"`(tests/[^`]+)`", page.read_text())}
-    assert len(named) > 5
+    assert named
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 
 
