@@ -52,7 +52,8 @@ NOT_ASKED = {
 def tables() -> dict[str, dict[str, str]]:
     """What the page says in each row, by its first cell: the heading of a column, and the cell."""
     found: dict[str, dict[str, str]] = {}
-    for table in re.findall(r"^(?:\|.*\n)+", PAGE.read_text(encoding="utf-8"), re.MULTILINE):
+    kinds, _, _ = PAGE.read_text(encoding="utf-8").partition("\n## Beside other watermarks\n")
+    for table in re.findall(r"^(?:\|.*\n)+", kinds, re.MULTILINE):
         head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
         for first, *cells in rows:
             assert first not in found, f"the page has two rows for {first}"
