@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 
 PAGES: Final = {
-    "Start": [f"docs/start/{name}" for name in ("tutorial", "fit", "examples")],
+    "Start": ["docs/README", *(f"docs/start/{name}" for name in ("tutorial", "fit", "examples"))],
     "Concepts": [
         *(f"docs/concepts/{name}" for name in ("guarantees", "design", "spark", "stages", "computations")),
         *(f"docs/concepts/{name}" for name in ("exactly-once", "lateness-budget", "simulation", "reading-the-code")),
@@ -31,7 +31,7 @@ PAGES: Final = {
         *(f"docs/operate/{name}" for name in ("status-page", "schedule", "scale", "regions", "spark-cluster")),
         *(f"monitoring/runbooks/{name}" for name in ("authority", "pipeline", "workloads", "dedup", "regions")),
     ],
-    "The project": ["docs/README", "CONTRIBUTING", "SECURITY", "CHANGELOG"],
+    "The project": ["CONTRIBUTING", "SECURITY", "CHANGELOG"],
 }
 """The pages beside README, by the heading that they stand under at the side. One that is left out ends the build."""
 
