@@ -127,7 +127,7 @@ class Requests:
         Raises Unavailable where the log is ahead, and begins to read the graph again.
         """
         computation, spec = self.served.computation(name), self.topology.get(name)
-        version = computation.known_inputs
+        version = computation.logged_inputs
         if spec.slice_of or version in {0, spec.input_version}:
             return computation
         if version > spec.input_version:
