@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, Unpack
 
 from lowwater import errors
 from lowwater.core.events import event
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
     from contextlib import AbstractAsyncContextManager
 
-    from lowwater_authority.engine.round import Rounds
+    from lowwater_authority.engine.round import Rounds, Sharing
     from lowwater_authority.engine.served import Served
 
 T = TypeVar("T")
@@ -276,10 +276,8 @@ class Confirmation:
         self,
         stage: Callable[[Round], T],
         *,
-        alone: bool = False,
-        together: bool = False,
-        needs_root: bool = True,
         first: Callable[[], Awaitable[None]] | None = None,
+        **sharing: Unpack[Sharing],
     ) -> T:
         """Run a request in a round, and again when the round was given up for reasons of others.
 
@@ -289,7 +287,7 @@ class Confirmation:
             if first is not None:
                 await first()
             try:
-                return await self._rounds.write(stage, alone=alone, together=together, needs_root=needs_root)
+                return await self._rounds.write(stage, **sharing)
             except GraphMoved:
                 await self.refresh()
             except GivenUp:

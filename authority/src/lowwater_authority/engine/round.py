@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypedDict, TypeVar
 
 from lowwater import errors
 from lowwater.core.events import event
@@ -73,6 +73,14 @@ class GivenUp(Exception):
 
 class GraphMoved(GivenUp):
     """Another process has changed the graph meanwhile: read the graph, then stage again."""
+
+
+class Sharing(TypedDict, total=False):
+    """How a change shares its round with others; see :meth:`Rounds.write`."""
+
+    alone: bool
+    together: bool
+    needs_root: bool
 
 
 @dataclass(slots=True)
@@ -245,8 +253,9 @@ class Rounds:
         """Queue a change.
 
         ``alone``: no other request shares its round. With ``together`` as well, others like it do,
-        up to ``TOGETHER``. ``without`` rewrites the result when some computations that the request
-        touched drop out of the round. If it is None, the whole request fails then.
+        up to ``TOGETHER``. ``needs_root``: see ``_Request``. ``without`` rewrites the result when
+        some computations that the request touched drop out of the round. If it is None, the whole
+        request fails then.
         """
         done = asyncio.get_running_loop().create_future()
         return self._queue(self._writes, _Request(stage, done, alone, together, without, needs_root=needs_root))

@@ -89,13 +89,7 @@ class SqliteJournal(RememberingJournal):
 
     shared = False
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        server_token: str = "",
-        must_exist: bool = False,
-    ) -> None:
+    def __init__(self, path: Path, *, server_token: str = "", must_exist: bool = False) -> None:
         super().__init__()
         self._database = SqliteDatabase(path.absolute())
         self._wanted_token = server_token
