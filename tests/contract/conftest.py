@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.journal_stores import STORES, SharedStore, Store
+from tests.contract.journal_stores import SUBJECTS, SharedSubject, StoreSubject
 
 
-@pytest.fixture(params=STORES)
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    made = STORES[request.param](tmp_path)
+@pytest.fixture(params=SUBJECTS)
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StoreSubject]:
+    made = SUBJECTS[request.param](tmp_path)
     yield made
     await made.close()
 
 
-@pytest.fixture(params=[name for name, made in STORES.items() if issubclass(made, SharedStore)])
-async def shared(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SharedStore]:
-    made = STORES[request.param](tmp_path)
-    assert isinstance(made, SharedStore)
+@pytest.fixture(params=[name for name, made in SUBJECTS.items() if issubclass(made, SharedSubject)])
+async def shared(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SharedSubject]:
+    made = SUBJECTS[request.param](tmp_path)
+    assert isinstance(made, SharedSubject)
     yield made
     await made.close()

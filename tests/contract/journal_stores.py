@@ -65,7 +65,7 @@ async def turn() -> None:
     await ran.wait()
 
 
-class Store(ABC):
+class StoreSubject(ABC):
     def __init__(self) -> None:
         self._opened: list[Journal] = []
 
@@ -128,7 +128,7 @@ class Store(ABC):
         """Put another record in the place of the newest one: that was lost, and its number was given again."""
 
 
-class SharedStore(Store):
+class SharedSubject(StoreSubject):
     @abstractmethod
     def give(self, log: str, owner: Ownership) -> None:
         """Put another owner in the place of the present one, as a store that has lost some would."""
@@ -148,7 +148,7 @@ def another(log: str, position: int, frame: bytes) -> bytes:
     return encode(log, position, b"another", writer=Writer(epoch, nonce ^ 1))
 
 
-class MemoryStore(SharedStore):
+class MemorySubject(SharedSubject):
     def __init__(self, _: Path | None = None) -> None:
         super().__init__()
         self.disk = MemoryDisk()
@@ -202,7 +202,7 @@ class MemoryStore(SharedStore):
         self.disk.server_token = "another"
 
 
-class SqliteStore(Store):
+class SqliteSubject(StoreSubject):
     """SqliteJournal in a directory. A crash is a copy of its files as they are, without the shared-memory index."""
 
     def __init__(self, directory: Path) -> None:
@@ -287,7 +287,7 @@ class SqliteStore(Store):
             return connection.execute(sql, parameters).fetchall()
 
 
-class RedisStore(SharedStore):
+class RedisSubject(SharedSubject):
     """RedisJournal over a redis-server that syncs each write. A crash is a kill -9 of it, and a start."""
 
     TAG = "{lowwater:default}"
@@ -374,5 +374,5 @@ class RedisStore(SharedStore):
             self.server.execute("XADD", key, f"{position}-0", "f", frame)
 
 
-STORES = {"memory": MemoryStore, "sqlite": SqliteStore, "redis": RedisStore}
+SUBJECTS = {"memory": MemorySubject, "sqlite": SqliteSubject, "redis": RedisSubject}
 """Every store, by name, made in a directory of its own."""

@@ -15,7 +15,7 @@ from lowwater_authority.core.requests import ClaimRequest, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, Journal, JournalCorrupt, JournalFailed
-from tests.contract.journal_stores import Store
+from tests.contract.journal_stores import StoreSubject
 from tests.contract.serving import serving, sharded
 
 
@@ -56,7 +56,7 @@ async def claimed(shard: Shard, *names: str) -> Say:
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-async def test_what_the_store_has_damaged_is_written_again_from_memory(store: Store, snapshot: bool) -> None:
+async def test_what_the_store_has_damaged_is_written_again_from_memory(store: StoreSubject, snapshot: bool) -> None:
     journal, shard, run = await started(store)
     say = await claimed(shard, "x", "y")
     for name in ("x", "y"):
@@ -92,7 +92,7 @@ async def test_what_the_store_has_damaged_is_written_again_from_memory(store: St
 # -- a damaged log whose computation is dropped ------------------------------------------------------------------
 
 
-async def started(store: Store) -> tuple[Any, Shard, asyncio.Task[None]]:
+async def started(store: StoreSubject) -> tuple[Any, Shard, asyncio.Task[None]]:
     journal: Any = FullDisk(store.make())
     shard = sharded(journal)
     await shard.start()
@@ -120,7 +120,7 @@ async def at_ten(shard: Shard, *names: str) -> Say:
     return say
 
 
-async def lives_again(store: Store, shard: Shard, run: asyncio.Task[None], sequencer: int) -> None:
+async def lives_again(store: StoreSubject, shard: Shard, run: asyncio.Task[None], sequencer: int) -> None:
     """X is registered in its next incarnation, above all of the last one, and can be read after a restart; y has not noticed."""
     spec = await shard.graph.register(Spec("x"))
     assert spec.incarnation == 2
@@ -136,7 +136,7 @@ async def lives_again(store: Store, shard: Shard, run: asyncio.Task[None], seque
 
 
 @pytest.mark.parametrize("damaged", [True, False])
-async def test_a_log_that_was_not_shortened_is_by_the_next_process(store: Store, damaged: bool) -> None:
+async def test_a_log_that_was_not_shortened_is_by_the_next_process(store: StoreSubject, damaged: bool) -> None:
     journal, shard, run = await started(store)
     await at_ten(shard, "x", "y")
     sequencer = shard.held.served["x"].computation.last_sequencer
@@ -163,7 +163,7 @@ async def test_a_log_that_was_not_shortened_is_by_the_next_process(store: Store,
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-async def test_a_damaged_log_that_nobody_has_in_memory_is_dropped_by_force(store: Store, snapshot: bool) -> None:
+async def test_a_damaged_log_that_nobody_has_in_memory_is_dropped_by_force(store: StoreSubject, snapshot: bool) -> None:
     journal, shard, run = await started(store)
     await at_ten(shard, "x", "y")
     sequencer = shard.held.served["x"].computation.last_sequencer
@@ -195,7 +195,9 @@ async def test_a_damaged_log_that_nobody_has_in_memory_is_dropped_by_force(store
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-async def test_a_process_that_ends_leaves_a_graph_that_the_next_one_can_read(store: Store, snapshot: bool) -> None:
+async def test_a_process_that_ends_leaves_a_graph_that_the_next_one_can_read(
+    store: StoreSubject, snapshot: bool
+) -> None:
     """It has the only good copy, in memory, and nothing has made it look at the store's."""
     journal, shard, run = await started(store)
     say = await at_ten(shard, "x", "y")

@@ -26,7 +26,7 @@ DEAD_AFTER = 600 * SECOND
 A, B, C = (Member(f"{letter}1", f"{letter}:1") for letter in "abc")
 
 
-class Store(ABC):
+class DirectorySubject(ABC):
     """What keeps a deployment's view, and the directories that a test opened over it."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Store(ABC):
         """It can be reached again."""
 
 
-class MemoryStore(Store):
+class MemoryDirectorySubject(DirectorySubject):
     def __init__(self, _: Path) -> None:
         super().__init__()
         self.now = 1_000_000 * SECOND
@@ -86,7 +86,7 @@ class MemoryStore(Store):
         self.members.away = False
 
 
-class RedisStore(Store):
+class RedisDirectorySubject(DirectorySubject):
     """RedisDirectory over a redis-server. Its clock is not ours to turn: what is stored goes the other way."""
 
     def __init__(self, directory: Path) -> None:
@@ -116,20 +116,20 @@ class RedisStore(Store):
         self.server.start()
 
 
-STORES = {"memory": MemoryStore, "redis": RedisStore}
+SUBJECTS = {"memory": MemoryDirectorySubject, "redis": RedisDirectorySubject}
 """Every directory, by name, made in a folder of its own."""
 
 
 @pytest.fixture
-async def redis(tmp_path: Path) -> AsyncIterator[RedisStore]:
-    store = RedisStore(tmp_path)
+async def redis(tmp_path: Path) -> AsyncIterator[RedisDirectorySubject]:
+    store = RedisDirectorySubject(tmp_path)
     yield store
     await store.close()
 
 
-@pytest.fixture(params=STORES)
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    made = STORES[request.param](tmp_path)
+@pytest.fixture(params=SUBJECTS)
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DirectorySubject]:
+    made = SUBJECTS[request.param](tmp_path)
     yield made
     await made.close()
 
@@ -141,7 +141,7 @@ async def join(directory: Directory, member: Member) -> View:
     return joined
 
 
-async def test_a_view_replaces_only_the_one_it_was_made_of(store: Store) -> None:
+async def test_a_view_replaces_only_the_one_it_was_made_of(store: DirectorySubject) -> None:
     a, b = await store.open(), await store.open()
     first = await join(a, A)
     assert not await b.propose(View().joined(B).dated(first.version + 1), over=0)
@@ -152,7 +152,7 @@ async def test_a_view_replaces_only_the_one_it_was_made_of(store: Store) -> None
     assert second.members == (A, B)
 
 
-async def test_an_older_view_may_come_back(store: Store) -> None:
+async def test_an_older_view_may_come_back(store: DirectorySubject) -> None:
     directory = await store.open()
     first = await join(directory, A)
     second = await join(directory, B)
@@ -163,7 +163,7 @@ async def test_an_older_view_may_come_back(store: Store) -> None:
     assert await directory.propose(second.joined(C), over=first.version)
 
 
-async def test_a_proposal_forgets_who_is_not_in_it(store: Store) -> None:
+async def test_a_proposal_forgets_who_is_not_in_it(store: DirectorySubject) -> None:
     directory = await store.open()
     view = await join(directory, A)
     await directory.beat("b1")
@@ -176,7 +176,7 @@ async def test_a_proposal_forgets_who_is_not_in_it(store: Store) -> None:
     assert SECOND <= beats.now - beats.last["c1"] <= beats.now - beats.last["b1"]
 
 
-async def test_a_gap_is_noted(store: Store) -> None:
+async def test_a_gap_is_noted(store: DirectorySubject) -> None:
     a, b = await store.open(), await store.open()
     await a.beat("a1")
     _, before = await b.beat("b1")
@@ -188,7 +188,7 @@ async def test_a_gap_is_noted(store: Store) -> None:
     assert later.since == beats.since > before.since
 
 
-async def test_a_clock_that_goes_back(store: Store) -> None:
+async def test_a_clock_that_goes_back(store: DirectorySubject) -> None:
     a, b = await store.open(), await store.open()
     await b.beat("b1")
     await a.beat("a1")
@@ -200,7 +200,7 @@ async def test_a_clock_that_goes_back(store: Store) -> None:
     assert 10 * SECOND <= later.now - later.last["b1"] < DEAD_AFTER // 2
 
 
-async def test_open_and_closed(store: Store) -> None:
+async def test_open_and_closed(store: DirectorySubject) -> None:
     directory = store.make()
     with pytest.raises(JournalClosed):
         await directory.beat("a1")
@@ -215,7 +215,7 @@ async def test_open_and_closed(store: Store) -> None:
     assert (await (await store.open()).beat("b1"))[0] == view
 
 
-async def test_a_store_that_is_away_and_comes_back(store: Store) -> None:
+async def test_a_store_that_is_away_and_comes_back(store: DirectorySubject) -> None:
     directory = await store.open()
     view = await join(directory, A)
     store.go_away()
@@ -233,7 +233,7 @@ async def test_a_store_that_is_away_and_comes_back(store: Store) -> None:
     await late.close()
 
 
-async def test_a_cancelled_call_leaves_the_directory_whole(store: Store) -> None:
+async def test_a_cancelled_call_leaves_the_directory_whole(store: DirectorySubject) -> None:
     directory = await store.open()
     view = await join(directory, A)
     calls: list[asyncio.Task[object]] = [asyncio.create_task(directory.beat("a1")) for _ in range(3)]
@@ -247,7 +247,7 @@ async def test_a_cancelled_call_leaves_the_directory_whole(store: Store) -> None
     assert (await directory.beat("a1"))[0] in (view, view.joined(B))
 
 
-async def test_namespaces_do_not_see_each_other(redis: RedisStore) -> None:
+async def test_namespaces_do_not_see_each_other(redis: RedisDirectorySubject) -> None:
     mine, other = await redis.open(), redis.make(namespace="other")
     await other.open()
     await join(mine, A)
@@ -258,7 +258,7 @@ async def test_namespaces_do_not_see_each_other(redis: RedisStore) -> None:
         redis.make(namespace="{x}")
 
 
-async def test_a_hanging_redis_is_given_up(redis: RedisStore) -> None:
+async def test_a_hanging_redis_is_given_up(redis: RedisDirectorySubject) -> None:
     directory = redis.make(timeout=0.2)
     await directory.open()
     view = await join(directory, A)
@@ -271,7 +271,7 @@ async def test_a_hanging_redis_is_given_up(redis: RedisStore) -> None:
     await directory.close()
 
 
-async def test_a_full_redis_refuses(redis: RedisStore) -> None:
+async def test_a_full_redis_refuses(redis: RedisDirectorySubject) -> None:
     directory = await redis.open()
     view = await join(directory, A)
     redis.server.execute("CONFIG", "SET", "maxmemory", "1")
@@ -284,7 +284,9 @@ async def test_a_full_redis_refuses(redis: RedisStore) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("view", b"\xff\xff"), ("view", b""), ("version", b"7")])
-async def test_a_damaged_view_is_refused_and_may_be_deleted(redis: RedisStore, field: str, value: bytes) -> None:
+async def test_a_damaged_view_is_refused_and_may_be_deleted(
+    redis: RedisDirectorySubject, field: str, value: bytes
+) -> None:
     directory = await redis.open()
     await join(directory, A)
     key = "{lowwater:default}:view"
@@ -297,7 +299,7 @@ async def test_a_damaged_view_is_refused_and_may_be_deleted(redis: RedisStore, f
     assert beats.since == beats.now
 
 
-async def test_a_script_cache_that_was_emptied(redis: RedisStore) -> None:
+async def test_a_script_cache_that_was_emptied(redis: RedisDirectorySubject) -> None:
     directory = await redis.open()
     view = await join(directory, A)
     redis.server.execute("SCRIPT", "FLUSH")

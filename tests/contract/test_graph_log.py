@@ -12,7 +12,7 @@ from lowwater_authority.engine.graph_log import BrokenGraph, replayed
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, Entry
-from tests.contract.journal_stores import SharedStore, Store
+from tests.contract.journal_stores import SharedSubject, StoreSubject
 from tests.contract.serving import serving
 
 COMPACTED = ShardSettings(graph_bytes=100)
@@ -26,7 +26,7 @@ async def stored(shard: Shard) -> Topology:
 
 @pytest.mark.parametrize("same_version", [True, False])
 async def test_a_log_whose_changes_do_not_fit_each_other_is_put_right_from_memory(
-    shared: SharedStore, same_version: bool
+    shared: SharedSubject, same_version: bool
 ) -> None:
     async with serving(shared.make(), COMPACTED) as one, serving(shared.make(), COMPACTED) as other:
         await one.graph.register(Spec("a"))
@@ -49,7 +49,7 @@ async def test_a_log_whose_changes_do_not_fit_each_other_is_put_right_from_memor
         assert third.topology.computations.keys() == {"a", "b", "c", "new"}
 
 
-async def test_a_log_whose_changes_do_not_fit_each_other_starts_nobody(store: Store) -> None:
+async def test_a_log_whose_changes_do_not_fit_each_other_starts_nobody(store: StoreSubject) -> None:
     graph = Topology().register(Spec("a"))
     lost = graph.register(Spec("lost"))
     records = [graph.encode(), lost.register(Spec("b")).encode(lost)]
@@ -62,7 +62,7 @@ async def test_a_log_whose_changes_do_not_fit_each_other_starts_nobody(store: St
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
-async def test_changes_that_the_store_has_lost_are_put_back(shared: SharedStore, lost: int) -> None:
+async def test_changes_that_the_store_has_lost_are_put_back(shared: SharedSubject, lost: int) -> None:
     async with serving(shared.make()) as one, serving(shared.make()) as other:
         for name in ("a", "b", "c"):
             await one.graph.register(Spec(name))

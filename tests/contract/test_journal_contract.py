@@ -15,12 +15,12 @@ from lowwater_authority.journal import (
     JournalVersion,
     LoadedLog,
 )
-from lowwater_authority.journal.sqlite import PART_BYTES
-from tests.contract.journal_stores import SharedStore, Store, entry, loaded, turn
+from lowwater_authority.journal.frames import PART_BYTES
+from tests.contract.journal_stores import SharedSubject, StoreSubject, entry, loaded, turn
 from tests.kit.releases import older_release
 
 
-async def test_any_bytes_and_any_name(store: Store) -> None:
+async def test_any_bytes_and_any_name(store: StoreSubject) -> None:
     name = "prüfung/ns'\"; DROP TABLE logs; \N{SNOWMAN}"
     journal = await store.open(name)
     payloads = [b"", b"\0", bytes(range(256)) * 500]
@@ -31,7 +31,7 @@ async def test_any_bytes_and_any_name(store: Store) -> None:
     assert [payload for _, payload in (await journal.load(name)).records] == payloads
 
 
-async def test_a_cancelled_call_is_whole_or_absent_and_may_be_repeated(store: Store) -> None:
+async def test_a_cancelled_call_is_whole_or_absent_and_may_be_repeated(store: StoreSubject) -> None:
     journal = await store.open()
     call = [entry("a", 1), entry("b", 1, b"x" * 100_000)]
     for turns in range(4):
@@ -47,7 +47,7 @@ async def test_a_cancelled_call_is_whole_or_absent_and_may_be_repeated(store: St
 
 
 @pytest.mark.parametrize("size", [0, PART_BYTES, PART_BYTES + 1])
-async def test_snapshot_of_any_size(store: Store, size: int) -> None:
+async def test_snapshot_of_any_size(store: StoreSubject, size: int) -> None:
     journal = await store.open()
     payload = (bytes(range(251)) * (size // 251 + 1))[:size]
     await journal.append([entry("a", 1)])
@@ -57,7 +57,7 @@ async def test_snapshot_of_any_size(store: Store, size: int) -> None:
     assert await journal.load("a") == LoadedLog(1, payload, [])
 
 
-async def test_a_snapshot_overtaken_by_a_newer_one(store: Store) -> None:
+async def test_a_snapshot_overtaken_by_a_newer_one(store: StoreSubject) -> None:
     journal = await store.open()
     await journal.append([entry("a", n) for n in range(1, 4)])
     await asyncio.gather(
@@ -67,7 +67,7 @@ async def test_a_snapshot_overtaken_by_a_newer_one(store: Store) -> None:
     assert await journal.load("a") == loaded("a", 4, 3, snapshot=b"newer")
 
 
-async def test_a_cancelled_snapshot_leaves_the_old_one(store: Store) -> None:
+async def test_a_cancelled_snapshot_leaves_the_old_one(store: StoreSubject) -> None:
     journal = await store.open()
     await journal.append([entry("a", n) for n in range(1, 4)])
     await journal.snapshot("a", 1, b"old")
@@ -87,7 +87,7 @@ async def test_a_cancelled_snapshot_leaves_the_old_one(store: Store) -> None:
 @pytest.mark.parametrize("position", [3, 6])
 @pytest.mark.parametrize(("hurt", "said"), [("damage", "is damaged"), ("remove", "missing")])
 async def test_damaged_or_missing_record_is_refused_with_its_place(
-    store: Store, position: int, hurt: str, said: str
+    store: StoreSubject, position: int, hurt: str, said: str
 ) -> None:
     journal = await store.open()
     await journal.append([entry("a", n) for n in range(1, 7)])
@@ -99,7 +99,7 @@ async def test_damaged_or_missing_record_is_refused_with_its_place(
 
 
 @pytest.mark.parametrize("other", [("a", 3), ("b", 2)])
-async def test_record_in_a_wrong_place_is_refused(store: Store, other: tuple[str, int]) -> None:
+async def test_record_in_a_wrong_place_is_refused(store: StoreSubject, other: tuple[str, int]) -> None:
     journal = await store.open()
     await journal.append([entry(log, n, b"same") for log in "ab" for n in range(1, 5)])
     store.swap("a", 2, *other)
@@ -109,7 +109,7 @@ async def test_record_in_a_wrong_place_is_refused(store: Store, other: tuple[str
 
 
 @pytest.mark.parametrize("size", [10, 3 * PART_BYTES])
-async def test_damaged_or_missing_snapshot_is_refused(store: Store, size: int) -> None:
+async def test_damaged_or_missing_snapshot_is_refused(store: StoreSubject, size: int) -> None:
     journal = await store.open()
     for log, hurt in (("a", store.damage_snapshot), ("b", store.remove_snapshot)):
         await journal.append([entry(log, n) for n in range(1, 4)])
@@ -120,7 +120,7 @@ async def test_damaged_or_missing_snapshot_is_refused(store: Store, size: int) -
         assert (refused.value.log, refused.value.position) == (log, 2)
 
 
-async def test_what_is_behind_a_damaged_record_is_read(store: Store) -> None:
+async def test_what_is_behind_a_damaged_record_is_read(store: StoreSubject) -> None:
     journal = await store.open()
     for log in ("a", "b", "c", ""):
         await journal.append([entry(log, n) for n in range(1, 7)])
@@ -142,7 +142,7 @@ async def test_what_is_behind_a_damaged_record_is_read(store: Store) -> None:
     assert (await journal.load_behind("unknown", 0)).last == 0
 
 
-async def test_damage_is_refused_while_the_owner_goes_on_appending(shared: SharedStore) -> None:
+async def test_damage_is_refused_while_the_owner_goes_on_appending(shared: SharedSubject) -> None:
     owner, reader = await shared.open("a"), await shared.connect()
     await owner.append([entry("a", n) for n in range(1, 601)])
     shared.damage("a", 300)
@@ -161,7 +161,7 @@ async def test_damage_is_refused_while_the_owner_goes_on_appending(shared: Share
     assert (refused.value.log, refused.value.position) == ("a", 300)
 
 
-async def test_the_owner_writes_again_from_memory_what_is_damaged(store: Store) -> None:
+async def test_the_owner_writes_again_from_memory_what_is_damaged(store: StoreSubject) -> None:
     journal = await store.open()
     for log, hurt in (
         ("a", store.damage_snapshot),
@@ -181,7 +181,7 @@ async def test_the_owner_writes_again_from_memory_what_is_damaged(store: Store) 
         assert await journal.load(log) == loaded(log, 5, 5, snapshot=b"whole")
 
 
-async def test_what_is_known_and_was_lost_since_is_not_taken_for_what_is_there(store: Store) -> None:
+async def test_what_is_known_and_was_lost_since_is_not_taken_for_what_is_there(store: StoreSubject) -> None:
     for snapshot in (0, 1):
         journal = await store.open(log := f"a{snapshot}")
         await journal.append([entry(log, n) for n in range(1, 4)])
@@ -192,16 +192,16 @@ async def test_what_is_known_and_was_lost_since_is_not_taken_for_what_is_there(s
         for lose in (store.supplant, store.forget):
             lose(log, 3 if lose == store.supplant else 2)
             journal = await store.open(log)
-            found = await journal.load(log, known=known)
+            found = await journal.load(log, before=known)
             assert found == await journal.load(log)
             assert found != known
             if found.last == 2:
                 await journal.append([entry(log, 3, b"three"), entry(log, 4)])
-                assert (await journal.load(log, known=known)).records[-2:] == [(3, b"three"), (4, f"{log}:4".encode())]
+                assert (await journal.load(log, before=known)).records[-2:] == [(3, b"three"), (4, f"{log}:4".encode())]
             await journal.close()
 
 
-async def test_nothing_works_before_open_and_after_close(store: Store) -> None:
+async def test_nothing_works_before_open_and_after_close(store: StoreSubject) -> None:
     journal = store.make()
     await journal.close()
     for _ in range(2):
@@ -224,7 +224,9 @@ async def test_nothing_works_before_open_and_after_close(store: Store) -> None:
 
 
 @pytest.mark.parametrize("written", ["a record", "a snapshot", "a restore"])
-async def test_what_is_in_the_newest_format_is_refused_by_who_does_not_know_it(store: Store, written: str) -> None:
+async def test_what_is_in_the_newest_format_is_refused_by_who_does_not_know_it(
+    store: StoreSubject, written: str
+) -> None:
     journal = await store.open()
     await journal.append([entry(GRAPH, 1)])
     many = b"p" * (2 * PART_BYTES)
@@ -246,7 +248,7 @@ async def test_what_is_in_the_newest_format_is_refused_by_who_does_not_know_it(s
         assert (await journal.load(GRAPH)).snapshot == b"usual again"
 
 
-async def test_rule2_what_was_read_is_there_after_a_crash(store: Store) -> None:
+async def test_rule2_what_was_read_is_there_after_a_crash(store: StoreSubject) -> None:
     writer = await store.open("a")
     reader = await store.connect() if writer.shared else writer
     await writer.append([entry("a", 1), entry(GRAPH, 1)])

@@ -19,7 +19,15 @@ from lowwater_authority.journal.copy import (
     survey,
 )
 from lowwater_authority.journal.redis import RedisJournal
-from tests.contract.journal_stores import STORES, RedisStore, SharedStore, SqliteStore, Store, entry, fenced
+from tests.contract.journal_stores import (
+    SUBJECTS,
+    RedisSubject,
+    SharedSubject,
+    SqliteSubject,
+    StoreSubject,
+    entry,
+    fenced,
+)
 from tests.kit.faults import FaultPlan, Outcome
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 
@@ -54,10 +62,10 @@ def copied(found: dict[str, LoadedLog]) -> dict[str, LoadedLog]:
     return found | {GRAPH: LoadedLog(found[GRAPH].last, newest(found[GRAPH]), [])}
 
 
-def sibling(store: Store, directory: Path, token: str) -> Journal:
-    if isinstance(store, RedisStore):
+def sibling(store: StoreSubject, directory: Path, token: str) -> Journal:
+    if isinstance(store, RedisSubject):
         return RedisJournal(store.server.url, namespace="target", server_token=token)
-    if isinstance(store, SqliteStore):
+    if isinstance(store, SqliteSubject):
         return SqliteJournal(directory / "target.db", server_token=token)
     disk = MemoryDisk()
     disk.server_token = token
@@ -66,7 +74,7 @@ def sibling(store: Store, directory: Path, token: str) -> Journal:
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 async def test_a_store_of_another_deployment_than_wanted_is_not_opened(tmp_path: Path, kind: str) -> None:
-    store = STORES[kind](tmp_path)
+    store = SUBJECTS[kind](tmp_path)
     try:
         first = sibling(store, tmp_path, "mine")
         await first.open()
@@ -101,10 +109,10 @@ async def reopened(disk: MemoryDisk, token: str, faults: FaultPlan | None = None
     return journal
 
 
-@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("kind", SUBJECTS)
 @pytest.mark.parametrize("direction", ["from", "to"])
 async def test_everything_goes_along_and_every_epoch_is_greater(tmp_path: Path, kind: str, direction: str) -> None:
-    store = STORES[kind](tmp_path)
+    store = SUBJECTS[kind](tmp_path)
     try:
         memory = MemoryJournal(MemoryDisk(), shared=True)
         source = await store.connect() if direction == "from" else memory
@@ -219,7 +227,7 @@ async def test_a_target_that_is_not_empty_is_refused(old: Journal, token: str) -
 
 
 @pytest.mark.parametrize("log", [GRAPH, "both"])
-async def test_a_source_that_is_written_to_meanwhile_is_refused(shared: SharedStore, log: str) -> None:
+async def test_a_source_that_is_written_to_meanwhile_is_refused(shared: SharedSubject, log: str) -> None:
     source, shard = await shared.connect(), await shared.connect()
     await fill(source)
     facts = await survey(source, fence=True)
@@ -234,7 +242,7 @@ async def test_a_source_that_is_written_to_meanwhile_is_refused(shared: SharedSt
     assert GRAPH not in await target.logs()
 
 
-async def test_the_survey_fences_whoever_wrote_before(shared: SharedStore) -> None:
+async def test_the_survey_fences_whoever_wrote_before(shared: SharedSubject) -> None:
     frozen, source = await shared.open("a"), await shared.connect()
     await frozen.append([entry("a", 1)])
     before = (await source.owners(["a"]))["a"]

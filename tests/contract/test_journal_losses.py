@@ -15,12 +15,12 @@ from lowwater_authority.journal import (
     LoadedLog,
     Ownership,
 )
-from lowwater_authority.journal.sqlite import PART_BYTES
-from tests.contract.journal_stores import SharedStore, Store, entry, fenced, loaded, lost, turn, writes
+from lowwater_authority.journal.frames import PART_BYTES
+from tests.contract.journal_stores import SharedSubject, StoreSubject, entry, fenced, loaded, lost, turn, writes
 
 
 @pytest.mark.parametrize("log", ["a", GRAPH])
-async def test_a_store_that_has_become_shorter_is_refused(store: Store, log: str) -> None:
+async def test_a_store_that_has_become_shorter_is_refused(store: StoreSubject, log: str) -> None:
     journal = await store.open("a", "b", "c")
     await journal.append([entry(log, n) for n in range(1, 6)])
     store.forget(log, 3)
@@ -31,7 +31,7 @@ async def test_a_store_that_has_become_shorter_is_refused(store: Store, log: str
 
 
 @pytest.mark.parametrize("log", ["a", GRAPH])
-async def test_another_record_in_the_place_of_the_newest_is_a_loss(store: Store, log: str) -> None:
+async def test_another_record_in_the_place_of_the_newest_is_a_loss(store: StoreSubject, log: str) -> None:
     journal = await store.open("a", "b", "c")
     await journal.append([entry(log, 1), entry(log, 2)])
     store.supplant(log, 2)
@@ -42,7 +42,7 @@ async def test_another_record_in_the_place_of_the_newest_is_a_loss(store: Store,
     assert await journal.load(log) == loaded(log, 4, 4, snapshot=b"memory")
 
 
-async def test_a_number_of_the_graph_that_is_given_twice_is_found(shared: SharedStore) -> None:
+async def test_a_number_of_the_graph_that_is_given_twice_is_found(shared: SharedSubject) -> None:
     one, two = await shared.open("a"), await shared.connect()
     await one.append([entry(GRAPH, 1), entry("a", 1)])
     await two.load(GRAPH)
@@ -67,7 +67,7 @@ async def test_a_number_of_the_graph_that_is_given_twice_is_found(shared: Shared
     assert await two.load(GRAPH) == LoadedLog(3, b"both", [])
 
 
-async def test_confirm_finds_what_is_lost(shared: SharedStore) -> None:
+async def test_confirm_finds_what_is_lost(shared: SharedSubject) -> None:
     one, two = await shared.open("a"), await shared.connect()
     await one.append([entry(log, n) for log in ("a", GRAPH) for n in (1, 2)])
     await two.load(GRAPH)
@@ -84,7 +84,7 @@ async def test_confirm_finds_what_is_lost(shared: SharedStore) -> None:
     ]
 
 
-async def test_a_store_that_knows_an_older_epoch_only_has_lost_it(shared: SharedStore) -> None:
+async def test_a_store_that_knows_an_older_epoch_only_has_lost_it(shared: SharedSubject) -> None:
     journal = await shared.open("b")
     before = await journal.take("a")
     mine = await journal.take("a")
@@ -100,7 +100,7 @@ async def test_a_store_that_knows_an_older_epoch_only_has_lost_it(shared: Shared
     await journal.confirm(["a"])
 
 
-async def test_a_store_that_was_emptied_is_filled_again(shared: SharedStore) -> None:
+async def test_a_store_that_was_emptied_is_filled_again(shared: SharedSubject) -> None:
     journal = await shared.open("a", "b")
     token = journal.server_token
     await journal.append([entry("a", 1), entry(GRAPH, 1)])
@@ -127,7 +127,7 @@ async def test_a_store_that_was_emptied_is_filled_again(shared: SharedStore) -> 
     assert await other.load(GRAPH) == LoadedLog(2, b"graph", [(3, b":3")])
 
 
-async def test_another_deployments_store_is_never_mixed_with(shared: SharedStore) -> None:
+async def test_another_deployments_store_is_never_mixed_with(shared: SharedSubject) -> None:
     journal = await shared.open("a", "b")
     await journal.append([entry("a", 1)])
     shared.replace()
@@ -138,7 +138,7 @@ async def test_another_deployments_store_is_never_mixed_with(shared: SharedStore
 
 
 @pytest.mark.parametrize("log", ["a", GRAPH])
-async def test_a_restore_spares_what_was_acknowledged_since_the_log_was_read(store: Store, log: str) -> None:
+async def test_a_restore_spares_what_was_acknowledged_since_the_log_was_read(store: StoreSubject, log: str) -> None:
     journal = await store.open("a")
     await journal.append([entry(log, n) for n in range(1, 6)])
     store.forget(log, 3)
@@ -162,7 +162,7 @@ async def test_a_restore_spares_what_was_acknowledged_since_the_log_was_read(sto
     assert await journal.load(log) == LoadedLog(9, b"memory", [])
     assert (await journal.load(log)).end.last == 9
     if journal.shared:
-        assert isinstance(store, SharedStore)
+        assert isinstance(store, SharedSubject)
         store.clear()
         with pytest.raises(JournalPosition, match="it has changed since it was read"):
             await journal.restore(log, 12, b"memory", over=seen)
@@ -171,7 +171,7 @@ async def test_a_restore_spares_what_was_acknowledged_since_the_log_was_read(sto
 
 
 @pytest.mark.parametrize("log", ["a", GRAPH])
-async def test_a_restore_that_was_cancelled_may_be_repeated(store: Store, log: str) -> None:
+async def test_a_restore_that_was_cancelled_may_be_repeated(store: StoreSubject, log: str) -> None:
     journal = await store.open("a", "b")
     for turns in range(8):
         payload = b"%d" % turns * PART_BYTES
@@ -186,7 +186,7 @@ async def test_a_restore_that_was_cancelled_may_be_repeated(store: Store, log: s
     await journal.append([entry(log, 9), entry("b", 1)])
 
 
-async def test_a_log_of_another_owner_is_not_copied_over(store: Store) -> None:
+async def test_a_log_of_another_owner_is_not_copied_over(store: StoreSubject) -> None:
     owner = await store.open("a")
     await owner.append([entry("a", 1)])
     store.break_lock()
@@ -199,7 +199,7 @@ async def test_a_log_of_another_owner_is_not_copied_over(store: Store) -> None:
         await fenced(owner.append([entry("a", 2)]))
 
 
-async def test_a_loss_is_no_business_of_a_fenced_writer(shared: SharedStore) -> None:
+async def test_a_loss_is_no_business_of_a_fenced_writer(shared: SharedSubject) -> None:
     one = await shared.open("a", "b")
     await one.append([entry("a", n) for n in range(1, 6)])
     shared.forget("a", 3)
@@ -213,7 +213,7 @@ async def test_a_loss_is_no_business_of_a_fenced_writer(shared: SharedStore) -> 
     await one.append([entry("a", 5)])
 
 
-async def test_restore_leaves_nothing_of_an_older_snapshot(store: Store) -> None:
+async def test_restore_leaves_nothing_of_an_older_snapshot(store: StoreSubject) -> None:
     journal = await store.open("a")
     await journal.append([entry("a", n) for n in range(1, 4)])
     await journal.snapshot("a", 2, b"s" * (3 * PART_BYTES))
@@ -223,7 +223,7 @@ async def test_restore_leaves_nothing_of_an_older_snapshot(store: Store) -> None
         await journal.append([entry("a", 4)])
 
 
-async def test_the_graph_is_healed_once(shared: SharedStore) -> None:
+async def test_the_graph_is_healed_once(shared: SharedSubject) -> None:
     one, two = await shared.connect(), await shared.connect()
     await one.append([entry(GRAPH, n) for n in range(1, 4)])
     await two.load(GRAPH)
@@ -237,7 +237,7 @@ async def test_the_graph_is_healed_once(shared: SharedStore) -> None:
 
 
 @pytest.mark.parametrize("log", ["a", GRAPH])
-async def test_where_a_log_ends_is_told_whatever_is_damaged(store: Store, log: str) -> None:
+async def test_where_a_log_ends_is_told_whatever_is_damaged(store: StoreSubject, log: str) -> None:
     journal = await store.open("a")
     assert await journal.end(log) == journal.acknowledged(log) == End()
     await journal.append([entry(log, n) for n in range(1, 4)])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from lowwater_authority.journal import GRAPH, Entry, JournalFenced, JournalPosition, LoadedLog
-from tests.contract.journal_stores import MemoryStore, SqliteStore, Store
+from tests.contract.journal_stores import MemorySubject, SqliteSubject, StoreSubject
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.last_call: list[Entry] = []
         self.known: dict[str, LoadedLog] = {}
 
-    def make_store(self) -> Store:
+    def make_store(self) -> StoreSubject:
         raise NotImplementedError
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
@@ -136,7 +136,7 @@ class JournalMachine(RuleBasedStateMachine):
             position, snapshot = self.snapshots.get(log, (0, None))
             assert (found.snapshot_position, found.snapshot) == (position, snapshot)
             assert found.records == list(enumerate(payloads, 1))[position:]
-            assert self.run(self.journal.load(log, known=self.known.get(log))) == found
+            assert self.run(self.journal.load(log, before=self.known.get(log))) == found
             self.known[log] = found
 
     def teardown(self) -> None:
@@ -146,14 +146,14 @@ class JournalMachine(RuleBasedStateMachine):
 
 
 class MemoryMachine(JournalMachine):
-    def make_store(self) -> Store:
-        return MemoryStore()
+    def make_store(self) -> StoreSubject:
+        return MemorySubject()
 
 
 class SqliteMachine(JournalMachine):
-    def make_store(self) -> Store:
+    def make_store(self) -> StoreSubject:
         self.directory = tempfile.TemporaryDirectory()
-        return SqliteStore(Path(self.directory.name))
+        return SqliteSubject(Path(self.directory.name))
 
     def teardown(self) -> None:
         super().teardown()

@@ -14,10 +14,10 @@ from lowwater_authority.journal import (
     JournalPosition,
     LoadedLog,
 )
-from tests.contract.journal_stores import SharedStore, Store, entry, fenced, loaded, writes
+from tests.contract.journal_stores import SharedSubject, StoreSubject, entry, fenced, loaded, writes
 
 
-async def test_a_log_that_was_not_taken_cannot_be_written(store: Store) -> None:
+async def test_a_log_that_was_not_taken_cannot_be_written(store: StoreSubject) -> None:
     journal = await store.open("b")
     calls = [
         journal.append([entry("a", 1)]),
@@ -29,7 +29,7 @@ async def test_a_log_that_was_not_taken_cannot_be_written(store: Store) -> None:
     assert await journal.logs() == []
 
 
-async def test_taking_an_own_log_again_fences_what_was_done_before(store: Store) -> None:
+async def test_taking_an_own_log_again_fences_what_was_done_before(store: StoreSubject) -> None:
     journal = await store.open("a", "b")
     await journal.append([entry("a", 1), entry("b", 1)])
     await journal.take("a")
@@ -40,7 +40,7 @@ async def test_taking_an_own_log_again_fences_what_was_done_before(store: Store)
     assert [await journal.load(log) for log in "ab"] == [loaded("a", 1, 2), loaded("b", 1, 2)]
 
 
-async def test_an_older_view_cannot_take_a_log_back(store: Store) -> None:
+async def test_an_older_view_cannot_take_a_log_back(store: StoreSubject) -> None:
     one = await store.open("a")
     taken = await one.take("a", view=5)
     for call in (one.take("a", view=4), one.take("a"), one.restore("a", 9, b"", view=4)):
@@ -52,7 +52,7 @@ async def test_an_older_view_cannot_take_a_log_back(store: Store) -> None:
     assert (await one.take("a", view=5)).view == 5
 
 
-async def test_a_fenced_writer_writes_nothing(store: Store) -> None:
+async def test_a_fenced_writer_writes_nothing(store: StoreSubject) -> None:
     old = await store.open("a")
     await old.append([entry("a", 1)])
     store.break_lock()
@@ -66,7 +66,7 @@ async def test_a_fenced_writer_writes_nothing(store: Store) -> None:
     assert await new.load("a") == loaded("a", 1, 2)
 
 
-async def test_a_predecessors_record_is_not_taken_for_ones_own(store: Store) -> None:
+async def test_a_predecessors_record_is_not_taken_for_ones_own(store: StoreSubject) -> None:
     old = await store.open()
     await old.append([entry("a", 1), entry(GRAPH, 1)])
     store.crash()
@@ -76,7 +76,7 @@ async def test_a_predecessors_record_is_not_taken_for_ones_own(store: Store) -> 
             await new.append([entry(log, 1)])
 
 
-async def test_taking_fences_the_owner_of_that_log_only(shared: SharedStore) -> None:
+async def test_taking_fences_the_owner_of_that_log_only(shared: SharedSubject) -> None:
     one = await shared.open("a", "b")
     await one.append([entry("a", 1), entry("b", 1)])
     two = await shared.connect()
@@ -101,7 +101,7 @@ async def test_taking_fences_the_owner_of_that_log_only(shared: SharedStore) -> 
     assert await two.load("b") == LoadedLog(1, b"one", [(2, b"b:2")])
 
 
-async def test_other_logs_are_confirmed_with_what_is_appended(shared: SharedStore) -> None:
+async def test_other_logs_are_confirmed_with_what_is_appended(shared: SharedSubject) -> None:
     one = await shared.open("a", "b", "c")
     await one.append([entry(log, 1) for log in "abc"])
     await one.append([entry("a", 2)], beside=["b", "c"])
@@ -124,7 +124,7 @@ async def test_other_logs_are_confirmed_with_what_is_appended(shared: SharedStor
     assert await one.load("a") == loaded("a", 1, 4)
 
 
-async def test_two_owners_of_one_epoch_are_told_apart(shared: SharedStore) -> None:
+async def test_two_owners_of_one_epoch_are_told_apart(shared: SharedSubject) -> None:
     journal = await shared.open("b")
     mine = await journal.take("a")
     await journal.append([entry("a", 1)])
@@ -133,7 +133,7 @@ async def test_two_owners_of_one_epoch_are_told_apart(shared: SharedStore) -> No
     assert await fenced(*calls) == 5 * [{"a": (mine.epoch, mine.epoch)}]
 
 
-async def test_many_processes_take_one_log_at_once(shared: SharedStore) -> None:
+async def test_many_processes_take_one_log_at_once(shared: SharedSubject) -> None:
     journals = [await shared.connect() for _ in range(5)]
     taken = await asyncio.gather(*(journal.take("a") for journal in journals))
     assert sorted(owner.epoch for owner in taken) == [1, 2, 3, 4, 5]
@@ -141,7 +141,7 @@ async def test_many_processes_take_one_log_at_once(shared: SharedStore) -> None:
     assert [owner.epoch for owner, error in zip(taken, ended, strict=True) if error is None] == [5]
 
 
-async def test_the_graph_is_compared_and_set(shared: SharedStore) -> None:
+async def test_the_graph_is_compared_and_set(shared: SharedSubject) -> None:
     one, two = await shared.open("a"), await shared.open("b")
     await one.append([entry(GRAPH, 1)])
     for payload in (None, b"another"):
@@ -154,7 +154,7 @@ async def test_the_graph_is_compared_and_set(shared: SharedStore) -> None:
     assert await (await shared.connect()).load(GRAPH) == loaded(GRAPH, 1, 4)
 
 
-async def test_a_snapshot_of_the_graph_is_of_the_record_that_is_there(shared: SharedStore) -> None:
+async def test_a_snapshot_of_the_graph_is_of_the_record_that_is_there(shared: SharedSubject) -> None:
     one, two = await shared.connect(), await shared.connect()
     await one.append([entry(GRAPH, 1), entry(GRAPH, 2, b"lost")])
     shared.forget(GRAPH, 1)
@@ -168,7 +168,7 @@ async def test_a_snapshot_of_the_graph_is_of_the_record_that_is_there(shared: Sh
     assert await two.load(GRAPH) == LoadedLog(3, b"of all", [])
 
 
-async def test_the_epoch_is_above_what_is_asked_for(store: Store) -> None:
+async def test_the_epoch_is_above_what_is_asked_for(store: StoreSubject) -> None:
     journal = await store.connect()
     assert (await journal.take("a", above=41)).epoch > 41
     assert (await journal.take("a", above=7)).epoch > 42
@@ -178,7 +178,7 @@ async def test_the_epoch_is_above_what_is_asked_for(store: Store) -> None:
     assert (await journal.take("a")).epoch > 43
 
 
-async def test_a_written_record_of_the_graph_is_known_again_behind_those_of_others(shared: SharedStore) -> None:
+async def test_a_written_record_of_the_graph_is_known_again_behind_those_of_others(shared: SharedSubject) -> None:
     one, two = await shared.connect(), await shared.connect()
     call = [entry(GRAPH, 1), entry(GRAPH, 2)]
     await one.append(call)
@@ -190,7 +190,7 @@ async def test_a_written_record_of_the_graph_is_known_again_behind_those_of_othe
     assert await one.load(GRAPH) == loaded(GRAPH, 1, 3)
 
 
-async def test_others_may_go_on_behind_a_record_while_a_snapshot_is_made_of_it(shared: SharedStore) -> None:
+async def test_others_may_go_on_behind_a_record_while_a_snapshot_is_made_of_it(shared: SharedSubject) -> None:
     one, two = await shared.connect(), await shared.connect()
     await one.append([entry(GRAPH, 1), entry(GRAPH, 2)])
     await two.append([entry(GRAPH, 3)])

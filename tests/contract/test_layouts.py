@@ -11,15 +11,15 @@ from lowwater import errors
 from lowwater_authority.core.layout import Layout, LayoutReport
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fenced, GroupReport, Prepare
 from lowwater_authority.core.topology import Spec
-from tests.contract.journal_stores import MemoryStore, Store
+from tests.contract.journal_stores import MemorySubject, StoreSubject
 from tests.contract.serving import serving
 from tests.kit.times import HOUR
 
 
 @pytest.fixture
-def memory() -> Store:
+def memory() -> StoreSubject:
     """One store is enough for what is written by the record and read by the replay."""
-    return MemoryStore()
+    return MemorySubject()
 
 
 def claim(number: int, *inner: bytes, instead_of: int = 0, bound: int | None = None) -> ClaimRequest:
@@ -27,7 +27,7 @@ def claim(number: int, *inner: bytes, instead_of: int = 0, bound: int | None = N
     return ClaimRequest([b"", *inner, b""], request_id=bytes([number] * 16), bound_micros=bounds, instead_of=instead_of)
 
 
-async def test_a_layout_is_there_after_a_restart_and_moves_nothing(store: Store) -> None:
+async def test_a_layout_is_there_after_a_restart_and_moves_nothing(store: StoreSubject) -> None:
     async with serving(store.make()) as shard:
         await shard.graph.register(Spec("x"))
         grant = await shard.owners.claim("x", claim(1, b"\x80"))
@@ -49,7 +49,7 @@ async def test_a_layout_is_there_after_a_restart_and_moves_nothing(store: Store)
         assert (view.low, view.ranges) == (5 * HOUR, 2)
 
 
-async def test_rule4_a_claim_in_place_of_one_that_has_lost_a_range_is_refused(memory: Store) -> None:
+async def test_rule4_a_claim_in_place_of_one_that_has_lost_a_range_is_refused(memory: StoreSubject) -> None:
     async with serving(memory.make()) as shard:
         await shard.graph.register(Spec("x"))
         first = await shard.owners.claim("x", claim(1, b"\x40", b"\x80"))
@@ -60,7 +60,7 @@ async def test_rule4_a_claim_in_place_of_one_that_has_lost_a_range_is_refused(me
                 await shard.owners.claim("x", claim(4, instead_of=before.sequencer))
 
 
-async def test_a_stale_change_is_refused_with_the_version_that_is_wanted(memory: Store) -> None:
+async def test_a_stale_change_is_refused_with_the_version_that_is_wanted(memory: StoreSubject) -> None:
     async with serving(memory.make()) as shard:
         await shard.graph.register(Spec("x"))
         await shard.owners.claim("x", claim(1))
@@ -78,7 +78,7 @@ async def test_a_stale_change_is_refused_with_the_version_that_is_wanted(memory:
         assert [each for each in results if each == 2] == [2], "of all that change one version one wins"
 
 
-async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(memory: Store) -> None:
+async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(memory: StoreSubject) -> None:
 
     async def tell(sequencer: int, batch: int, layout: Layout) -> LayoutReport | None:
         shard.owners.prepare("x", Prepare(sequencer, batch, b"d", (), 5 * HOUR, False, NO_FOLD, 0, {}))

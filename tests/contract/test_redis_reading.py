@@ -12,12 +12,12 @@ import pytest
 from lowwater_authority.journal import JournalCorrupt, JournalFailed
 from lowwater_authority.journal.redis_database import RedisDatabase
 from lowwater_authority.journal.redis_reader import READINGS
-from tests.contract.journal_stores import RedisStore, entry
+from tests.contract.journal_stores import RedisSubject, entry
 
 
 @pytest.fixture
-async def redis(tmp_path: Path) -> AsyncIterator[RedisStore]:
-    made = RedisStore(tmp_path)
+async def redis(tmp_path: Path) -> AsyncIterator[RedisSubject]:
+    made = RedisSubject(tmp_path)
     yield made
     await made.close()
 
@@ -33,7 +33,7 @@ def before_records(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[
 
 
 async def test_a_log_that_is_replaced_all_the_time_is_not_read_for_ever(
-    redis: RedisStore, monkeypatch: pytest.MonkeyPatch
+    redis: RedisSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, reader = await redis.open("a"), await redis.connect()
     await owner.append([entry("a", n) for n in range(1, READINGS + 20)])
@@ -45,7 +45,7 @@ async def test_a_log_that_is_replaced_all_the_time_is_not_read_for_ever(
 
 
 async def test_what_is_read_behind_a_position_is_of_one_moment(
-    redis: RedisStore, monkeypatch: pytest.MonkeyPatch
+    redis: RedisSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, reader = await redis.open("a"), await redis.connect()
     await owner.append([entry("a", n) for n in range(1, 6)])

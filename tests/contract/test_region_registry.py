@@ -22,7 +22,7 @@ from lowwater_regions.records import references_pb2 as pb
 from lowwater_regions.reference import LOCAL, Position, Reference, Replica, Sink, Tombstone
 from lowwater_regions.references import Agent, Caller, Progress, References
 from lowwater_regions.registry import LOG, Registry
-from tests.contract.journal_stores import MemoryStore, SharedStore, SqliteStore, Store
+from tests.contract.journal_stores import MemorySubject, SharedSubject, SqliteSubject, StoreSubject
 from tests.kit.clock import Clock
 from tests.kit.faults import FaultPlan, Outcome
 from tests.kit.memory_journal import MemoryJournal
@@ -35,7 +35,7 @@ WRITTEN = Path(__file__).with_name("region_store")
 class Deployment:
     """Global authorities over one store, and one region that talks to them."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StoreSubject) -> None:
         self.store = store
         self.clock = Clock()
         self.turn = 0
@@ -82,14 +82,14 @@ class Deployment:
 
 
 @pytest.fixture
-async def deployment(store: Store) -> AsyncIterator[Deployment]:
+async def deployment(store: StoreSubject) -> AsyncIterator[Deployment]:
     made = Deployment(store)
     yield made
     await made.close()
 
 
 @pytest.fixture
-async def shared_deployment(shared: SharedStore) -> AsyncIterator[Deployment]:
+async def shared_deployment(shared: SharedSubject) -> AsyncIterator[Deployment]:
     made = Deployment(shared)
     yield made
     await made.close()
@@ -97,13 +97,13 @@ async def shared_deployment(shared: SharedStore) -> AsyncIterator[Deployment]:
 
 @pytest.fixture
 async def memory() -> AsyncIterator[Deployment]:
-    made = Deployment(MemoryStore())
+    made = Deployment(MemorySubject())
     yield made
     await made.close()
 
 
 def journal_of(deployment: Deployment, plan: FaultPlan) -> MemoryJournal:
-    assert isinstance(deployment.store, MemoryStore)
+    assert isinstance(deployment.store, MemorySubject)
     return MemoryJournal(deployment.store.disk, shared=True, faults=plan)
 
 
@@ -241,7 +241,7 @@ def test_a_process_that_was_asleep_suspects_nobody() -> None:
 
 async def test_a_store_of_json_records_is_read_and_becomes_messages(tmp_path: Path) -> None:
     written = json.loads((WRITTEN / "expected.json").read_text())
-    store = SqliteStore(tmp_path)
+    store = SqliteSubject(tmp_path)
     shutil.copy(WRITTEN / "journal.sqlite", store.path)
     deployment = Deployment(store)
     registry = await deployment.start()

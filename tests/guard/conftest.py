@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.redis_server import DURABLE, RedisServer
-from tests.guard.stores import FileStore, PostgresStore, RedisStore, Store
+from tests.guard.stores import FileStore, GuardedRedis, PostgresStore, Store
 from tests.kit.postgres import Postgres
 
 
@@ -35,8 +35,8 @@ def in_postgres(postgres: Postgres) -> Iterator[PostgresStore]:
 
 
 @pytest.fixture
-def in_redis(redis_server: RedisServer) -> Iterator[RedisStore]:
-    store = RedisStore(redis_server)
+def in_redis(redis_server: RedisServer) -> Iterator[GuardedRedis]:
+    store = GuardedRedis(redis_server)
     yield store
     store.close()
 

@@ -124,7 +124,7 @@ class PostgresStore:
         self._beside.close()
 
 
-class RedisStore:
+class GuardedRedis:
     def __init__(self, server: RedisServer) -> None:
         self.server = server
         self.client = redis.Redis(port=server.port, decode_responses=True)

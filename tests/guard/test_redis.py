@@ -17,7 +17,7 @@ from lowwater_pipeline.guard import Fenced, GuardError, InDoubt, Rewound, StoreR
 from lowwater_pipeline.guard import redis as guarded
 from lowwater_pipeline.guard.redis import RedisGuard, RedisWriter
 from tests.contract.redis_server import RedisServer
-from tests.guard.stores import RedisStore, claim
+from tests.guard.stores import GuardedRedis, claim
 from tests.kit.eventually import eventually
 from tests.process.store_proxy import StoreProxy
 
@@ -30,14 +30,14 @@ def wire(redis_server: RedisServer) -> Iterator[StoreProxy]:
         yield proxy
 
 
-def over(wire: StoreProxy, store: RedisStore, token: int) -> RedisWriter:
+def over(wire: StoreProxy, store: GuardedRedis, token: int) -> RedisWriter:
     client = redis.Redis.from_url(wire.url, retry=Retry(NoBackoff(), 0))
     return store.guard(client=client).raise_(claim(token))
 
 
 @contextmanager
 def on_the_wire(
-    wire: StoreProxy, store: RedisStore, writer: RedisWriter, batch: int, value: int
+    wire: StoreProxy, store: GuardedRedis, writer: RedisWriter, batch: int, value: int
 ) -> Iterator[Future[bool]]:
     """A write whose script has been sent, and does not arrive while this lasts."""
     with ThreadPoolExecutor(1) as pool:
@@ -54,7 +54,7 @@ def on_the_wire(
 
 
 def test_figure_12_the_delayed_script_of_a_zombie_never_lands_after_the_scan(
-    in_redis: RedisStore, wire: StoreProxy
+    in_redis: GuardedRedis, wire: StoreProxy
 ) -> None:
     zombie = over(wire, in_redis, 5)
     assert in_redis.write(zombie, 0, "a", [1])
@@ -69,7 +69,7 @@ def test_figure_12_the_delayed_script_of_a_zombie_never_lands_after_the_scan(
 
 
 def test_a_script_that_arrives_late_is_found_by_who_makes_the_same_write_again(
-    in_redis: RedisStore, wire: StoreProxy
+    in_redis: GuardedRedis, wire: StoreProxy
 ) -> None:
     """The connection is lost while the script is on the wire. It arrives all the same."""
     writer = over(wire, in_redis, 5)
@@ -87,7 +87,7 @@ def test_a_script_that_arrives_late_is_found_by_who_makes_the_same_write_again(
 # -- numbers ------------------------------------------------------------------------------------------------------------
 
 
-def test_two_tokens_that_are_equal_as_doubles_are_two(in_redis: RedisStore) -> None:
+def test_two_tokens_that_are_equal_as_doubles_are_two(in_redis: GuardedRedis) -> None:
     zombie = in_redis.raise_(claim(LARGE + 1, "one nonce"))
     in_redis.raise_(claim(LARGE + 2, "one nonce"))
     with pytest.raises(Fenced):
@@ -105,7 +105,7 @@ HASH, TEXT = "hash:{hourly}", "text:{hourly}"
     [[("SET", TEXT, "new"), ("RPUSH", HASH, "a")], [("RPUSH", "new:{hourly}", "a"), ("SADD", "new:{hourly}", "a")]],
 )
 def test_a_key_of_another_type_is_refused_before_anything_is_written(
-    in_redis: RedisStore, commands: Sequence[guarded.Command]
+    in_redis: GuardedRedis, commands: Sequence[guarded.Command]
 ) -> None:
     in_redis.client.hset(HASH, "a", "1")
     in_redis.client.set(TEXT, "old")
@@ -131,7 +131,7 @@ def test_a_key_of_another_type_is_refused_before_anything_is_written(
     ],
 )
 def test_what_could_fail_half_way_is_refused_and_nothing_is_written(
-    in_redis: RedisStore, command: guarded.Command, said: str
+    in_redis: GuardedRedis, command: guarded.Command, said: str
 ) -> None:
     writer = in_redis.raise_(claim(5))
     with pytest.raises(Unfit, match=said):
@@ -142,7 +142,7 @@ def test_what_could_fail_half_way_is_refused_and_nothing_is_written(
     assert row.batch == -1
 
 
-def test_every_command_is_written_in_order(in_redis: RedisStore) -> None:
+def test_every_command_is_written_in_order(in_redis: GuardedRedis) -> None:
     writer = in_redis.raise_(claim(5))
     commands: list[guarded.Command] = [
         ("SET", "a:{hourly}", b"\xff\x00"),
@@ -170,7 +170,7 @@ def test_every_command_is_written_in_order(in_redis: RedisStore) -> None:
         assert not RedisGuard(raw, "hourly").raise_(claim(5)).write(0, "a", commands)
 
 
-def test_a_redis_that_is_full_takes_all_or_nothing(in_redis: RedisStore) -> None:
+def test_a_redis_that_is_full_takes_all_or_nothing(in_redis: GuardedRedis) -> None:
     writer = in_redis.raise_(claim(5))
     in_redis.client.config_set("maxmemory", "1")
     try:
@@ -185,7 +185,9 @@ def test_a_redis_that_is_full_takes_all_or_nothing(in_redis: RedisStore) -> None
 
 
 @pytest.mark.parametrize(("policy", "most", "refused"), [("allkeys-lru", "1gb", True), ("allkeys-lru", "0", False)])
-def test_a_redis_that_may_evict_a_guard_is_refused(in_redis: RedisStore, policy: str, most: str, refused: bool) -> None:
+def test_a_redis_that_may_evict_a_guard_is_refused(
+    in_redis: GuardedRedis, policy: str, most: str, refused: bool
+) -> None:
     in_redis.client.config_set("maxmemory", most)
     in_redis.client.config_set("maxmemory-policy", policy)
     try:
@@ -200,7 +202,7 @@ def test_a_redis_that_may_evict_a_guard_is_refused(in_redis: RedisStore, policy:
         in_redis.client.config_set("maxmemory", "0")
 
 
-def test_a_user_who_may_not_write_one_of_the_rows_writes_nothing(in_redis: RedisStore) -> None:
+def test_a_user_who_may_not_write_one_of_the_rows_writes_nothing(in_redis: GuardedRedis) -> None:
     name = f"user{os.urandom(4).hex()}"
     both = in_redis.raise_(claim(5), slots=2)
     # It may run scripts on both, and HSET on the first one only.
@@ -220,7 +222,7 @@ def test_a_user_who_may_not_write_one_of_the_rows_writes_nothing(in_redis: Redis
 
 def test_a_server_that_was_started_anew_is_another_life(tmp_path: Path) -> None:
     with RedisServer(tmp_path, "--appendonly", "yes", "--appendfsync", "always") as server:
-        store = RedisStore(server.start())
+        store = GuardedRedis(server.start())
         writer = store.raise_(claim(5))
         assert store.write(writer, 0, "a", [1])
         server.kill()
@@ -239,7 +241,7 @@ def test_a_server_that_was_started_anew_is_another_life(tmp_path: Path) -> None:
 def test_a_server_that_comes_back_with_less_is_seen(tmp_path: Path) -> None:
     """The raise of the successor is lost, too: nobody may write by what stands there."""
     with RedisServer(tmp_path) as server:
-        store = RedisStore(server.start())
+        store = GuardedRedis(server.start())
         zombie = store.raise_(claim(5))
         assert store.write(zombie, 0, "a", [1])
         store.client.save()
@@ -261,7 +263,7 @@ def test_a_server_that_comes_back_with_less_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["no hash", "a number that is none"])
-def test_a_guard_of_redis_that_is_damaged_says_how(in_redis: RedisStore, damage: str) -> None:
+def test_a_guard_of_redis_that_is_damaged_says_how(in_redis: GuardedRedis, damage: str) -> None:
     writer, neighbour = in_redis.raise_(claim(5)), in_redis.raise_(claim(5), guard="daily")
     if damage == "no hash":
         in_redis.client.set(in_redis.guard().key(0), "text")

@@ -15,7 +15,6 @@ from lowwater_authority.journal.contract import (
     GRAPH,
     End,
     Entry,
-    Journal,
     JournalClosed,
     JournalCorrupt,
     JournalFailed,
@@ -23,7 +22,6 @@ from lowwater_authority.journal.contract import (
     JournalLost,
     JournalPosition,
     JournalReplaced,
-    JournalStatistics,
     JournalUnknown,
     LoadedLog,
     Ownership,
@@ -41,8 +39,8 @@ from lowwater_authority.journal.frames import (
 )
 from lowwater_authority.journal.rules import (
     LogState,
-    Meter,
     Owned,
+    RememberingJournal,
     Writer,
     is_usurped,
     judge,
@@ -191,7 +189,7 @@ class MemoryDisk:
             self.logs[log] = before.stored
 
 
-class MemoryJournal(Journal):
+class MemoryJournal(RememberingJournal):
     """The contract over a MemoryDisk, which several journals may use at once; ``shared`` says whether they do.
 
     As durable as its FaultPlan lets it be, for strong and other entries alike. ``randbits`` makes the server token
@@ -213,9 +211,8 @@ class MemoryJournal(Journal):
         self.loads = Counter[str]()
         """How often each log was read whole."""
         self._randbits = randbits
-        self._meter = Meter(clock)
+        super().__init__(clock=clock)
         self._life: int | None = None
-        self._owned = Owned(nonce=0)
 
     async def open(self) -> None:
         disk = self._disk
@@ -230,12 +227,6 @@ class MemoryJournal(Journal):
         owner = await self._run(Operation("take", [(log, 0)], strong=True), write)
         self._owned.took(log, owner)
         return owner
-
-    def release(self, log: str) -> None:
-        self._owned.release(log)
-
-    def ownership(self, log: str) -> Ownership:
-        return self._owned.ownership(log)
 
     async def owners(self, logs: Iterable[str]) -> dict[str, Ownership]:
         believed = self._owned.states(logs)
@@ -259,12 +250,9 @@ class MemoryJournal(Journal):
         self._check_token(believed)
         return self._disk.held([log])[log].end
 
-    def acknowledged(self, log: str) -> End:
-        return self._owned.end(log)
-
-    async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
+    async def load(self, log: str, *, before: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
         """See Journal. All of it is read each time, which costs nothing here."""
-        del known
+        del before
         self.loads[log] += 1
         await self._faults.load(log)
         while True:
@@ -299,15 +287,13 @@ class MemoryJournal(Journal):
             if stored.snapshot is None:
                 raise JournalCorrupt(log, stored.snapshot_position, "the snapshot is missing")
             snapshot = decode(log, stored.snapshot_position, stored.snapshot, kind=Kind.SNAPSHOT).payload
-        tails: dict[int, int] = {}
-        records = decode_records(
+        records, tails = decode_records(
             log,
             sorted(stored.records.items()),
             after=stored.snapshot_position,
             last=stored.last,
             tail=stored.tail,
             epoch=found[log].owner.epoch,
-            tails=tails,
         )
         return LoadedLog(stored.snapshot_position, snapshot, records, tails=tails), believed[log], found[log]
 
@@ -326,9 +312,8 @@ class MemoryJournal(Journal):
         refuse_snapshot_behind(log, position, stored.snapshot_position)
         rows = [row for row in sorted(stored.records.items()) if row[0] > position]
         epoch = self._disk.held([log])[log].owner.epoch
-        tails: dict[int, int] = {}
         last, tail = stored.end
-        records = decode_records(log, rows, after=position, last=last, tail=tail, epoch=epoch, tails=tails)
+        records, tails = decode_records(log, rows, after=position, last=last, tail=tail, epoch=epoch)
         return LoadedLog(position, None, records, tails=tails), stored.end
 
     async def append(self, entries: Sequence[Entry], *, beside: Iterable[str] = ()) -> None:
@@ -377,9 +362,6 @@ class MemoryJournal(Journal):
 
     async def close(self) -> None:
         self._life = None
-
-    def statistics(self) -> JournalStatistics:
-        return self._meter.statistics()
 
     async def _run(self, operation: Operation, write: Callable[[bool], T]) -> T:
         """One write, with the fate that the plan has for it. Whatever it depends on is checked with it, in one step."""

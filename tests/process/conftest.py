@@ -9,7 +9,7 @@ import pytest
 
 import lowwater
 from lowwater.cli import main
-from tests.contract.journal_stores import RedisStore
+from tests.contract.journal_stores import RedisSubject
 from tests.process.serving import Serving
 
 Refused = Callable[..., str]
@@ -38,8 +38,8 @@ def lw(server: Serving) -> Iterator[lowwater.Client]:
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[RedisStore]:
+async def store(tmp_path: Path) -> AsyncIterator[RedisSubject]:
     """A Redis of the test's own, as the journal's tests have it."""
-    made = RedisStore(tmp_path)
+    made = RedisSubject(tmp_path)
     yield made
     await made.close()

@@ -13,8 +13,8 @@ from lowwater_authority.journal import (
     JournalLost,
     JournalUnknown,
 )
-from lowwater_authority.journal.redis import PART_BYTES
-from tests.contract.journal_stores import RedisStore, entry, turn
+from lowwater_authority.journal.frames import PART_BYTES
+from tests.contract.journal_stores import RedisSubject, entry, turn
 
 LOGS = (GRAPH, "a")
 
@@ -24,7 +24,7 @@ def payloads(log: str, first: int, last: int) -> list[tuple[int, bytes]]:
     return [(position, f"{log}:{position}".encode()) for position in range(first, last + 1)]
 
 
-async def opened(store: RedisStore, seconds: float, *logs: str) -> Journal:
+async def opened(store: RedisSubject, seconds: float, *logs: str) -> Journal:
     """A journal that does not wait long; to be closed."""
     journal = store.make(seconds)
     await journal.open()
@@ -34,7 +34,7 @@ async def opened(store: RedisStore, seconds: float, *logs: str) -> Journal:
 
 
 @pytest.mark.slow
-async def test_everything_acknowledged_is_there_after_kill_9_under_load(store: RedisStore) -> None:
+async def test_everything_acknowledged_is_there_after_kill_9_under_load(store: RedisSubject) -> None:
     """One writer outlives five deaths of the server; each append that a death met is repeated, and is there once."""
     journal = await store.open()
     position = 1
@@ -61,7 +61,7 @@ async def test_everything_acknowledged_is_there_after_kill_9_under_load(store: R
         assert (await successor.load(log)).records == payloads(log, 1, position - 1)
 
 
-async def test_a_stopped_server_leaves_an_append_unknown_and_then_written_once(store: RedisStore) -> None:
+async def test_a_stopped_server_leaves_an_append_unknown_and_then_written_once(store: RedisSubject) -> None:
     journal = await opened(store, 0.3, "a", "b")
     await journal.append([entry("a", 1)])
     store.server.pause()
@@ -78,7 +78,7 @@ async def test_a_stopped_server_leaves_an_append_unknown_and_then_written_once(s
     await journal.close()
 
 
-async def test_without_a_server_surely_nothing_is_written(store: RedisStore) -> None:
+async def test_without_a_server_surely_nothing_is_written(store: RedisSubject) -> None:
     journal = await store.open()
     store.server.kill()
     # The connection is found dead when it is used: that append might have reached the server.
@@ -94,7 +94,7 @@ async def test_without_a_server_surely_nothing_is_written(store: RedisStore) -> 
     assert await journal.logs() == ["a"]
 
 
-async def test_a_full_server_does_not_make_an_unknown_append_a_failed_one(store: RedisStore) -> None:
+async def test_a_full_server_does_not_make_an_unknown_append_a_failed_one(store: RedisSubject) -> None:
     """It is written, its answer was lost; "surely not written" would be a lie about the call as a whole."""
     journal = await opened(store, 0.3, "a", "b")
     store.server.pause()
@@ -112,7 +112,7 @@ async def test_a_full_server_does_not_make_an_unknown_append_a_failed_one(store:
     await journal.close()
 
 
-async def test_reads_go_on_while_the_server_is_full_and_nothing_is_healed(store: RedisStore) -> None:
+async def test_reads_go_on_while_the_server_is_full_and_nothing_is_healed(store: RedisSubject) -> None:
     """What is not there is said to be lost, not to be missing memory."""
     journal = await store.open("a", "b")
     await journal.append([entry(log, n) for log in "ab" for n in (1, 2)])
@@ -127,12 +127,12 @@ async def test_reads_go_on_while_the_server_is_full_and_nothing_is_healed(store:
         await journal.restore("a", 3, b"two")
 
 
-def tokens(store: RedisStore) -> set[bytes]:
+def tokens(store: RedisSubject) -> set[bytes]:
     """Which snapshots of a log have parts in the store."""
     return {field.partition(b"/")[0] for field in store.parts("a")}
 
 
-async def test_nothing_is_left_of_old_and_unfinished_snapshots(store: RedisStore) -> None:
+async def test_nothing_is_left_of_old_and_unfinished_snapshots(store: RedisSubject) -> None:
     journal = await store.open()
     await journal.append([entry("a", n) for n in range(1, 11)])
     await journal.snapshot("a", 5, b"f" * (3 * PART_BYTES))

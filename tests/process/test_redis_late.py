@@ -13,7 +13,7 @@ import pytest
 from lowwater_authority.journal import GRAPH, Journal, JournalFenced, JournalUnknown, LoadedLog
 from lowwater_authority.journal.redis import RedisJournal
 from lowwater_authority.journal.redis_scripts import APPEND, FINISH, RESTORE, TAKE, Script
-from tests.contract.journal_stores import RedisStore, entry
+from tests.contract.journal_stores import RedisSubject, entry
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class Network:
 
 
 @pytest.fixture
-def network(store: RedisStore) -> Network:
+def network(store: RedisSubject) -> Network:
     return Network(store.server.port)
 
 

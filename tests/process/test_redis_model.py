@@ -7,14 +7,14 @@ from pathlib import Path
 
 from hypothesis import settings
 
-from tests.contract.journal_stores import RedisStore, Store
+from tests.contract.journal_stores import RedisSubject, StoreSubject
 from tests.contract.test_journal_model import JournalMachine
 
 
 class RedisMachine(JournalMachine):
-    def make_store(self) -> Store:
+    def make_store(self) -> StoreSubject:
         self.directory = tempfile.TemporaryDirectory()
-        return RedisStore(Path(self.directory.name))
+        return RedisSubject(Path(self.directory.name))
 
     def teardown(self) -> None:
         super().teardown()

@@ -12,7 +12,7 @@ import pytest
 from lowwater_authority.journal import JournalCorrupt, JournalFailed, JournalPosition, JournalUnknown, JournalVersion
 from lowwater_authority.journal.redis import RedisJournal
 from lowwater_authority.journal.redis_link import RedisSettings
-from tests.contract.journal_stores import RedisStore, entry
+from tests.contract.journal_stores import RedisSubject, entry
 from tests.contract.redis_server import READY, RedisServer
 from tests.kit.ports import free_port
 
@@ -34,7 +34,7 @@ async def refusal(url: str) -> str:
     return str(refused.value) + "".join(traceback.format_exception(refused.value)[:-1])
 
 
-async def test_a_full_server_writes_nothing(store: RedisStore) -> None:
+async def test_a_full_server_writes_nothing(store: RedisSubject) -> None:
     journal = await store.open()
     store.server.execute("CONFIG", "SET", "maxmemory", "1mb")
     for write in (journal.append([entry("a", 1)]), journal.take("a"), journal.restore("a", 1, b"")):
@@ -46,7 +46,7 @@ async def test_a_full_server_writes_nothing(store: RedisStore) -> None:
     assert journal.statistics().failed == 2
 
 
-async def test_a_server_that_may_evict_is_refused_behind_each_new_connection_too(store: RedisStore) -> None:
+async def test_a_server_that_may_evict_is_refused_behind_each_new_connection_too(store: RedisSubject) -> None:
     """The replica that takes over, or the server after its restart, has settings of its own."""
     journal = await store.open("a")
     await journal.append([entry("a", 1)])
@@ -62,7 +62,7 @@ async def test_a_server_that_may_evict_is_refused_behind_each_new_connection_too
     assert (await journal.load("a")).last == 2
 
 
-async def test_too_few_replicas(store: RedisStore) -> None:
+async def test_too_few_replicas(store: RedisSubject) -> None:
     journal = await store.open()
     store.server.execute("CONFIG", "SET", "min-replicas-to-write", "1")
     for asked in (journal.append([entry("a", 1)]), journal.confirm(["a"])):
@@ -70,7 +70,7 @@ async def test_too_few_replicas(store: RedisStore) -> None:
             await asked
 
 
-async def test_scripts_are_loaded_again(store: RedisStore) -> None:
+async def test_scripts_are_loaded_again(store: RedisSubject) -> None:
     journal = await store.open()
     await journal.append([entry("a", 1)])
     store.server.execute("SCRIPT", "FLUSH")
@@ -104,7 +104,7 @@ def test_a_url_that_cannot_be_used(url: str, words: str) -> None:
     assert SECRET not in "".join(traceback.format_exception(refused.value)).replace(repr(url), "")
 
 
-async def test_a_user_with_the_listed_rights_and_no_others(store: RedisStore) -> None:
+async def test_a_user_with_the_listed_rights_and_no_others(store: RedisSubject) -> None:
     rights = ("on", f">{SECRET}", "~{lowwater:shop}:*", *COMMANDS)
     store.server.execute("ACL", "SETUSER", "lowwater", *rights)
     url = store.server.url.replace("//", f"//lowwater:{SECRET}@")
@@ -130,7 +130,7 @@ def test_the_rights_are_documented() -> None:
     assert all(f"`{right}`" in documented for right in COMMANDS)
 
 
-async def test_a_missing_right_leaves_nothing_half_written(store: RedisStore) -> None:
+async def test_a_missing_right_leaves_nothing_half_written(store: RedisSubject) -> None:
     """HSET, the third write of an append, is what ``open`` shows."""
     journal = await store.open()
     await journal.append([entry("a", 1)])
@@ -144,7 +144,7 @@ async def test_a_missing_right_leaves_nothing_half_written(store: RedisStore) ->
 
 
 @pytest.mark.parametrize("right", ["del", "sadd"])
-async def test_a_missing_right_leaves_what_was_to_be_healed(store: RedisStore, right: str) -> None:
+async def test_a_missing_right_leaves_what_was_to_be_healed(store: RedisSubject, right: str) -> None:
     journal = await store.open()
     await journal.append([entry("a", n) for n in range(1, 4)])
     store.forget("a", 2)
@@ -154,7 +154,7 @@ async def test_a_missing_right_leaves_what_was_to_be_healed(store: RedisStore, r
     assert sorted(store.records("a")) == [1, 2]
 
 
-async def test_a_record_behind_the_end_is_refused(store: RedisStore) -> None:
+async def test_a_record_behind_the_end_is_refused(store: RedisSubject) -> None:
     journal = await store.open()
     await journal.append([entry("a", 1), entry("b", 1)])
     store.server.execute("XADD", f"{store.TAG}:records:a", "3-0", "f", "x")
@@ -165,7 +165,7 @@ async def test_a_record_behind_the_end_is_refused(store: RedisStore) -> None:
     assert (await journal.load("b")).last == 1
 
 
-async def test_damage_to_the_deployment_and_a_newer_format(store: RedisStore) -> None:
+async def test_damage_to_the_deployment_and_a_newer_format(store: RedisSubject) -> None:
     journal = await store.open()
     await journal.append([entry("a", 1)])
     deployment = f"{store.TAG}:deployment"

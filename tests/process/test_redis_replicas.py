@@ -21,7 +21,7 @@ from lowwater_authority.journal import (
     Ownership,
 )
 from lowwater_authority.journal.redis import RedisJournal
-from tests.contract.journal_stores import RedisStore, entry
+from tests.contract.journal_stores import RedisSubject, entry
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.eventually import eventually_async
 
@@ -75,7 +75,7 @@ async def test_a_strong_entry_waits_for_its_replica_and_an_advance_does_not(
     await journal.take("a")
     assert "replicas 1" in journal.describe_durability()
     await journal.append([entry("a", 1)])
-    assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:a", "last") == b"1"
+    assert pair.replica.execute("HGET", f"{RedisSubject.TAG}:meta:a", "last") == b"1"
 
     pair.replica.pause()
     await journal.append([entry("a", 2, strong=False)])
@@ -89,7 +89,7 @@ async def test_a_strong_entry_waits_for_its_replica_and_an_advance_does_not(
             await journal.append([entry("a", 3)])
     pair.replica.resume()
     await settled(journal, "a", 3)
-    assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:a", "last") == b"3"
+    assert pair.replica.execute("HGET", f"{RedisSubject.TAG}:meta:a", "last") == b"3"
 
     pair.replica.kill()
     with caplog.at_level(logging.WARNING):
@@ -117,7 +117,7 @@ async def test_a_replica_counts_from_the_moment_it_is_connected(pair: Pair) -> N
     pair.replica.execute("REPLICAOF", "127.0.0.1", pair.master.port)
     await eventually_async(lambda: in_step(pair.master))
     await journal.append([entry("a", 2)])
-    assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:a", "last") == b"2"
+    assert pair.replica.execute("HGET", f"{RedisSubject.TAG}:meta:a", "last") == b"2"
     assert "replicas 1" in journal.describe_durability()
     await journal.close()
 
@@ -162,13 +162,13 @@ async def test_rule2_what_a_reader_is_given_is_durable(pair: Pair) -> None:
         with pytest.raises(JournalFailed, match="is not known to be durable yet"):
             await journal.load(log)
     with pytest.raises(JournalFailed, match="is not known to be durable yet"):
-        await reader.load(GRAPH, known=known)
+        await reader.load(GRAPH, before=known)
     assert (await reader.load("a", durable=False)).last == 2
     assert reader.acknowledged(GRAPH).last == 1  # should it be lost, nothing is that this reader knows
     pair.replica.resume()
     await settled(writer, "a", 2)
-    assert (await reader.load(GRAPH, known=known)).last == reader.acknowledged(GRAPH).last == 2
-    assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:", "last") == b"2"
+    assert (await reader.load(GRAPH, before=known)).last == reader.acknowledged(GRAPH).last == 2
+    assert pair.replica.execute("HGET", f"{RedisSubject.TAG}:meta:", "last") == b"2"
     for journal in (writer, reader):
         await journal.close()
 
@@ -188,7 +188,7 @@ async def test_what_is_strong_survives_a_fail_over(pair: Pair) -> None:
     await settled(journal, "a", 51)
     found = await journal.load("a")
     assert [position for position, _ in found.records] == list(range(1, 52))
-    assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:a", "last") == b"51"
+    assert pair.replica.execute("HGET", f"{RedisSubject.TAG}:meta:a", "last") == b"51"
     await journal.close()
 
 
@@ -198,7 +198,7 @@ async def test_taking_and_healing_wait_for_the_replica(pair: Pair) -> None:
     await journal.take("a")
     await journal.append([entry("a", 1)])
     for key in ("records", "meta"):
-        pair.master.execute("DEL", f"{RedisStore.TAG}:{key}:a")
+        pair.master.execute("DEL", f"{RedisSubject.TAG}:{key}:a")
     with pytest.raises(JournalLost):
         await journal.confirm(["a"])
     pair.replica.pause()
@@ -217,7 +217,7 @@ async def test_taking_and_healing_wait_for_the_replica(pair: Pair) -> None:
         except JournalUnknown:
             continue
     for log, owner in (("a", healed), ("b", taken)):
-        assert pair.replica.execute("HGET", f"{RedisStore.TAG}:meta:{log}", "epoch") == str(owner.epoch).encode()
+        assert pair.replica.execute("HGET", f"{RedisSubject.TAG}:meta:{log}", "epoch") == str(owner.epoch).encode()
     assert await journal.confirm(["a", "b"]) == 0
     await journal.close()
 
@@ -228,7 +228,7 @@ async def test_nobody_waits_for_a_take_that_waits(pair: Pair) -> None:
     await journal.take("a")
     pair.replica.pause()
     taking = [asyncio.create_task(journal.take(name)) for name in ("b", "c")]
-    await eventually_async(lambda: pair.master.execute("HGET", f"{RedisStore.TAG}:meta:b", "epoch"))
+    await eventually_async(lambda: pair.master.execute("HGET", f"{RedisSubject.TAG}:meta:b", "epoch"))
     await journal.append([entry("a", 1, strong=False)])
     assert [position for position, _ in (await journal.load("a")).records] == [1]
     assert not any(take.done() for take in taking)
@@ -245,7 +245,7 @@ async def test_one_whose_state_is_damaged_keeps_nobody_from_the_others(tmp_path:
         server.start()
         journal = RedisJournal(server.url)
         await journal.open()
-        server.execute("HSET", f"{RedisStore.TAG}:meta:b", "epoch", "no number")
+        server.execute("HSET", f"{RedisSubject.TAG}:meta:b", "epoch", "no number")
         first = asyncio.create_task(journal.take("first"))
         outcomes = await asyncio.gather(*(journal.take(name) for name in "abc"), return_exceptions=True)
         assert [isinstance(outcome, Ownership) for outcome in outcomes] == [True, False, True]
@@ -306,9 +306,9 @@ async def test_a_cluster_that_moves_the_journal(cluster: tuple[RedisServer, Redi
     await journal.take("a")
     await journal.append([entry("a", n) for n in range(1, 11)] + [entry("", 1)])
     await journal.snapshot("a", 5, b"five")
-    await asyncio.to_thread(move, RedisStore.TAG, one, two)
+    await asyncio.to_thread(move, RedisSubject.TAG, one, two)
     await journal.append([entry("a", 11), entry("", 2)])
     found = await journal.load("a")
     assert (found.snapshot, [position for position, _ in found.records]) == (b"five", list(range(6, 12)))
-    assert two.execute("HGET", f"{RedisStore.TAG}:meta:a", "last") == b"11"
+    assert two.execute("HGET", f"{RedisSubject.TAG}:meta:a", "last") == b"11"
     await journal.close()

@@ -294,14 +294,10 @@ unit/test_access_guard.py
     rpc/guard.py: errors.InvalidArgument in _first
     rpc/guard.py: errors.PermissionDenied in _enter
     rpc/guard.py: errors.Unavailable in _first
-unit/test_core_numbers.py
-    core/computation.py: errors.InvalidArgument in prepare
 unit/test_core_rules.py
     core/computation.py: errors.IncarnationChanged in commit
     core/computation.py: errors.InputVersion in commit
 unit/test_damaged_graph.py
-    engine/confirmation.py: errors.Unavailable in _heal
-    engine/confirmation.py: errors.Unavailable in _refresh
     engine/confirmation.py: errors.Unavailable in _refuse_unhealed
 unit/test_denied_reports.py
     rpc/streams.py: errors.Overloaded in deny
@@ -319,16 +315,15 @@ unit/test_request_bounds.py
 unit/test_room.py
     rpc/acknowledgement.py: errors.Overloaded in messages
 unit/test_shard.py
-    core/computation.py: errors.InvalidArgument in vouch
     core/computation.py: errors.Overloaded in stage_task
     engine/owner_requests.py: errors.OldStream in report
 unit/test_slices.py
     core/computation.py: errors.StaleSequencer in _granted_before
-    core/slicing.py: errors.InvalidArgument in _check_slice_order
+    core/slicing.py: bad_field field_name in _check_slice_order
     core/slicing.py: errors.Unavailable in _check_own
     core/topology.py: errors.Unavailable in split
     engine/cuts.py: errors.Unavailable in _handed_over
-    engine/cuts.py: errors.Unavailable in _take_in
+    engine/cuts.py: errors.Unavailable in _receive
     engine/owner_requests.py: errors.Unavailable in claim
     engine/root_here.py: errors.BY_REASON[refused.reason] in report
     engine/root_here.py: errors.Unavailable in report
@@ -340,7 +335,7 @@ unit/test_task_master.py
     core/tasks.py: errors.BelowMark in _new
     core/tasks.py: errors.Overloaded in create_group
 no test provokes these: each takes a store, or a root, that knows less than this process
-    engine/cuts.py: errors.Unavailable in _move_out
+    engine/cuts.py: errors.Unavailable in _hand_over
     engine/graph_requests.py: errors.Unavailable in register
     engine/holdings.py: errors.Unavailable in refuse_doubted
     engine/requests.py: errors.Unavailable in by_its_inputs

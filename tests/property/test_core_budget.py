@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lowwater.core import lateness
 from lowwater_authority.core import codec
-from lowwater_authority.core.budget import RECENT, STRETCH, Budget, reached, seen_from
+from lowwater_authority.core.budget import RECENT, STRETCH, Budget, lateness_from, reached
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.records import journal_pb2 as pb
 from tests.kit.times import HOUR, MINUTE
@@ -211,7 +211,7 @@ def test_what_counts_from_many_moments_is_seen_from_one_as_each_of_them_is(
     for counted_from, some in came.items():
         for bucket, count in lateness.moved(some, counted_from, counted_from if to == MIN else to).items():
             true[bucket] = true.get(bucket, 0) + count
-    assert seen_from(came, to) == true
+    assert lateness_from(came, to) == true
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=8), PPMS)

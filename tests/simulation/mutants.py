@@ -243,7 +243,7 @@ def take_what_is_damaged_for_the_end(decode_records: Part) -> Part:
             return decode_records(log, records, **more)
         except JournalCorrupt as damage:
             left = [(position, frame) for position, frame in records if position < (damage.position or 0)]
-            return [(position, frames.decode(log, position, frame).payload) for position, frame in left]
+            return [(position, frames.decode(log, position, frame).payload) for position, frame in left], {}
 
     return lenient
 

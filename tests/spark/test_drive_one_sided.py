@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import lowwater_spark as lws
-from lowwater_spark.sources.control import END, Control, Offset, Told
+from lowwater_spark.sources.control import END, ClockValue, Control, Offset
 from lowwater_spark.sources.nulls import nulls_of
 from lowwater_spark.track.plan import check_plan
 from tests.kit.times import at
@@ -122,7 +122,7 @@ class Sides:
         if step.watermark is not None:
             self.run += 1
             for control in self.controls:
-                control.tell(Told(Offset(step.watermark, {}, self.run)))
+                control.write_value(ClockValue(Offset(step.watermark, {}, self.run)))
 
     def follow(self, frame: DataFrame, steps: Sequence[Step]) -> None:
         """Run a query over the steps, one a batch, to their end."""

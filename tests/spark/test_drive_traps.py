@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(400)
 
 def slower_than_the_query(self: Driving) -> None:
     """A clock that comes late: it looks at the start, and then only when it is waited for."""
-    asked = any(each.control.asked() > each.told.answered for each in self._driven.values())
+    asked = any(each.control.asked() > each.newest.answered for each in self._driven.values())
     if self._listed_reading is None or asked:
         _tick(self)
 

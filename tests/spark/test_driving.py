@@ -91,7 +91,7 @@ class Query:
         return all(self.given(control) > 0 for control in controls)
 
     def given(self, control: int = 0) -> int:
-        told = self.controls[control].told()
+        told = self.controls[control].last_value()
         assert told is not None
         return told.offset.watermark
 

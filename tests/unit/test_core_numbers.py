@@ -99,7 +99,7 @@ def test_rule8_a_request_id_names_one_request(made: type[Computation]) -> None:
             request([b"", b"m", b""], request_id=b"1", bound=[5], worker="another"),
             request([b"", b"m", b""], request_id=b"1", bound=[5], digest=b"d"),
         ):
-            assert refusal(core, asked) == ("request_id", "16 new random bytes for a new claim")
+            assert refusal(core, asked) == ("request_id", "send 16 new random bytes for a new claim")
         again = core.claim(request([b"", b"m", b""], request_id=b"1", bound=[5]), d.now)
         assert again.sequencer == first, "a repeat has its answer"
 
@@ -132,11 +132,11 @@ def test_a_batch_over_an_input_that_is_not_registered_is_not_prepared() -> None:
         (MAX, {}, "bound_micros"),
         (MIN, {500_000: 10}, "frontiers"),
     ):
-        with pytest.raises(errors.InvalidArgument, match=f"b is folded as not registered.*{field}") as error:
+        with pytest.raises(errors.InvalidArgument, match=f"{field} must be .*b is folded as not registered") as error:
             d.prepare(owner, 1, [], bound, fold=fold, frontiers=frontiers)
         assert (error.value.metadata["field"], error.value.metadata["fix"]) == (
             field,
-            f"{MIN} until all inputs are registered",
+            f"send {MIN} until all inputs are registered",
         )
     assert d.prepare(owner, 1, [], MIN, fold=fold) == []
     assert d.commit(owner, 1, required=fold) == set()

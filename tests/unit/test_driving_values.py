@@ -17,7 +17,7 @@ from lowwater_spark.drive.late import LateRule
 from lowwater_spark.drive.plan import check_checkpoint, given_offsets, steps_for, steps_of
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import Source
-from lowwater_spark.sources.control import END, NOTHING_GIVEN, Control, ControlSource, Drive, Offset, Told
+from lowwater_spark.sources.control import END, NOTHING_GIVEN, ClockValue, Control, ControlSource, Drive, Offset
 from lowwater_spark.sources.files import FileSource
 from lowwater_spark.track.bounds import Window
 from lowwater_spark.track.operators import KINDS, Operator
@@ -121,9 +121,9 @@ def test_rule_3_a_clock_that_is_behind_moves_nothing() -> None:
     """After a restart Spark's log has the last value, and what the clock says first may be less."""
     start = Offset(20_000, {"a": 1}, 1)
     for told in (Offset(10_000, {"a": 1}, 2), Offset(20_000, {"a": 1}, 1)):
-        assert Told(told).newest(start) is start
+        assert ClockValue(told).newest(start) is start
     for told in (Offset(20_001, {"a": 1}, 1), Offset(20_000, {"a": 1}, 2)):
-        assert Told(told).newest(start) is told
+        assert ClockValue(told).newest(start) is told
 
 
 def test_an_input_that_comes_later_is_refused(tmp_path: Path) -> None:
@@ -160,19 +160,19 @@ def test_a_checkpoint_of_a_query_that_was_not_driven_is_none_of_one_that_is_and_
 
 def test_a_control_is_driven_once(tmp_path: Path) -> None:
     control = Control(tmp_path)
-    assert control.told() is None
+    assert control.last_value() is None
     control.reserve()
-    control.tell(Told(Offset(5)))
-    assert control.told() == Told(Offset(5))
+    control.write_value(ClockValue(Offset(5)))
+    assert control.last_value() == ClockValue(Offset(5))
     with pytest.raises(ValueError, match="runs in another query already"):
         Control(tmp_path).reserve()
     assert control.asked() == 0
     Control(tmp_path).ask(3)
     assert control.asked() == 3
-    control.tell(Told(Offset(6, {"a": 1}), 3, final=True))
-    assert Control(tmp_path).told() == Told(Offset(6, {"a": 1}), 3, final=True)
+    control.write_value(ClockValue(Offset(6, {"a": 1}), 3, final=True))
+    assert Control(tmp_path).last_value() == ClockValue(Offset(6, {"a": 1}), 3, final=True)
     control.close()
-    assert control.told() is None
+    assert control.last_value() is None
     control.reserve()
-    assert control.told() is None
+    assert control.last_value() is None
     assert control.asked() == 0

@@ -469,8 +469,8 @@ async def test_rule7_nothing_is_remembered_of_names_that_nobody_has_registered(d
     for number in range(10):
         await one.shard.takeover.serve_those([f"nobody-{number}", "nor-me"])
     await turns()
-    assert one.shard.held.known("nobody-0") is None
-    assert one.shard.held.known("nor-me") is None
+    assert one.shard.held.find("nobody-0") is None
+    assert one.shard.held.find("nor-me") is None
 
 
 def flip_a_bit(log: str, stored: StoredLog) -> None:

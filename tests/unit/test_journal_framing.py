@@ -94,7 +94,7 @@ def test_the_graph_has_many_writers() -> None:
     """Those of a journal of release 0.2.0 had epochs there too."""
     found = rows(5, epochs=[1, 2, 0, 3, 0], log=GRAPH)
     tail = checksum(found[-1][1])
-    records = decode_records(GRAPH, found, after=0, last=5, tail=tail, epoch=0)
+    records, _ = decode_records(GRAPH, found, after=0, last=5, tail=tail, epoch=0)
     assert [position for position, _ in records] == [1, 2, 3, 4, 5]
     with pytest.raises(JournalCorrupt):
         decode_records("a", rows(5, epochs=[1, 2, 0, 3, 0]), after=0, last=5, tail=tail, epoch=3)

@@ -33,7 +33,7 @@ from lowwater_authority.journal import (
 from lowwater_authority.journal import sqlite as module
 from lowwater_authority.journal.sqlite import APPLICATION_ID, FORMAT
 from lowwater_authority.journal.wal import check_file, scan
-from tests.contract.journal_stores import SqliteStore, entry, turn
+from tests.contract.journal_stores import SqliteSubject, entry, turn
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ async def test_files_taken_away_under_the_journal(path: Path, victim: str, repla
 
 
 async def test_parts_of_an_unfinished_snapshot_are_removed(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path)
+    store = SqliteSubject(tmp_path)
     journal = await store.open()
     await journal.append([entry("a", n) for n in range(1, 301)])
     await journal.snapshot("a", 100, b"old")
@@ -320,7 +320,7 @@ async def test_epochs_of_the_logs_are_those_of_the_file(path: Path) -> None:
 
 async def test_a_process_that_has_lost_its_lock_writes_nothing_not_even_the_graph(tmp_path: Path) -> None:
     """The file has one owner; in a shared store the graph would belong to both."""
-    store = SqliteStore(tmp_path)
+    store = SqliteSubject(tmp_path)
     old = await store.open()
     await old.append([entry("a", 1), entry(GRAPH, 1)])
     store.break_lock()

@@ -14,11 +14,11 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from lowwater_authority.cluster.lifelines import Lifelines
-from lowwater_authority.cluster.membership import Beats, Member, Patience, View, proposal
+from lowwater_authority.cluster.membership import Beats, Member, View, proposal
+from lowwater_authority.cluster.pace import Pace
 from tests.kit.eventually import eventually_async as eventually
 
 DEAD_AFTER = 10
-GONE_AFTER = 3
 A, B, C = (Member(f"{letter}1", f"{letter}:1") for letter in "abc")
 NAMES = [f"ns/computation-{number}" for number in range(1000)]
 
@@ -35,8 +35,9 @@ def beats(now: int, since: int = 0, **last: int) -> Beats:
 
 
 def propose(view: View, heard: Beats, known: int | None = None, gone: frozenset[str] = frozenset()) -> View | None:
-    patience = Patience(DEAD_AFTER, GONE_AFTER)
-    return proposal(view, heard, A, patience=patience, known=view.version if known is None else known, gone=gone)
+    return proposal(
+        view, heard, A, pace=Pace(DEAD_AFTER / 1e6), newest_version=view.version if known is None else known, gone=gone
+    )
 
 
 def shares(view: View) -> Counter[str]:

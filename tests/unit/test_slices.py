@@ -776,7 +776,7 @@ async def test_whoever_dies_at_any_step_the_next_one_goes_on(wide: Tree, which: 
         planted.setattr(Cuts, name, stopped)
 
     if step < 4:
-        stop_at(["_move_out", "_take_in"][step // 2], before=step % 2 == 0)
+        stop_at(["_hand_over", "_receive"][step // 2], before=step % 2 == 0)
     else:
         wide.way.hold("claim")
     await wide.split("a~1", AT)

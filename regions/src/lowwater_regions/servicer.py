@@ -14,7 +14,8 @@ from lowwater.v1 import regions_pb2 as pb
 from lowwater.v1 import regions_pb2_grpc
 from lowwater_authority.access.caller import calling
 from lowwater_authority.access.methods import decision_name
-from lowwater_authority.rpc.refusals import bad_field, refuse
+from lowwater_authority.core.requests import bad_field
+from lowwater_authority.rpc.refusals import refuse
 from lowwater_regions.change import Change
 from lowwater_regions.json_records import encode
 from lowwater_regions.reference import LOCAL, MOST_NAME, REPLICATED, SERVING, Position, Reference, Replica, Sink

@@ -104,10 +104,14 @@ class Caller:
         name = shortened(name)
         namespace, plain = name_parts(name)
         msg = (
-            f"{self.principal.name} lacks the permission {action.value} on {plain!r} of the namespace {namespace!r}; "
+            f"{self.principal.name} lacks the permission {action} on {plain!r} of the namespace {namespace!r}; "
             f"whoever keeps the access file can add it there"
         )
-        facts = {"principal": self.principal.name, "permission": action.value, "computation": name}
+        return self._lacks(action, msg, computation=name)
+
+    def _lacks(self, permission: str, msg: str, **facts: str) -> errors.PermissionDenied:
+        """Return the refusal for a permission that the caller lacks."""
+        facts = {"principal": self.principal.name, "permission": str(permission), **facts}
         return errors.PermissionDenied(msg, metadata=facts)
 
     def demand_slice(self, name: str) -> None:
@@ -118,8 +122,7 @@ class Caller:
                 f"{self.principal.name} is no shard, and only the shard of a slice claims or retires at {name} for the "
                 "slice; leave identity and sequencer out"
             )
-            facts = {"principal": self.principal.name, "permission": Action.REPORT.value, "computation": name}
-            raise errors.PermissionDenied(msg, metadata=facts)
+            raise self._lacks(Action.REPORT, msg, computation=name)
 
     def demand_downstream(self, name: str, names: Iterable[str]) -> None:
         """Raise PermissionDenied unless the caller may operate on all ``names``.
@@ -133,8 +136,7 @@ class Caller:
                 f"{self.principal.name} may not operate on all that reads {name}, directly or not{example}, and a new "
                 "incarnation of it begins one of each of them too; use a principal that may operate on all of them"
             )
-            facts = {"principal": self.principal.name, "permission": Action.OPERATE.value, "computation": name}
-            raise errors.PermissionDenied(msg, metadata=facts)
+            raise self._lacks(Action.OPERATE, msg, computation=name)
 
     def demand_some(self, *actions: Action) -> None:
         """Raise PermissionDenied unless the caller may do one of the actions to some computation.
@@ -142,13 +144,11 @@ class Caller:
         The error names the first action.
         """
         if not any(map(self.principal.may_some, actions)) and not (Action.REPORT in actions and self.principal.shard):
-            needed = actions[0].value
             msg = (
-                f"{self.principal.name} lacks the permission {needed} on anything; "
+                f"{self.principal.name} lacks the permission {actions[0]} on anything; "
                 "whoever keeps the access file can add it there"
             )
-            facts = {"principal": self.principal.name, "permission": needed}
-            raise errors.PermissionDenied(msg, metadata=facts)
+            raise self._lacks(actions[0], msg)
 
     def demand_everything(self) -> None:
         """Raise PermissionDenied unless the caller may operate on the deployment as a whole."""
@@ -157,7 +157,7 @@ class Caller:
                 f"{self.principal.name} may not operate on the deployment as a whole; "
                 'allow it operate = ["*"] in the namespace "*"'
             )
-            raise errors.PermissionDenied(msg, metadata={"principal": self.principal.name, "permission": "operate"})
+            raise self._lacks(Action.OPERATE, msg)
 
     def demand_regions(self, regions: Iterable[str]) -> None:
         """Raise PermissionDenied unless the caller speaks for all these regions."""
@@ -168,8 +168,7 @@ class Caller:
                     f"{self.principal.name} does not speak for region {region!r}; "
                     "whoever keeps the access file can add it to the principal's regions there"
                 )
-                facts = {"principal": self.principal.name, "permission": "regions", "region": region}
-                raise errors.PermissionDenied(msg, metadata=facts)
+                raise self._lacks("regions", msg, region=region)
 
     def demand_some_region(self, *, operator: bool) -> None:
         """Raise PermissionDenied unless the caller speaks for some region.
@@ -183,8 +182,7 @@ class Caller:
             f"{self.principal.name} speaks for no region{besides}; "
             "whoever keeps the access file can add a region to the principal's regions there"
         )
-        facts = {"principal": self.principal.name, "permission": "regions"}
-        raise errors.PermissionDenied(msg, metadata=facts)
+        raise self._lacks("regions", msg)
 
     @property
     def operates_everything(self) -> bool:
@@ -324,24 +322,20 @@ def _check_computations(limits: Limits, name: str, what: str, more: int, names: 
 
     O(computations) where the deployment has as many as one namespace may have, else O(1).
     """
-    most = limits.all_computations
-    if most is not None and len(names) + more > most:
-        msg = (
-            f"the deployment may have {most} computations, counting slices; "
-            f"it has {len(names)}, and {what} would be {more} more"
-        )
-        raise limit_reached("all_computations", msg, str(most))
-    most = limits.computations
-    if most is None or len(names) + more <= most:
-        return
-    namespace = namespace_of(name)
-    count = sum(namespace_of(other) == namespace for other in names)
-    if count + more > most:
-        msg = (
-            f"the namespace {namespace!r} may have {most} computations, counting slices; "
-            f"it has {count}, and {what} would be {more} more"
-        )
-        raise limit_reached("computations", msg, str(most))
+
+    def check(limit: str, most: int | None, where: str, count: int) -> None:
+        if most is not None and count + more > most:
+            msg = (
+                f"{where} may have {most} computations, counting slices; "
+                f"it has {count}, and {what} would be {more} more"
+            )
+            raise limit_reached(limit, msg, str(most))
+
+    check("all_computations", limits.all_computations, "the deployment", len(names))
+    if limits.computations is not None and len(names) + more > limits.computations:
+        namespace = namespace_of(name)
+        count = sum(namespace_of(other) == namespace for other in names)
+        check("computations", limits.computations, f"the namespace {namespace!r}", count)
 
 
 def visible(names: Sequence[str]) -> Sequence[str]:

@@ -87,21 +87,13 @@ class AccessFile(FollowedFile[Access]):
 
     def _tell_read(self) -> None:
         principals = len(self.value.principals)
-        log.info(
-            "the access file was read again: %s",
-            counted(principals, "principal"),
-            extra=event("access_read", file=str(self.path), principals=principals),
-        )
+        facts = event("access_read", file=str(self.path), principals=principals)
+        log.info("the access file was read again: %s", counted(principals, "principal"), extra=facts)
 
     def _tell_refused(self, error: BadFile) -> None:
-        log.error(
-            "the access file is bad, and what it said before stays in force: %s",
-            error,
-            extra=event("access_refused", file=str(self.path), error=str(error)),
-        )
+        facts = event("access_refused", file=str(self.path), error=str(error))
+        log.error("the access file is bad, and what it said before stays in force: %s", error, extra=facts)
 
     def _tell_failed(self, error: Exception, count: int) -> None:
-        log.exception(
-            "the access file cannot be followed, which is tried again",
-            extra=event("access_failed", file=str(self.path), error=str(error), count=count),
-        )
+        facts = event("access_failed", file=str(self.path), error=str(error), count=count)
+        log.exception("the access file cannot be followed, which is tried again", extra=facts)

@@ -271,9 +271,7 @@ class Cluster(Placement):
             me = self.view.member(self.me.id) or self.me
             newest = self._newest(view)
             suspects = {member.id for member in self._suspects.among(self.view.members)}
-            proposed = proposal(
-                newest, beats, me, patience=self._pace.patience, known=self._newest_version, gone=suspects
-            )
+            proposed = proposal(newest, beats, me, pace=self._pace, newest_version=self._newest_version, gone=suspects)
             if proposed is not None:
                 if await self._directory.propose(proposed, over=view.version):
                     view = proposed
@@ -342,12 +340,8 @@ class Cluster(Placement):
         if view.version != self.view.version:
             members = [member.address for member in view.members]
             draining = [member.address for member in view.members if member.draining]
-            log.info(
-                "view %d: %s",
-                view.version,
-                ", ".join(members) or "nobody",
-                extra=event("members", version=view.version, members=members, draining=draining),
-            )
+            facts = event("members", version=view.version, members=members, draining=draining)
+            log.info("view %d: %s", view.version, ", ".join(members) or "nobody", extra=facts)
             old_entry = self.view.member(self.me.id)
             if entry is not None and entry.draining != (old_entry is not None and old_entry.draining):
                 change = "drains: it hands over what it serves" if entry.draining else "does not drain any more"
@@ -377,11 +371,8 @@ class Cluster(Placement):
 
     def _unreadable(self, reason: str) -> None:
         if count := self._quiet.count("membership", self._monotonic()):
-            log.warning(
-                "the membership cannot be read: %s",
-                reason,
-                extra=event("membership_unreadable", reason=reason, count=count),
-            )
+            facts = event("membership_unreadable", reason=reason, count=count)
+            log.warning("the membership cannot be read: %s", reason, extra=facts)
 
     async def confirm(self) -> bool:
         """Return whether the store has confirmed what is held here; a refusal is logged."""
@@ -389,11 +380,8 @@ class Cluster(Placement):
             await self._shard.confirmation.confirm()
         except errors.LowwaterError as error:
             if count := self._quiet.count("confirm", self._monotonic()):
-                log.warning(
-                    "what is held cannot be confirmed: %s",
-                    error,
-                    extra=event("unconfirmed", reason=str(error), count=count),
-                )
+                facts = event("unconfirmed", reason=str(error), count=count)
+                log.warning("what is held cannot be confirmed: %s", error, extra=facts)
             return False
         self.contact.confirmed()
         members, dropped = self.view.members, self._shard.topology.dropped

@@ -51,10 +51,8 @@ class Contact:
         """
         cut_off = self._monotonic() - self._confirmed_at > self._pace.dead_after
         if cut_off != self.cut_off:
-            log.warning(
-                "cut off from the store: serving nothing" if cut_off else "the store is back",
-                extra=event("cut_off" if cut_off else "store_back"),
-            )
+            facts = event("cut_off" if cut_off else "store_back")
+            log.warning("cut off from the store: serving nothing" if cut_off else "the store is back", extra=facts)
             self.cut_off = cut_off
             self.on_cut_off(cut_off)
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from lowwater_authority.cluster.membership import Member
 
-__all__ = ["Lifelines"]
-
 SHORTEST: Final = 0.005
 """Seconds until a connection that was closed as soon as it was open is opened again. The pause
 doubles each time."""

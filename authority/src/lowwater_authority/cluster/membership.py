@@ -17,6 +17,8 @@ from lowwater_authority.records import journal_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
+    from lowwater_authority.cluster.pace import Pace
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -160,49 +162,31 @@ class Beats:
         return self.now - max(self.last.get(member_id, 0), self.since)
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """The silence, in microseconds, after which a member is left out."""
-
-    dead_after: int
-    """Silence that any member is allowed."""
-    gone_after: int
-    """Silence that a member is allowed whose process seems to have died. It is more than a beat, so
-    that a member which beats is never left out because of a network."""
-
-    def over(self, silence: int, *, gone: bool) -> bool:
-        """Return whether a member was silent for too long.
-
-        ``gone``: its process seems to have died.
-        """
-        return silence > (self.gone_after if gone else self.dead_after)
-
-
 def proposal(
-    view: View, beats: Beats, me: Member, *, patience: Patience, known: int, gone: Container[str] = ()
+    view: View, beats: Beats, me: Member, *, pace: Pace, newest_version: int, gone: Container[str] = ()
 ) -> View | None:
     """Return the view that a shard should propose in place of the store's view; None: all is well.
 
     ``me`` joins unless its id is in the view, with its flag for draining: pass the one of the
-    newest view that it was in. Members that were silent for longer than ``patience`` allows are
+    newest view that it was in. Members that were silent for longer than ``pace`` allows are
     left out. Silence counts from ``Beats.since`` on: when the store itself was away, no member is
     dead. ``gone`` are the ids whose processes seem to have died: they are allowed less silence.
-    ``known`` is the newest version that this process has read. A store with a lower version has
-    lost views: it gets a view above ``known``, which all shards take for new.
+    ``newest_version`` is the newest that this process has read. A store with a lower version has
+    lost views: it gets a view above ``newest_version``, which all shards take for new.
 
     Two living processes that advertise one address would push each other out in turns. A shard that
     was a member, and finds another one at its address that joined later, was replaced: it should
     end, and not propose again.
     """
     others = (member.id for member in view.members if member.id != me.id)
-    dead = {other for other in others if patience.over(beats.silence(other), gone=other in gone)}
+    dead = {other for other in others if pace.over(beats.silence(other), gone=other in gone)}
     proposed = view.without(dead) if dead else view
-    version = max(view.version, known, beats.now - 1) + 1
+    version = max(view.version, newest_version, beats.now - 1) + 1
     if view.member(me.id) is None:
         # ``joined`` is a date as the version is: it shows which of two processes joined later, also
         # when views were lost between them.
         proposed = proposed.joined(me if me.joined else replace(me, joined=version))
-    if proposed is view and view.version >= known:
+    if proposed is view and view.version >= newest_version:
         return None
     return replace(proposed, version=version)
 

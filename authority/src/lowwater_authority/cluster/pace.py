@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from lowwater_authority.cluster.membership import Patience
-
 DEAD_AFTER: Final = 1.5
 """Seconds of silence after which the other shards take over what a shard serves."""
 
@@ -22,7 +20,7 @@ class Pace:
     """The times of a deployment, in seconds."""
 
     dead_after: float = DEAD_AFTER
-    """Silence that a shard is allowed."""
+    """Silence that any shard is allowed."""
 
     @property
     def beat(self) -> float:
@@ -31,10 +29,15 @@ class Pace:
 
     @property
     def gone_after(self) -> float:
-        """Silence that a shard is allowed when its process seems to have died."""
+        """Silence that a shard is allowed when its process seems to have died.
+
+        It is more than a beat, so that a member which beats is never left out because of a network.
+        """
         return GONE_BEATS * self.beat
 
-    @property
-    def patience(self) -> Patience:
-        """Both silences as a proposal counts them."""
-        return Patience(int(self.dead_after * 1e6), int(self.gone_after * 1e6))
+    def over(self, silence: int, *, gone: bool) -> bool:
+        """Return whether a member was silent for too long, in microseconds.
+
+        ``gone``: its process seems to have died.
+        """
+        return silence > round(1e6 * (self.gone_after if gone else self.dead_after))

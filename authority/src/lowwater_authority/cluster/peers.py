@@ -6,6 +6,7 @@ their roots.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +20,7 @@ from lowwater.core.lateness import Lateness
 from lowwater.watermark import MAX, MIN, Watermark
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from lowwater.aio import Client, Lease, Worker
     from lowwater_authority.core.groups import Mass
@@ -82,10 +83,8 @@ class Peers:
         if not names:
             return {}
         try:
-            views = await self._connected().get(*names)
-        except (errors.Timeout, errors.StaleEpoch) as error:
-            msg = f"the shards of {', '.join(names)} cannot be asked how far these are: {error}"
-            raise errors.Unavailable(msg) from error
+            with _reaching(*names):
+                views = await self._connected().get(*names)
         except (errors.Unauthenticated, errors.PermissionDenied) as error:
             msg = f"the shards of {', '.join(names)} refuse this one: LOWWATER_PEER_TOKEN must name the same token at all of them: {error}"
             raise errors.Unavailable(msg) from error
@@ -99,23 +98,17 @@ class Peers:
         # The address where this process is reached, not the name of the machine.
         worker._claimant = replace(worker._claimant, host=claim.host)
         try:
-            lease = await worker.claim(*claim.span, bound=Watermark(claim.bound), timeout=SAY_SECONDS)
-        except BaseException as error:
+            with _reaching(claim.root):
+                lease = await worker.claim(*claim.span, bound=Watermark(claim.bound), timeout=SAY_SECONDS)
+        except BaseException:
             worker.closed = True
-            if isinstance(error, errors.Timeout | errors.StaleEpoch):
-                msg = f"the shard of {claim.root} cannot be reached: {error}"
-                raise errors.Unavailable(msg) from error
             raise
         return RangeThere(worker, lease, claim.span)
 
     async def epoch(self, root: str) -> int:
         """See Above."""
-        try:
-            views = await self._connected().get(root)
-        except (errors.Timeout, errors.StaleEpoch) as error:
-            msg = f"the shard of {root} cannot be reached: {error}"
-            raise errors.Unavailable(msg) from error
-        return views[root].epoch
+        with _reaching(root):
+            return (await self._connected().get(root))[root].epoch
 
     def _connected(self) -> Client:
         if self._client is None:
@@ -126,6 +119,16 @@ class Peers:
         """Close the client."""
         if self._client is not None:
             await self._client.close()
+
+
+@contextmanager
+def _reaching(*names: str) -> Iterator[None]:
+    """Raise Unavailable when the shards of computations do not answer."""
+    try:
+        yield
+    except (errors.Timeout, errors.StaleEpoch) as error:
+        msg = f"no shard answers for {', '.join(names)}: {error}"
+        raise errors.Unavailable(msg) from error
 
 
 class RangeThere:

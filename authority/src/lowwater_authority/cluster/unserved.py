@@ -80,10 +80,6 @@ async def _serve(shard: Shard, name: str, attempt: _Attempt) -> None:
         await shard.takeover.serve_in_turn(name)
     except errors.LowwaterError as error:
         if attempt.logged != str(error):
-            log.warning(
-                "%s is not served yet: %s",
-                name,
-                error,
-                extra=event("not_served", computation=name, reason=str(error)),
-            )
+            facts = event("not_served", computation=name, reason=str(error))
+            log.warning("%s is not served yet: %s", name, error, extra=facts)
             attempt.logged = str(error)

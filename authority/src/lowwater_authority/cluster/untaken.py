@@ -6,7 +6,6 @@ and would be lost with it: so this shard writes the log whole, once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -14,9 +13,6 @@ if TYPE_CHECKING:
 
     from lowwater_authority.engine.holding import Holding
     from lowwater_authority.engine.holdings import Holdings
-    from lowwater_authority.engine.logs import Log
-
-__all__ = ["LOOK_SECONDS", "WHOLE_AT_ONCE", "Untaken"]
 
 LOOK_SECONDS: Final = 10.0
 """Seconds between two looks. The other shard has this time at least, and twice this time at most,
@@ -25,21 +21,6 @@ before its log is written whole."""
 WHOLE_AT_ONCE: Final = 4
 """Logs that one look names at most: each costs a snapshot, and a whole deployment may wait for
 shards of a newer release."""
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """One computation that another shard should have taken over by the last look."""
-
-    whole_until: int = 0
-    """Last position of the log when it was first to be written whole; 0 before."""
-
-    def due(self, log: Log) -> bool:
-        """Return whether the log is to be written whole.
-
-        It has records behind its snapshot, and none was written yet.
-        """
-        return bool(log.behind) and not 0 < self.whole_until <= log.snapshot_position
 
 
 class Untaken:
@@ -54,7 +35,9 @@ class Untaken:
         self._monotonic = monotonic
         self._look_at = float("-inf")
         """Time of the next look."""
-        self._waiting: dict[str, _Waiting] = {}
+        self._whole_until: dict[str, int] = {}
+        """Last position of the log when the log was first to be written whole, 0 before, by name of
+        the computations that other shards should have taken over by the last look."""
         self._state = 0, 0, 0
 
     def look(self) -> list[str]:
@@ -69,22 +52,19 @@ class Untaken:
         self._look_at = self._monotonic() + LOOK_SECONDS
         holdings = self._holdings
         state = holdings.logs.view, holdings.topology.version, holdings.losses
-        before, names = self._waiting, self._waiting if state == self._state else holdings.served
-        self._waiting = {
-            name: before.get(name) or _Waiting() for name in names if name in holdings.served and not self._mine(name)
+        before, names = self._whole_until, self._whole_until if state == self._state else holdings.served
+        self._whole_until = {
+            name: before.get(name, 0) for name in names if name in holdings.served and not self._mine(name)
         }
         self._state = state
-        late = [
-            holdings.served[name]
-            for name in self._waiting.keys() & before.keys()
-            if self._is_due(holdings.served[name])
-        ]
-        late.sort(key=lambda holding: (holding.log.refused, holding.name))
+        waiting = [holdings.served[name] for name in self._whole_until.keys() & before.keys()]
+        late = sorted(filter(self._is_due, waiting), key=lambda holding: (holding.log.refused, holding.name))
         for holding in late[:WHOLE_AT_ONCE]:
-            waiting = self._waiting[holding.name]
-            waiting.whole_until = waiting.whole_until or holding.log.position
+            self._whole_until[holding.name] = self._whole_until[holding.name] or holding.log.position
         return [holding.name for holding in late[:WHOLE_AT_ONCE]]
 
     def _is_due(self, holding: Holding) -> bool:
+        """Return whether a log has records behind its snapshot, and was not written whole yet."""
         # An unwritten change is repaired by the engine first, and takes no place here until then.
-        return holding.unwritten is None and self._waiting[holding.name].due(holding.log)
+        log, whole_until = holding.log, self._whole_until[holding.name]
+        return holding.unwritten is None and log.behind > 0 and not 0 < whole_until <= log.snapshot_position

@@ -16,6 +16,7 @@ The argument telescopes: Gibbs and Candes 2021; Angelopoulos, Candes and Tibshir
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -98,18 +99,16 @@ class Arrivals:
     """All that a claim has reported of its records so far, and its weight in R."""
 
     frontier: int = MIN
-    counts: dict[int, int] = field(default_factory=dict)
+    counts: Counter[int] = field(default_factory=Counter)
     """Records by bucket of lateness."""
-    behind: dict[int, int] = field(default_factory=dict)
+    behind: Counter[int] = field(default_factory=Counter)
     """Records behind by budget, as reported."""
     recent: RecentSlots = field(default_factory=RecentSlots)
 
     def add(self, counts: Mapping[int, int], behind: Mapping[int, int], frontier: int, now: int) -> None:
         """Add new records. O(buckets)."""
-        for bucket, count in counts.items():
-            self.counts[bucket] = self.counts.get(bucket, 0) + count
-        for ppm, records in behind.items():
-            self.behind[ppm] = self.behind.get(ppm, 0) + records
+        self.counts.update(counts)
+        self.behind.update(behind)
         self.frontier = frontier
         self.recent.add(now, sum(counts.values()))
 
@@ -313,7 +312,7 @@ class Budget:
             del self.blocks[0]
 
 
-def seen_from(came: Mapping[int, Mapping[int, int]], to: int) -> dict[int, int]:
+def lateness_from(came: Mapping[int, Mapping[int, int]], to: int) -> dict[int, int]:
     """Return the lateness of records from one reference, in buckets: the sum of lateness.moved.
 
     O(buckets log buckets).

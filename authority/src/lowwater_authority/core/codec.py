@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -109,14 +110,14 @@ def parted(message: bytes, number: int) -> tuple[list[slice], bytes]:
     at = 0
     while at < len(message):
         begin = at
-        tag, at = _varint(message, at)
+        tag, at = varint(message, at)
         match tag & 7:
             case 0:
-                _, at = _varint(message, at)
+                _, at = varint(message, at)
             case 1:
                 at += 8
             case 2:
-                length, at = _varint(message, at)
+                length, at = varint(message, at)
                 at += length
                 if tag >> 3 == number:
                     values.append(slice(at - length, at))
@@ -134,16 +135,23 @@ def parted(message: bytes, number: int) -> tuple[list[slice], bytes]:
     return values, b"".join(rest)
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at a place, and the place after it."""
-    value = shift = 0
-    while at < len(message):
-        byte = message[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < SHORT:
-            return value, at
-        shift += 7
+def varint(message: bytes, at: int) -> tuple[int, int]:
+    """Return the number of one to ten bytes at a place, and the place after it.
+
+    Raises DecodeError.
+    """
+    try:
+        value = message[at]
+        if value < SHORT:  # nearly all are so short
+            return value, at + 1
+        value &= 0x7F
+        for more in range(1, 10):
+            byte = message[at + more]
+            value |= (byte & 0x7F) << 7 * more
+            if byte < SHORT:
+                return value, at + more + 1
+    except IndexError:
+        pass
     msg = "it ends within a number"
     raise DecodeError(msg)
 
@@ -197,43 +205,72 @@ def arrivals_from(value: pb.Arrivals) -> Arrivals:
     """Decode a claim's reported records."""
     return Arrivals(
         value.frontier_micros,
-        dict(zip(value.buckets, value.counts, strict=True)),
-        {behind.ppm: behind.told for behind in value.behind},
+        Counter(dict(zip(value.buckets, value.counts, strict=True))),
+        Counter({behind.ppm: behind.told for behind in value.behind}),
         slots_from(value.recent),
     )
 
 
-def arrived_before(value: tuple[int, int] | None) -> pb.ArrivedBefore | None:
-    """Encode the weight of the groups that a group replaced."""
-    return None if value is None else pb.ArrivedBefore(frontier_micros=value[0], recent=value[1])
+def group(group: Group, values: Int64s, since: Int64s) -> tuple[bytes, bytes]:
+    """Encode a group, with the values and since-times of all places, in two parts of one message.
+
+    So its bounds do not become objects.
+    """
+    message = pb.Group(
+        sequencer=group.sequencer,
+        live=b"" if group.live is None else group.live.astype(np.uint8).tobytes(),
+        micros=int64_bytes(values),
+        since=int64_bytes(since),
+        state=group.state,
+        worker=group.worker,
+        host=group.host,
+        request_id=group.request_id,
+        senders=senders(group.senders),
+        oldest_operation_micros=group.oldest_operation,
+        mass=None if group.mass is None else mass(group.mass),
+        mass_known=group.mass_known,
+        stand_ins=map(mass, group.stand_ins),
+        last_report_micros=group.last_report,
+        recent=slots(group.recent),
+        handles=b"" if group.handles is None else handle_bytes(group.handles),
+        granted=0 if group.handles is None else group.granted,
+        arrivals=None if group.arrivals is None else arrivals(group.arrivals),
+        generation=group.order[0],
+        ordinal=group.order[1],
+        kept=slice_budgets(group.slice_budgets),
+    )
+    if group.arrived_before is not None:
+        message.arrived_before.frontier_micros, message.arrived_before.recent = group.arrived_before
+    return message.SerializeToString(), group.bounds.encode(pb.Group.BOUNDS_FIELD_NUMBER)
 
 
-def arrived_before_from(value: pb.ArrivedBefore) -> tuple[int, int]:
-    """Decode the weight of the groups that a group replaced."""
-    return value.frontier_micros, value.recent
-
-
-def unclaimed(message: pb.Group, group: Group, values: Int64s, since: Int64s) -> None:
-    """Encode a group without a claim, with all of its ranges, into an empty message."""
-    message.micros, message.since = int64_bytes(values), int64_bytes(since)
-    message.state, message.worker, message.host = group.state, group.worker, group.host
-    message.last_report_micros = group.last_report
-    message.generation, message.ordinal = group.order
-    message.MergeFromString(group.bounds.encode(pb.Group.BOUNDS_FIELD_NUMBER))
-
-
-def unclaimed_from(message: pb.Group) -> tuple[Group, Int64s, Int64s]:
-    """Decode a group without a claim, with values and since-times."""
+def group_from(message: pb.Group, bounds: Iterable[bytes]) -> tuple[Group, Int64s, Int64s]:
+    """Decode a group, with values and since-times. ``bounds``: those of the message, as a list."""
+    live = np.frombuffer(message.live, dtype=np.uint8).astype(np.bool_) if message.live else None
     group = Group(
-        0,
-        Bounds(list(message.bounds)),
+        message.sequencer,
+        Bounds(bounds),
         0,
         GroupState(message.state),
+        live=live,
         worker=message.worker,
         host=message.host,
+        request_id=message.request_id,
+        senders=senders_from(message.senders),
+        oldest_operation=message.oldest_operation_micros,
         last_report=message.last_report_micros,
+        recent=slots_from(message.recent),
+        mass=mass_from(message.mass) if message.HasField("mass") else None,
+        mass_known=message.mass_known,
+        stand_ins=list(map(mass_from, message.stand_ins)),
+        handles=handles(message.handles) if message.granted else None,
+        granted=message.granted,
+        arrivals=arrivals_from(message.arrivals) if message.HasField("arrivals") else None,
         order=(message.generation, message.ordinal),
+        slice_budgets=slice_budgets_from(message.kept),
     )
+    if message.HasField("arrived_before"):
+        group.arrived_before = message.arrived_before.frontier_micros, message.arrived_before.recent
     values = int64s(message.micros)
     group.finished = group.state is not GroupState.RETIRED and bool((values == MAX).all())
     return group, values, int64s(message.since)

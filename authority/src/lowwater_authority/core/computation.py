@@ -33,7 +33,7 @@ from lowwater_authority.core.interval_map import IntervalMap, Loss, Range
 from lowwater_authority.core.late_records import LateRecords
 from lowwater_authority.core.layout import Layout, LayoutReport
 from lowwater_authority.core.names import is_slicing, whole
-from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused
+from lowwater_authority.core.requests import Fenced, Grant, Granted, Refused, bad_field
 from lowwater_authority.core.staged import Staged
 from lowwater_authority.core.tasks import Tasks
 from lowwater_authority.core.times import MAX, MIN
@@ -64,7 +64,7 @@ OWN_TURNS: Final = b""
 """Sender of all reports that name a turn. Turns order the reports of a claim across streams."""
 
 LARGEST_EPOCH: Final = 1 << 23
-"""Greatest ownership number that a caller may name. Sequencers have room for twice as many, so that
+"""Greatest epoch that a caller may name. Sequencers have room for twice as many, so that
 an invented number cannot use them up."""
 
 LONGEST_STEP: Final = 1 << 32
@@ -227,13 +227,11 @@ class Computation:
     def _granted_before(self, request: ClaimRequest) -> Grant:
         sequencer, digest = self.granted[request.request_id]
         if digest and digest != request.digest:
-            msg = (
-                "request_id named another claim before, which was granted: this one asks for something else, by its bounds, its order or "
-                "its owner; a new claim needs 16 new random bytes"
+            problem = (
+                "named another claim before, which was granted: this one asks for something else, by its bounds, its order or "
+                "its owner"
             )
-            raise errors.InvalidArgument(
-                msg, metadata=self._about(field="request_id", fix="16 new random bytes for a new claim")
-            )
+            raise bad_field("request_id", problem, "send 16 new random bytes for a new claim", **self._about())
         group = self.map.owned_by(sequencer)
         if group is None:
             msg = "this claim was granted and has been superseded since; make a new one if this worker is the owner"
@@ -251,8 +249,8 @@ class Computation:
 
     def _no_root(self, what: str, field: str, value: str) -> errors.InvalidArgument:
         """Return the refusal of a request that only a slice may send, to its root."""
-        msg = f"{field} is {value}, by which a slice of {self.spec.name} {what}, and that is not cut into slices; leave it out"
-        return errors.InvalidArgument(msg, metadata=self._about(field=field, fix="leave it out"))
+        problem = f"is {value}, by which a slice of {self.spec.name} {what}, and that is not cut into slices"
+        return bad_field(field, problem, "leave it out", **self._about())
 
     def has_keys(self, start: bytes, end: bytes) -> bool:
         """Return True for an interval in the computation's key space; its map has no other keys."""
@@ -378,7 +376,7 @@ class Computation:
                 yield Fenced(self.spec.name, loss.group.sequencer, handles, reason)
 
     def change_layout(self, incarnation: int, expected: int, starts: Sequence[int], tasks: Sequence[int]) -> int:
-        """Replace the layout layout of the version ``expected``, and return the new version.
+        """Replace the layout of the version ``expected``, and return the new version.
 
         A repeat of the newest change changes nothing. Raises IncarnationChanged, LayoutConflict,
         and InvalidArgument for a root. O(ranges).
@@ -453,7 +451,7 @@ class Computation:
         return errors.OwnedRanges(msg, metadata=self._about(workers=", ".join(workers[:NAMED])))
 
     @property
-    def known_inputs(self) -> int:
+    def logged_inputs(self) -> int:
         """Version of the inputs in the log; 0: the log names none, and no worker has reported."""
         if self.input_version or self.incarnation > 1:
             return self.input_version
@@ -652,6 +650,11 @@ class Computation:
             return Refused(report.sequencer, errors.InvalidArgument.reason, msg, report.handles)
         return None
 
+    def _must_be_unknown(self, field: str, fold: Fold) -> errors.InvalidArgument:
+        """Return the refusal of a field above MIN though an input is folded as not registered."""
+        problem = f"must be {MIN}, because {self._unregistered(fold)}"
+        return bad_field(field, problem, f"send {MIN} until all inputs are registered", **self._about())
+
     def _unregistered(self, fold: Fold) -> str:
         inputs = zip(self.spec.inputs, fold.input_incarnations, strict=False)
         names = [name for name, incarnation in inputs if not incarnation]
@@ -772,9 +775,8 @@ class Computation:
         """
         group = self._owned(sequencer)
         if len(part.handles) and int(part.handles.max()) >= group.granted:
-            msg = f"handles names {int(part.handles.max())}, but the claim has the handles 0 to {group.granted - 1}"
-            fix = f"name handles below {group.granted}"
-            raise errors.InvalidArgument(msg, metadata=self._about(field="handles", fix=fix))
+            problem = f"names {int(part.handles.max())}, but the claim has the handles 0 to {group.granted - 1}"
+            raise bad_field("handles", problem, f"name handles below {group.granted}", **self._about())
         if not self.batches.add(sequencer, batch, task, part, most):
             crowd = (
                 f", for those of all computations take more than {ALL_PART_BYTES} B" if most < MAX_PART_BYTES else ""
@@ -803,9 +805,7 @@ class Computation:
                 else ""
             )
             if beyond:
-                msg = f"{self._unregistered(request.fold)}, so {beyond} must be {MIN}"
-                fix = f"{MIN} until all inputs are registered"
-                raise errors.InvalidArgument(msg, metadata=self._about(field=beyond, fix=fix))
+                raise self._must_be_unknown(beyond, request.fold)
         if problem := wrong_operation(request.oldest_operation):
             fix = "a time in microseconds since 1970, or 0"
             raise errors.InvalidArgument(problem, metadata=self._about(field="oldest_operation_micros", fix=fix))
@@ -858,9 +858,7 @@ class Computation:
             msg = f"an input of {self.spec.name} was reset meanwhile; claim again"
             raise errors.IncarnationChanged(msg, metadata=self._about())
         if 0 in fold.input_incarnations and through > MIN:
-            msg = f"{self._unregistered(fold)}, so through_micros must be {MIN}"
-            fix = f"{MIN} until all inputs are registered"
-            raise errors.InvalidArgument(msg, metadata=self._about(field="through_micros", fix=fix))
+            raise self._must_be_unknown("through_micros", fold)
         if through <= self.vouched:
             return
         if wall + self.spec.max_skew < through != MAX:
@@ -903,6 +901,10 @@ class Computation:
     # -- what a round has changed ------------------------------------------------------------------
 
     def _owned(self, sequencer: int) -> Group:
+        """Return the claim of a sequencer, which ``IntervalMap.owned_by`` checks.
+
+        Raises StaleSequencer.
+        """
         group = self.map.owned_by(sequencer)
         if group is None:
             raise errors.StaleSequencer(STALE, metadata=self._about(sequencer=sequencer))
@@ -988,6 +990,39 @@ class Computation:
         group.last_report = now
 
     # -- rounds ------------------------------------------------------------------------------------
+
+    def past_claims(self) -> pb.Snapshot:
+        """Return what goes on with the keys, whoever serves them: all of the claims but ranges."""
+        state = pb.Snapshot(
+            incarnation=self.incarnation,
+            last_sequencer=self.last_sequencer,
+            identity=self.identity or "",
+            bound=self.identity is not None,
+            generation=self.order[0],
+            ordinal=self.order[1],
+            granted=[
+                pb.Granted(request_id=key, sequencer=sequencer, asked=digest)
+                for key, (sequencer, digest) in self.granted.items()
+            ],
+            input_version=self.input_version,
+            vouched_micros=None if self.vouched == MIN else self.vouched,
+        )
+        if self.batches.last is not None:
+            state.has_batch, state.batch_sequencer = True, self.batches.committed_by
+            state.batch, state.batch_digest = self.batches.last
+        return state
+
+    def take_past_claims(self, state: pb.Snapshot) -> None:
+        """Go on behind the claims of a state that :meth:`past_claims` has returned."""
+        self.last_sequencer = max(self.last_sequencer, state.last_sequencer)
+        self.identity = state.identity if state.bound else None
+        self.order = max(self.order, (state.generation, state.ordinal))
+        for grant in state.granted:
+            self.granted[grant.request_id] = Granted(grant.sequencer, grant.asked)
+        self.input_version = state.input_version
+        self.vouched = state.vouched_micros if state.HasField("vouched_micros") else MIN
+        if state.has_batch:
+            self.batches.last, self.batches.committed_by = (state.batch, state.batch_digest), state.batch_sequencer
 
     def take_record(self, now: int) -> tuple[bytes, bool] | None:
         """Return the record of this round, and whether it must not be lost (rule 10).

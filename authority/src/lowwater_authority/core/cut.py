@@ -1,10 +1,33 @@
-"""The ``slicing`` of a Spec: the cut of a computation into slices, and the keys of a slice.
+"""The cut of a computation into slices: what it is, and how a slice is cut in two.
 
 A computation registered with the keys ``g`` and ``p`` has the slices 0 ``[, g)``, 1 ``[g, p)`` and
-2 ``[p, )``. When an operator cuts slice 1 in two at ``k``, the new slice 3 gets ``[k, p)``. Slice 3
-stays empty until slice 1 has handed over its state of these keys; until then the cut has
-``Part(3, b"k", source=1)``. Only one cut can be under way at a time. The steps of a cut
-stand in engine/slices.py, the state that is handed over in core/slicing.py.
+2 ``[p, )``. The computation itself is their *root*. This module has the ``slicing`` of a Spec: the
+``Cut`` of a root, or the ``SliceKeys`` of a slice. How a slice reports to its root is described in
+engine/slices.py.
+
+An operator cuts slice 1, here X, in two at ``k``. X keeps ``[g, k)``, and the new slice 3, Y, gets
+``[k, p)``. Each step is durable before the next begins. After a crash, the shard that serves the
+slice goes on with the next step:
+
+1. The graph says so (``Topology.split``): X ends at ``k``, and the cut has
+   ``Part(3, b"k", source=1)``. ``source`` is the slice that has yet to hand over its state.
+2. X gives up its range at the root, so that no answer leaves X any more. X then *hands over*, by
+   one record of its log (``SliceComputation.hand_over``). After that record, X has these keys no
+   more, and keeps only their state for Y: values, sequencers, granted requests, order of claims.
+   Workers lose their claims of these keys. Waiting answers are refused, because they may concern
+   keys of Y.
+3. Y grants nothing until it has read that state from X's log and *received* it
+   (``SliceComputation.receive``). This is one record of Y's log, appended together with the graph,
+   in which Y has no source any more.
+4. Both claim their keys at the root, by a newer generation, which is in their logs. From the first
+   of these claims on, the root refuses reports under X's old claim. Until then such reports were
+   right: a report about all keys claims no more than what is true of each key. The root accepts
+   claims only of whole slices, as the graph has them.
+
+engine/cuts.py takes steps 2 and 3, engine/slice.py step 4. X forgets the state when the graph says
+that Y has it. Only one slice of a computation is cut at a time. If X cannot be read any more, Y
+waits, and the computation holds; a reset undoes the cut. So the sequencers of a key only grow, also
+in a new incarnation. Slices are never merged.
 """
 
 from __future__ import annotations

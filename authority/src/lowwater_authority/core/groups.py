@@ -200,6 +200,11 @@ class Group:
         """Places that :meth:`shrink` would give back. O(1)."""
         return self.count - self.live_count - self.gaps
 
+    def come_from(self, owner: Group) -> None:
+        """Note who owned these ranges last: they are those that a claim has lost."""
+        self.worker, self.host, self.last_report = owner.worker, owner.host, owner.last_report
+        self.order = owner.order
+
     def slots(self) -> slice:
         """Return the slots of all places."""
         return slice(self.base, self.base + self.count)

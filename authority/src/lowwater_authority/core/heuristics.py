@@ -45,7 +45,7 @@ PPM: Final = 1_000_000
 
 
 class _Entry(NamedTuple):
-    """A group's part of the sums."""
+    """A group's part of the sums. Masses are equal only to themselves."""
 
     counts: bool
     """True when its records count: the group is neither retired nor finished."""
@@ -150,7 +150,7 @@ class Masses:
             before, now = self._entries.pop(group, None), _entry(group)
             if now is not None:
                 self._entries[group] = now
-            if before is None or now is None or not _same(before, now):
+            if before is None or now is None or before != now:
                 if before is not None:
                     self._take_out(group, before, times, counts, stays=now is not None)
                 if now is not None:
@@ -186,7 +186,7 @@ class Masses:
         """Assert that the sums have exactly these groups, as they are. O(n)."""
         self._look()
         assert self._entries.keys() == dict.fromkeys(groups).keys()
-        assert all((now := _entry(group)) is not None and _same(entry, now) for group, entry in self._entries.items())
+        assert all(entry == _entry(group) for group, entry in self._entries.items())
         self._pending.check()
 
 
@@ -197,14 +197,6 @@ def _entry(group: Group) -> _Entry | None:
     works = group.state is GroupState.OWNED and not group.finished and group.oldest_operation
     counts = group.state is not GroupState.RETIRED and not group.finished
     return _Entry(counts, group.mass_known, tuple(group.masses()), group.oldest_operation if works else MAX)
-
-
-def _same(one: _Entry, other: _Entry) -> bool:
-    return (
-        (one.counts, one.mass_known, one.operation) == (other.counts, other.mass_known, other.operation)
-        and len(one.masses) == len(other.masses)
-        and all(a is b for a, b in zip(one.masses, other.masses, strict=True))
-    )
 
 
 class _Rows(Generic[Key]):

@@ -117,7 +117,13 @@ class IntervalMap:
     def owned_by(self, sequencer: int) -> Group | None:
         """Return the group that a sequencer owns; None: the sequencer is stale. O(1).
 
-        This is the only test of ownership, for all requests that name a sequencer.
+        A sequencer is checked here and nowhere else, for all requests that name one: reports, task
+        parts, batches, releases, retirements, vouches, and claims in place of another. A request
+        is refused with StaleSequencer (``Computation._owned``), a report range by range, together
+        with its ranges that a newer claim has taken (``Group.lost``). A group that lost all ranges
+        is not in ``groups`` any more; a released or revoked one is not OWNED.
+
+        Whether this *process* still owns the log is another question, which the journal answers.
         """
         group = self.groups.get(sequencer)
         return group if group is not None and group.state is GroupState.OWNED else None
@@ -263,8 +269,7 @@ class IntervalMap:
     def _copied(self, group: Group, low: int, high: int, start: bytes) -> tuple[Group, Int64s, Int64s]:
         state = GroupState.UNOWNED if group.state is GroupState.OWNED else group.state
         copied = Group(0, group.bounds.part(low, high + 1, max(start, group.bounds[low])), 0, state)
-        copied.worker, copied.host, copied.last_report = group.worker, group.host, group.last_report
-        copied.order = group.order
+        copied.come_from(group)
         slots = slice(group.base + low, group.base + high)
         return copied, self.columns.values[slots].copy(), self.columns.since[slots].copy()
 
@@ -326,8 +331,7 @@ class IntervalMap:
         slot = group.base + place
         state = group.state if group.state in (GroupState.NEVER, GroupState.RETIRED) else GroupState.UNOWNED
         stretch = self._stretch(start, end, int(self.columns.values[slot]), int(self.columns.since[slot]), state)
-        stretch.worker, stretch.host, stretch.last_report = group.worker, group.host, group.last_report
-        stretch.order = group.order
+        stretch.come_from(group)
         stretch.finished = group.state is not GroupState.RETIRED and int(self.columns.values[slot]) == MAX
         self._runs[start] = Run(stretch, 0, 1)
         return stretch

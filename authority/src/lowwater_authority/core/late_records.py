@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from lowwater import errors
 from lowwater.core import lateness
-from lowwater_authority.core.budget import MOST_ARRIVED, Arrivals, seen_from
+from lowwater_authority.core.budget import MOST_ARRIVED, Arrivals, lateness_from
 from lowwater_authority.core.groups import MOST_RECORDS
 from lowwater_authority.core.requests import Refused
 from lowwater_authority.core.times import MAX, MIN
@@ -132,19 +133,16 @@ class LateRecords:
         records that are still to come; None where the claims do not report them.
         """
         batches, self._batches, self._records = self._batches, [], 0
-        totals: dict[int, dict[int, int]] = {}
-        late = dict.fromkeys(budgets, 0)
+        totals: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        late = Counter[int]()
         for counted_from, by_bucket, behind in batches:
-            total = totals.setdefault(counted_from, {})
-            for bucket, count in by_bucket.items():
-                total[bucket] = total.get(bucket, 0) + count
-            for ppm, records in behind.items():
-                late[ppm] = late.get(ppm, 0) + records
+            totals[counted_from].update(by_bucket)
+            late.update(behind)
         counts: dict[int, dict[int, int]] = {}
         for ppm, budget in budgets.items():
             reference = max(budget.reference, references.get(ppm, MIN))
             if reference == MAX:
                 reference = budget.reference
             if reference not in counts:
-                counts[reference] = seen_from(totals, reference)
+                counts[reference] = lateness_from(totals, reference)
             budget.tick(counts[reference], late[ppm], reference, low, pending)

@@ -7,31 +7,32 @@ holds on the other.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from lowwater_authority.core import codec
-from lowwater_authority.core.bounds import Bounds, head
-from lowwater_authority.core.computation import Computation
+from lowwater_authority.core.bounds import head
 from lowwater_authority.core.cut import WHOLE
-from lowwater_authority.core.groups import Group, GroupState
+from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.heuristics import Masses
 from lowwater_authority.core.history import History
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.layout import Layout
-from lowwater_authority.core.requests import Granted
+from lowwater_authority.core.requests import finished
 from lowwater_authority.core.slicing import SliceComputation, computation_of
 from lowwater_authority.core.tasks import Tasks, restored, restored_task
-from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.records import journal_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
-    from lowwater_authority.core.columns import Columns, Int64s
+    from lowwater_authority.core.columns import Int64s
+    from lowwater_authority.core.computation import Computation
+    from lowwater_authority.core.groups import Group
     from lowwater_authority.core.topology import Spec
 
 STRETCH: Final = 4096
@@ -56,7 +57,7 @@ def recover(spec: Spec, snapshot: bytes | None, records: Iterable[bytes], *, epo
     Raises ReplayError when a record cannot be read, or names a claim that is not in the records
     before it, or an incarnation that is not in the graph.
     """
-    return _end(steps(spec, snapshot, records, epoch_base=epoch_base))
+    return finished(steps(spec, snapshot, records, epoch_base=epoch_base))
 
 
 def steps(
@@ -70,30 +71,16 @@ def steps(
     """
     computation = computation_of(spec, epoch_base=epoch_base)
     computation.incarnation = 0
-    try:
+    with _decoding(f"a record of {spec.name}"):
         if snapshot is not None:
             yield from _restore(computation, snapshot)
         return (yield from _replay_steps(computation, spec, records))
-    except DecodeError as error:
-        msg = f"a record of {spec.name} is not one: {error}"
-        raise ReplayError(msg) from error
-
-
-def _end(steps: Generator[int, None, Computation]) -> Computation:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return cast("Computation", end.value)
 
 
 def incarnation(snapshot: bytes) -> int:
     """Return the incarnation in a snapshot. Raises ReplayError."""
-    try:
+    with _decoding("a snapshot"):
         return pb.Snapshot.FromString(codec.parted(snapshot, pb.Snapshot.GROUPS_FIELD_NUMBER)[1]).incarnation
-    except DecodeError as error:
-        msg = f"a snapshot is not one: {error}"
-        raise ReplayError(msg) from error
 
 
 def resume(computation: Computation, records: Iterable[bytes], *, epoch_base: int) -> Computation:
@@ -103,10 +90,17 @@ def resume(computation: Computation, records: Iterable[bytes], *, epoch_base: in
     and also for a log that is intact but goes on in an incarnation that the graph has ended.
     """
     computation.epoch_base = epoch_base
+    with _decoding(f"a record of {computation.spec.name}"):
+        return finished(_replay_steps(computation, computation.spec, records))
+
+
+@contextmanager
+def _decoding(what: str) -> Iterator[None]:
+    """Raise ReplayError for bytes that are no message; ``what`` says where they were read."""
     try:
-        return _end(_replay_steps(computation, computation.spec, records))
+        yield
     except DecodeError as error:
-        msg = f"a record of {computation.spec.name} is not one: {error}"
+        msg = f"{what} is not one: {error}"
         raise ReplayError(msg) from error
 
 
@@ -184,78 +178,27 @@ def pieces(computation: Computation) -> Iterator[bytes]:
     The computation must not change before the last piece.
     """
     columns = computation.map.columns
-    message = pb.Snapshot(
-        computation=computation.spec.name,
-        incarnation=computation.incarnation,
-        low_micros=computation.low,
-        heuristics=codec.shares(computation.heuristics),
-        last_sequencer=computation.last_sequencer,
-        identity=computation.identity or "",
-        bound=computation.identity is not None,
-        generation=computation.order[0],
-        ordinal=computation.order[1],
-        since_micros=computation.since,
-        granted=[
-            pb.Granted(request_id=key, sequencer=sequencer, asked=digest)
-            for key, (sequencer, digest) in computation.granted.items()
-        ],
-        history=codec.completions(computation.history),
-        budgets=[codec.budget(budget) for budget in computation.budgets.values()],
-        passed=[
-            pb.Passed(ppm=ppm, records=records, behind=behind)
-            for ppm, (records, behind) in computation.late.passed.items()
-        ],
-    )
-    if computation.vouched != MIN:
-        message.vouched_micros = computation.vouched
-    message.input_version = computation.input_version
+    message = computation.past_claims()
+    message.computation = computation.spec.name
+    message.low_micros, message.since_micros = computation.low, computation.since
+    message.heuristics.extend(codec.shares(computation.heuristics))
+    message.history.extend(codec.completions(computation.history))
+    message.budgets.extend(map(codec.budget, computation.budgets.values()))
+    for ppm, (records, behind) in computation.late.passed.items():
+        message.passed.add(ppm=ppm, records=records, behind=behind)
     if isinstance(computation, SliceComputation):
         message.cut_version = computation.cut_version
         message.handed_over.extend(pb.HandedOver(to=to, state=state) for to, state in computation.handed_over.items())
     if computation.layout.version:
         message.layout.CopyFrom(codec.layout(computation.layout))
-    if computation.batches.last is not None:
-        message.has_batch = True
-        message.batch, message.batch_digest = computation.batches.last
-        message.batch_sequencer = computation.batches.committed_by
     yield message.SerializeToString()
     for group in computation.map.run_groups():
-        encoded = _group(group, columns)
+        encoded = codec.group(group, columns.values[group.slots()], columns.since[group.slots()])
         yield head(pb.Snapshot.GROUPS_FIELD_NUMBER, sum(map(len, encoded)))
         yield from encoded
     for tasks in computation.tasks.snapshot():
         yield head(pb.Snapshot.TASKS_FIELD_NUMBER, len(tasks))
         yield tasks
-
-
-def _group(group: Group, columns: Columns) -> tuple[bytes, bytes]:
-    """Encode a group in two parts of one message, so that its bounds do not become objects."""
-    slots = group.slots()
-    message = pb.Group(
-        sequencer=group.sequencer,
-        live=b"" if group.live is None else group.live.astype(np.uint8).tobytes(),
-        micros=codec.int64_bytes(columns.values[slots]),
-        since=codec.int64_bytes(columns.since[slots]),
-        state=group.state,
-        worker=group.worker,
-        host=group.host,
-        request_id=group.request_id,
-        senders=codec.senders(group.senders),
-        oldest_operation_micros=group.oldest_operation,
-        mass=None if group.mass is None else codec.mass(group.mass),
-        mass_known=group.mass_known,
-        stand_ins=[codec.mass(mass) for mass in group.stand_ins],
-        last_report_micros=group.last_report,
-        recent=codec.slots(group.recent),
-        handles=b"" if group.handles is None else codec.handle_bytes(group.handles),
-        granted=0 if group.handles is None else group.granted,
-        arrivals=None if group.arrivals is None else codec.arrivals(group.arrivals),
-        arrived_before=codec.arrived_before(group.arrived_before),
-        generation=group.order[0],
-        ordinal=group.order[1],
-        kept=codec.slice_budgets(group.slice_budgets),
-    )
-    return message.SerializeToString(), group.bounds.encode(pb.Group.BOUNDS_FIELD_NUMBER)
 
 
 def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
@@ -273,7 +216,7 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
             together = group.bounds[start : start + STRETCH]
             bounds += together
             yield RANGE_BYTES * len(together)
-        groups.append(_group_from(group, bounds))
+        groups.append(codec.group_from(group, bounds))
         yield len(bounds) * RANGE_BYTES
     # The process that ends the log of a dropped slice does not know the keys of its next
     # registration. No worker has claimed in such a snapshot, so the keys of the graph count.
@@ -293,14 +236,8 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
     computation.late.passed = {passed.ppm: (passed.records, passed.behind) for passed in message.passed}
     computation.since = message.since_micros
     computation.history = History(codec.completions_from(message.history))
-    computation.last_sequencer = message.last_sequencer
-    computation.identity = message.identity if message.bound else None
-    computation.order = (message.generation, message.ordinal)
-    computation.input_version = message.input_version
-    computation.vouched = message.vouched_micros if message.HasField("vouched_micros") else MIN
+    computation.take_past_claims(message)
     computation.layout = codec.layout_from(message.layout)
-    computation.batches.last = (message.batch, message.batch_digest) if message.has_batch else None
-    computation.batches.committed_by = message.batch_sequencer
     task_groups = []
     for tasks in message.tasks:
         task_groups.append(restored(tasks))
@@ -310,51 +247,14 @@ def _restore(computation: Computation, snapshot: bytes) -> Iterator[int]:
                 task_groups[-1].put(restored_task(task))
             yield sum(task.ByteSize() for task in stretch)
     computation.tasks = Tasks(task_groups)
-    computation.granted.clear()
-    computation.granted.update((grant.request_id, Granted(grant.sequencer, grant.asked)) for grant in message.granted)
-
-
-def _group_from(message: pb.Group, bounds: list[bytes]) -> tuple[Group, Int64s, Int64s]:
-    live = np.frombuffer(message.live, dtype=np.uint8).astype(np.bool_) if message.live else None
-    group = Group(
-        message.sequencer,
-        Bounds(bounds),
-        0,
-        GroupState(message.state),
-        live=live,
-        worker=message.worker,
-        host=message.host,
-        request_id=message.request_id,
-        senders=codec.senders_from(message.senders),
-        oldest_operation=message.oldest_operation_micros,
-        last_report=message.last_report_micros,
-        recent=codec.slots_from(message.recent),
-        mass=codec.mass_from(message.mass) if message.HasField("mass") else None,
-        mass_known=message.mass_known,
-        stand_ins=[codec.mass_from(mass) for mass in message.stand_ins],
-        handles=codec.handles(message.handles) if message.granted else None,
-        granted=message.granted,
-        arrivals=codec.arrivals_from(message.arrivals) if message.HasField("arrivals") else None,
-        arrived_before=codec.arrived_before_from(message.arrived_before)
-        if message.HasField("arrived_before")
-        else None,
-        order=(message.generation, message.ordinal),
-        slice_budgets=codec.slice_budgets_from(message.kept),
-    )
-    values = codec.int64s(message.micros)
-    group.finished = group.state is not GroupState.RETIRED and bool((values == MAX).all())
-    return group, values, codec.int64s(message.since)
 
 
 def _replay(computation: Computation, record: pb.Record, size: int) -> Iterator[int]:
     part = size // (len(record.ops) + 1)
     for op in record.ops:
         yield part
-        try:
+        with _following(computation):
             computation.replay(op, record.time_micros)
-        except (KeyError, ValueError, IndexError) as error:
-            msg = f"a record of {computation.spec.name} does not follow from those before it: {error!r}"
-            raise ReplayError(msg) from error
     if record.low_micros < computation.low:
         msg = f"the low watermark goes back from {computation.low} to {record.low_micros}"
         raise ReplayError(msg)
@@ -362,9 +262,16 @@ def _replay(computation: Computation, record: pb.Record, size: int) -> Iterator[
     stored = codec.shares_from(record.heuristics)
     for share, value in computation.heuristics.items():
         computation.heuristics[share] = max(value, stored.get(share, record.low_micros))
-    try:
+    with _following(computation):
         computation.replay_budgets(record)
-    except ValueError as error:
-        msg = f"a record of {computation.spec.name} does not follow from those before it: {error}"
-        raise ReplayError(msg) from error
     yield part
+
+
+@contextmanager
+def _following(computation: Computation) -> Iterator[None]:
+    """Raise ReplayError for a change that cannot be one of the state before it."""
+    try:
+        yield
+    except (KeyError, ValueError, IndexError) as error:
+        msg = f"a record of {computation.spec.name} does not follow from those before it: {error!r}"
+        raise ReplayError(msg) from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from lowwater import errors
 from lowwater.views import NO_REMARKS, Remarks
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from lowwater_authority.core.groups import Mass
 
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 DIGESTED_TOGETHER: Final = 1024
 """Bounds that are hashed at once."""
@@ -33,18 +34,23 @@ NO_DIGEST: Final = b"none yet"
 """Digest of a request until its digest is made."""
 
 
-Pieces = Generator[None, None, Made]
+Pieces = Generator[None, None, Result]
 """Work that yields wherever other work may have its turn, and returns a result."""
 
 
-def finished(pieces: Generator[object, None, Made]) -> Made:
+def finished(pieces: Generator[object, None, Result]) -> Result:
     """Do all the work at once and return the result."""
     while True:
         try:
             next(pieces)
         except StopIteration as end:
-            result: Made = end.value
+            result: Result = end.value
             return result
+
+
+def bad_field(path: str, problem: str, fix: str, **facts: str) -> errors.InvalidArgument:
+    """Return the error for a field of a request that cannot be; ``facts`` are further metadata."""
+    return errors.InvalidArgument(f"{path} {problem}; {fix}", metadata={**facts, "field": path, "fix": fix})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,13 +1,11 @@
 """The root of a computation that is cut into slices, and one slice: how they differ from others.
 
 A *root* is the whole of a cut computation. The root has one key range for each slice. Only the
-shard that serves a slice claims that range, under the ownership number of the slice's log, and
+shard that serves a slice claims that range, under the epoch of the slice's log, and
 reports what is durable there. A *slice* is a computation of its own with a part of the key space.
 Workers claim in slices.
 
-An operator cuts a slice X in two at a key. X hands the keys from there on over to the new slice Y
-(:meth:`SliceComputation.hand_over`), and Y receives them (:meth:`SliceComputation.receive`).
-The steps, and who does them: engine/slices.py.
+A cut, and how a slice is cut in two: core/cut.py.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from lowwater_authority.core.inheritance import inherit_arrivals, inherit_masses
 from lowwater_authority.core.interval_map import IntervalMap
 from lowwater_authority.core.layout import Layout
 from lowwater_authority.core.names import CUT, carried, is_slicing, slicing
-from lowwater_authority.core.requests import Granted, Refused, finished
+from lowwater_authority.core.requests import Refused, bad_field, finished
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.records import journal_pb2 as pb
 
@@ -51,9 +49,9 @@ The generation is the incarnation times this, plus the version of the cut that g
 keys."""
 
 CLAIMS_OF_ONE: Final = 1 << 20
-"""Factor of the ownership number in the ordinal of a slice's claim.
+"""Factor of the epoch in the ordinal of a slice's claim.
 
-The ordinal is the ownership number times this, plus the number of claims under that ownership.
+The ordinal is the epoch times this, plus the number of claims under that ownership.
 So a late claim never counts after a newer one, whichever process made the newer one."""
 
 
@@ -130,15 +128,14 @@ class RootComputation(Computation):
         start, end = bounds[0], bounds[-1]
         over = self.spec.slices_over(start, end)
         if len(bounds) > 2 or len(over) > 1 or self.spec.span_of(over[0]) != (start, end):
-            fix = "read the graph again"
-            msg = f"[{start.hex()}, {end.hex()}) is no slice of {self.spec.name}, which is cut elsewhere; {fix}"
-            raise errors.InvalidArgument(msg, metadata=self._about(field="bounds", fix=fix))
+            problem = f"[{start.hex()}, {end.hex()}) is no slice of {self.spec.name}, which is cut elsewhere"
+            raise bad_field("bounds", problem, "read the graph again", **self._about())
 
     def _check_slice_order(self, request: ClaimRequest) -> None:
         """Refuse an order that no slice can have. Raises InvalidArgument.
 
-        A slice that learns of a newer order takes a greater ownership number. An invented order
-        would use up all ownership numbers of the slice, for good.
+        A slice that learns of a newer order takes a greater epoch. An invented order
+        would use up all epochs of the slice, for good.
         """
         limits = (
             ("generation", request.generation, (self.incarnation + 1) * CUTS_OF_ONE - 1),
@@ -146,14 +143,13 @@ class RootComputation(Computation):
         )
         for field_name, value, most in limits:
             if value > most:
-                fix = f"send at most {most}"
-                msg = f"{field_name} is {value}, which no slice of {self.spec.name} can have; {fix}"
-                raise errors.InvalidArgument(msg, metadata=self._about(field=field_name, fix=fix))
+                problem = f"is {value}, which no slice of {self.spec.name} can have"
+                raise bad_field(field_name, problem, f"send at most {most}", **self._about())
 
     def _newest_order(self, request: ClaimRequest) -> tuple[int, int]:
         """Return the order that a claim must not be below: the newest of the claimed slice alone.
 
-        If two processes claim with one ownership number, a store has lost one of two ownerships.
+        If two processes claim with one epoch, a store has lost one of two ownerships.
         The second process must take a greater number, so the order returned to it is greater.
         """
         touched = [group for group, _, _ in self.map.overlapping(request.bounds[0], request.bounds[-1])]
@@ -187,9 +183,8 @@ class RootComputation(Computation):
     def change_layout(self, incarnation: int, expected: int, starts: Sequence[int], tasks: Sequence[int]) -> int:
         """Raise InvalidArgument: each slice has a layout of its own."""
         del incarnation, expected, starts, tasks
-        fix = "ask for a layout of one of its slices"
-        msg = f"{self.spec.name} is cut into slices, each of which has a layout of its own; {fix}"
-        raise errors.InvalidArgument(msg, metadata=self._about(field="computation", fix=fix))
+        problem = f"{self.spec.name} is cut into slices, each of which has a layout of its own"
+        raise bad_field("computation", problem, "ask for a layout of one of its slices", **self._about())
 
     def _owned_ranges(self, owned: Sequence[Group], now: int) -> errors.OwnedRanges:
         del now
@@ -255,7 +250,7 @@ class SliceComputation(Computation):
         """State of the keys that this slice handed over last, by name of the receiving slice."""
 
     @property
-    def known_inputs(self) -> int:
+    def logged_inputs(self) -> int:
         """Version of the inputs in the log; 0 while the log names none.
 
         Unlike an uncut computation, a slice may begin after its root's inputs have changed.
@@ -327,27 +322,11 @@ class SliceComputation(Computation):
 
     def _apply_hand_over(self, op: pb.MoveOut) -> list[Loss]:
         losses, state_of_keys = self.map.hand_over(op.start)
-        state = pb.Snapshot(
-            computation=op.to,
-            incarnation=self.incarnation,
-            last_sequencer=self.last_sequencer,
-            identity=self.identity or "",
-            bound=self.identity is not None,
-            generation=self.order[0],
-            ordinal=self.order[1],
-            granted=[
-                pb.Granted(request_id=key, sequencer=sequencer, asked=digest)
-                for key, (sequencer, digest) in self.granted.items()
-            ],
-            input_version=self.input_version,
-            vouched_micros=None if self.vouched == MIN else self.vouched,
-            budgets=[codec.budget(Budget(ppm, value=budget.value)) for ppm, budget in self.budgets.items()],
-        )
-        if self.batches.last is not None:
-            state.has_batch, state.batch_sequencer = True, self.batches.committed_by
-            state.batch, state.batch_digest = self.batches.last
+        state = self.past_claims()
+        state.computation = op.to
+        state.budgets.extend(codec.budget(Budget(ppm, value=budget.value)) for ppm, budget in self.budgets.items())
         for group, values, since in state_of_keys:
-            codec.unclaimed(state.groups.add(), group, values, since)
+            state.groups.add().MergeFromString(b"".join(codec.group(group, values, since)))
         # The keys of an older cut were received by now: before that the graph allows no other cut.
         self.handed_over = {op.to: state}
         self.cut_version = op.cut_version
@@ -390,19 +369,11 @@ class SliceComputation(Computation):
             msg = f"{self.spec.name} has begun without the keys that it takes in"
             raise ValueError(msg)
         if self.incarnation == self.spec.incarnation:
-            groups = [codec.unclaimed_from(group) for group in state.groups]
+            groups = [codec.group_from(group, group.bounds) for group in state.groups]
             self.map = finished(IntervalMap.restore(groups, span_of(state)))
             self.masses = Masses(self.spec.heuristics, self.map.run_groups())
         self.cut_version = op.cut_version
-        self.last_sequencer = max(self.last_sequencer, state.last_sequencer)
-        self.identity = state.identity if state.bound else None
-        self.order = max(self.order, (state.generation, state.ordinal))
-        self.input_version = state.input_version
-        self.vouched = state.vouched_micros if state.HasField("vouched_micros") else MIN
-        if state.has_batch:
-            self.batches.last, self.batches.committed_by = (state.batch, state.batch_digest), state.batch_sequencer
-        for grant in state.granted:
-            self.granted[grant.request_id] = Granted(grant.sequencer, grant.asked)
+        self.take_past_claims(state)
         for shown in map(codec.budget_from, state.budgets):
             if (budget := self.budgets.get(shown.ppm)) is not None:  # readers saw it, so rows behind it are late
                 budget.value = max(budget.value, shown.value)

@@ -35,6 +35,7 @@ from sortedcontainers import SortedDict, SortedSet
 
 from lowwater import errors
 from lowwater.watermark import Watermark
+from lowwater_authority.core.requests import bad_field
 from lowwater_authority.core.times import DAY, MAX, MIN
 from lowwater_authority.records import journal_pb2 as pb
 
@@ -466,17 +467,7 @@ class Tasks:
         if len(self.groups) >= GROUPS:
             msg = f"{GROUPS} groups of tasks hang under this computation, the most there can be; use one of them"
             raise errors.Overloaded(msg, metadata={"bound": "task_groups", "limit": str(GROUPS)})
-        created = pb.TaskGroup(
-            name=definition.name,
-            every_micros=definition.every,
-            start_micros=definition.start,
-            lease_micros=definition.lease,
-            configuration=definition.configuration,
-            configuration_version=1,
-            created_with=configured,
-            next_micros=definition.start,
-            mark_micros=MIN,
-        )
+        created = _group_message(replace(definition, created_with=configured, next=definition.start))
         self._step(pb.TaskStep(group=definition.name, created_group=created))
         return self.groups[definition.name].figures()
 
@@ -505,9 +496,9 @@ class Tasks:
         Raises UnknownGroup, InvalidArgument, BelowMark, TaskConflict, Overloaded.
         """
         if not tasks:
-            raise _bad("tasks", "is empty", f"send 1 to {TOGETHER} tasks")
+            raise bad_field("tasks", "is empty", f"send 1 to {TOGETHER} tasks")
         if any(task.group for task in tasks):
-            raise _bad("tasks.group", "is set", "leave it empty: the call names the group")
+            raise bad_field("tasks.group", "is set", "leave it empty: the call names the group")
         new = self._new("tasks", name, tasks)
         self._check_room(new)
         for step in new:
@@ -519,18 +510,20 @@ class Tasks:
         Raises as create, but not for lack of room.
         """
         if len(tasks) > TOGETHER:
-            raise _bad(field, f"has {len(tasks)} tasks", f"send at most {TOGETHER} at a time")
+            raise bad_field(field, f"has {len(tasks)} tasks", f"send at most {TOGETHER} at a time")
         new: dict[tuple[str, TaskKey], pb.NewTask] = {}
         for place, task in enumerate(tasks):
             about, name = f"{field}[{place}]", task.group or own
             group = self.group(name)
             if group.every:
                 fix = "use a group without intervals: those of this one are made as the low watermark passes them"
-                raise _bad(f"{about}.group", "has intervals", fix)
+                raise bad_field(f"{about}.group", "has intervals", fix)
             if NAME.fullmatch(task.key.name) is None:
-                raise _bad(f"{about}.name", "is no name", "1 to 128 of A-Z a-z 0-9 _ . -")
+                raise bad_field(f"{about}.name", "is no name", "1 to 128 of A-Z a-z 0-9 _ . -")
             if not MIN < task.key.at < MAX:
-                raise _bad(f"{about}.at_micros", "is no time", "the event time of the oldest work that the task is for")
+                raise bad_field(
+                    f"{about}.at_micros", "is no time", "the event time of the oldest work that the task is for"
+                )
             _check_bytes(f"{about}.payload", task.payload, PAYLOAD_BYTES)
             existing: Task | pb.NewTask | None = group.tasks.get(task.key) or new.get((name, task.key))
             if existing is not None:
@@ -576,7 +569,7 @@ class Tasks:
         """
         group = self.group(name)
         if len(nonce) != NONCE_BYTES:
-            raise _bad("nonce", f"has {len(nonce)} bytes", f"send {NONCE_BYTES} random bytes")
+            raise bad_field("nonce", f"has {len(nonce)} bytes", f"send {NONCE_BYTES} random bytes")
         if nonce in group.nonces:
             return self._grant(group, group.tasks[group.nonces[nonce]], incarnation)
         key = min([*group.ready[:1], *group.look(now)[:1]], default=None)
@@ -960,36 +953,34 @@ def _about(lease: TaskLease) -> dict[str, str]:
     return {"group": lease.group, "task": lease.key.name, "at": str(lease.key.at), "version": str(lease.version)}
 
 
-def _bad(field: str, problem: str, fix: str) -> errors.InvalidArgument:
-    return errors.InvalidArgument(f"{field} {problem}; {fix}", metadata={"field": field, "fix": fix})
-
-
 def _check_bytes(field: str, value: bytes, most: int) -> None:
     if len(value) > most:
-        raise _bad(field, f"has {len(value)} bytes", f"send at most {most}, and name a place for the rest")
+        raise bad_field(field, f"has {len(value)} bytes", f"send at most {most}, and name a place for the rest")
 
 
 def _check_group(group: TaskGroup) -> None:
     if NAME.fullmatch(group.name) is None:
-        raise _bad("group", "is no name", "1 to 128 of A-Z a-z 0-9 _ . -")
+        raise bad_field("group", "is no name", "1 to 128 of A-Z a-z 0-9 _ . -")
     if group.every and not SECOND <= group.every <= LONGEST_INTERVAL:
-        raise _bad("every_micros", f"is {group.every}", "0, or one second to 366 days in microseconds")
+        raise bad_field("every_micros", f"is {group.every}", "0, or one second to 366 days in microseconds")
     if not SECOND <= group.lease <= LONGEST_LEASE:
-        raise _bad("lease_micros", f"is {group.lease}", "one second to seven days in microseconds")
+        raise bad_field("lease_micros", f"is {group.lease}", "one second to seven days in microseconds")
     if group.every and not YEARS[0] <= group.start <= YEARS[1]:
-        raise _bad("start_micros", f"is {group.start}", "a time of the years 1 to 9999 in microseconds")
+        raise bad_field("start_micros", f"is {group.start}", "a time of the years 1 to 9999 in microseconds")
     if not group.every and group.start:
-        raise _bad("start_micros", f"is {group.start}", "leave it 0 for a group without intervals")
+        raise bad_field("start_micros", f"is {group.start}", "leave it 0 for a group without intervals")
     _check_bytes("configuration", group.configuration, CONFIGURATION_BYTES)
 
 
 def _check_outputs(lease: TaskLease, outputs: Sequence[str]) -> None:
     if len(outputs) > TOGETHER:
-        raise _bad("outputs", f"has {len(outputs)} names", f"send at most {TOGETHER}, or the name of a list of them")
+        raise bad_field(
+            "outputs", f"has {len(outputs)} names", f"send at most {TOGETHER}, or the name of a list of them"
+        )
     size = sum(len(output.encode()) for output in outputs)
     if size > OUTPUT_BYTES:
-        raise _bad("outputs", f"has {size} bytes", f"send at most {OUTPUT_BYTES}, or the name of a list of them")
+        raise bad_field("outputs", f"has {size} bytes", f"send at most {OUTPUT_BYTES}, or the name of a list of them")
     own = tag(lease.version, lease.nonce)
     for place, output in enumerate(outputs):
         if own not in output:
-            raise _bad(f"outputs[{place}]", "may be what another lease has written", f"have {own} in its name")
+            raise bad_field(f"outputs[{place}]", "may be what another lease has written", f"have {own} in its name")

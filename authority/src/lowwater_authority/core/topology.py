@@ -8,10 +8,11 @@ graph, which the shard appends before it uses it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from hashlib import blake2b
 from itertools import chain
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
 from lowwater.core.text import counted
@@ -20,14 +21,12 @@ from lowwater_authority.core.cut import ALL_KEYS, MAX_SLICE_KEY, MAX_SLICES, UNC
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.history import HOUR, LARGEST_STEP, LEAST_STEP
 from lowwater_authority.core.names import CUT, NAME, namespace_of, slice_name
-from lowwater_authority.core.requests import NO_FOLD, Fold
+from lowwater_authority.core.requests import NO_FOLD, Fold, bad_field
 from lowwater_authority.core.times import ANY_SKEW, DAY
 from lowwater_authority.records import journal_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-T = TypeVar("T")
+    from collections.abc import Iterable, Mapping, Sequence
 
 MAX_INPUTS: Final = 1000
 MAX_SLICE_INPUTS: Final = 100_000
@@ -128,8 +127,7 @@ class Spec:
         fix = f"name one of its slices: `lowwater slices list {self.name}` shows them"
         if not self.cut.starts:
             fix = f"{self.name} is not cut: to cut it, drop it and register it with slices"
-        msg = f"{name} is no slice of {self.name}; {fix}"
-        raise errors.InvalidArgument(msg, metadata={"computation": self.name, "field": "slice", "fix": fix})
+        raise bad_field("slice", f"{name} is no slice of {self.name}", fix, computation=self.name)
 
     def split(self, name: str, at: bytes) -> tuple[Spec, str]:
         """Return the registration with a slice cut in two at a key, and the new slice's name.
@@ -182,9 +180,9 @@ class Spec:
         return replace(other, **unregistered) == self and other.cut.starts == self.cut.starts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Topology:
-    """The graph at one version."""
+    """The graph at one version. A derived value is computed once, unless a change has set it."""
 
     version: int = 0
     computations: Mapping[str, Spec] = field(default_factory=dict)
@@ -195,31 +193,20 @@ class Topology:
     forgotten: int = 0
     """Greatest incarnation, or version of the inputs, of all forgotten tombstones. Every new name
     is registered above it, and so above all that was ever published of that name."""
-    _guesses: frozenset[str] | None = field(default=None, init=False, compare=False, repr=False)
-    """Names of the estimated computations, by their registrations or by what they read. Derived and
-    never stored; None: not computed yet."""
-    _digest: int | None = field(default=None, init=False, compare=False, repr=False)
-    """Digest of the graph; None: not computed yet."""
 
-    @property
+    @cached_property
     def _estimated(self) -> frozenset[str]:
-        return self._cached("_guesses", self._guesses, lambda: _estimated(self.computations))
+        """Names of the estimated computations, by their registrations or by what they read."""
+        return _estimated(self.computations)
 
-    @property
+    @cached_property
     def digest(self) -> int:
         """A number of 64 bits that tells two graphs of one version apart.
 
         It is the sum of the digests of all computations and tombstones. O(graph); O(change) once
         the graph was encoded as a change, or replayed.
         """
-        return self._cached("_digest", self._digest, lambda: _digest(self.computations.values(), self.dropped.values()))
-
-    def _cached(self, field_name: str, value: T | None, compute: Callable[[], T]) -> T:
-        """Return a value that is derived from the graph, computed once."""
-        if value is None:
-            value = compute()
-            object.__setattr__(self, field_name, value)
-        return value
+        return _digest(self.computations.values(), self.dropped.values())
 
     @property
     def needs_newest(self) -> bool:
@@ -244,8 +231,7 @@ class Topology:
         spec = self.get(name)
         if spec.slice_of:
             fix = f"do it to {spec.slice_of}, and its slices follow"
-            msg = f"{name} is a slice of {spec.slice_of}; {fix}"
-            raise errors.InvalidArgument(msg, metadata={"computation": name, "field": "computation", "fix": fix})
+            raise bad_field("computation", f"{name} is a slice of {spec.slice_of}", fix, computation=name)
         return spec
 
     def check_incarnation(self, name: str, meant: int) -> None:
@@ -268,9 +254,8 @@ class Topology:
         """
         root = self.get(name).slice_of
         if root:
-            fix = f"name {root}"
-            msg = f"computation is {name}, a slice of {root}: what is complete in one slice may be missing in another; {fix}"
-            raise errors.InvalidArgument(msg, metadata={"computation": name, "field": "computation", "fix": fix})
+            problem = f"is {name}, a slice of {root}: what is complete in one slice may be missing in another"
+            raise bad_field("computation", problem, f"name {root}", computation=name)
 
     def required(self, name: str) -> Fold:
         """Return what a fold of a computation's inputs must name.
@@ -315,12 +300,9 @@ class Topology:
         _validate(spec)
         if registered is not None:
             spec = replace(spec, max_skew=max(registered.max_skew, spec.max_skew))
-            if replace(registered, max_skew=spec.max_skew).same_registration(spec):
-                return (
-                    self
-                    if spec.max_skew == registered.max_skew
-                    else self._with(replace(registered, max_skew=spec.max_skew))
-                )
+            wider = replace(registered, max_skew=spec.max_skew)
+            if wider.same_registration(spec):
+                return self if wider == registered else self._with(wider)
             if unused and replace(registered, estimated=True).same_registration(spec):
                 return self._with(replace(registered, estimated=True))
             if registered.cut.starts != spec.cut.starts:
@@ -425,17 +407,10 @@ class Topology:
         The computation, its slices, and all that reads them begin a new incarnation.
         """
         names = self.downstream(self._own(name).name)
-        fresh = dict(
-            chain.from_iterable(
-                _with_slices(self.computations[n].renewed()) for n in names if not self.computations[n].slice_of
-            )
-        )
-        undone = {
-            name: _tombstone(spec)
-            for n in names
-            for name, spec in self.computations[n].slice_specs().items()
-            if name not in fresh
-        }
+        ended = [self.computations[n] for n in names]
+        fresh = dict(chain.from_iterable(_with_slices(spec.renewed()) for spec in ended if not spec.slice_of))
+        slices = chain.from_iterable(spec.slice_specs().items() for spec in ended)
+        undone = {name: _tombstone(spec) for name, spec in slices if name not in fresh}
         rest = {n: spec for n, spec in self.computations.items() if n not in undone}
         changed = Topology(self.version + 1, {**rest, **fresh}, {**self.dropped, **undone}, self.forgotten)
         return changed, [n for n in names if n not in undone]
@@ -529,7 +504,8 @@ class Topology:
             dropped = {name: ended for name, ended in dropped.items() if name not in new}
         computations = {**self.computations, **new}
         changed = Topology(self.version + 1, computations, dropped, self.forgotten)
-        object.__setattr__(changed, "_guesses", self._guesses_with(spec))
+        if not spec.estimated and spec.name not in self._estimated and self._estimated.isdisjoint(spec.inputs):
+            vars(changed)["_estimated"] = self._estimated
         cycle = changed._cycle_through(spec.name)
         if cycle:
             msg = (
@@ -539,11 +515,6 @@ class Topology:
             raise errors.Cycle(msg, metadata={"computation": spec.name, "field": "inputs", "cycle": " -> ".join(cycle)})
         changed._refuse_estimates(spec)
         return changed
-
-    def _guesses_with(self, spec: Spec) -> frozenset[str] | None:
-        """Return the estimated names once a computation is registered; None: compute them anew."""
-        same = not spec.estimated and spec.name not in self._estimated and self._estimated.isdisjoint(spec.inputs)
-        return self._estimated if same else None
 
     def _refuse_estimates(self, spec: Spec) -> None:
         """Raise EstimatedInput when a changed computation makes an exact one read an estimate."""
@@ -595,18 +566,14 @@ class Topology:
             )
         names = self.changed(over)
         computations, dropped = self._named(names)
-        self._cached(
-            "_digest",
-            self._digest,
-            lambda: over.digest + _digest(computations, dropped) - _digest(*over._named(names)) & DIGESTS,
-        )
+        grown = _digest(computations, dropped) - _digest(*over._named(names))
+        vars(self).setdefault("digest", over.digest + grown & DIGESTS)
         return _record(self.version, over.version, over.digest, computations, dropped, self.forgotten)
 
-    def _named(self, names: Iterable[str]) -> tuple[list[Spec], list[Spec]]:
-        names = list(names)
-        return [self.computations[n] for n in names if n in self.computations], [
-            self.dropped[n] for n in names if n in self.dropped
-        ]
+    def _named(self, names: Sequence[str]) -> tuple[list[Spec], list[Spec]]:
+        """Return the registrations and the tombstones of names."""
+        both = [[specs[name] for name in names if name in specs] for specs in (self.computations, self.dropped)]
+        return both[0], both[1]
 
     def replayed(self, payloads: Iterable[bytes]) -> Topology:
         """Return the graph after the next records of a log, whole graphs and changes.
@@ -614,7 +581,7 @@ class Topology:
         O(graph + records). Raises WrongGraph for a change that is not one of the graph before it.
         """
         version, computations, dropped = self.version, dict(self.computations), dict(self.dropped)
-        digest, forgotten = self._digest, self.forgotten
+        digest, forgotten = vars(self).get("digest"), self.forgotten
         for payload in payloads:
             message = pb.Topology.FromString(payload)
             forgotten = max(forgotten, message.forgotten)
@@ -634,7 +601,8 @@ class Topology:
                 digest = digest + _apply(message, computations, dropped) & DIGESTS
             version = message.version
         read = Topology(version, computations, dropped, forgotten)
-        object.__setattr__(read, "_digest", digest)
+        if digest is not None:
+            vars(read)["digest"] = digest
         return read
 
     @classmethod

@@ -127,11 +127,8 @@ class Gate(Generic[Ticket]):
             if not self.saturated:
                 self.saturated = True
                 limits = {"bound": self.bound, "line": self.line}
-                log.warning(
-                    "too many %s: more are refused, and told when to come again",
-                    self._called,
-                    extra=event("saturated", gate=self.name, **limits),
-                )
+                facts = event("saturated", gate=self.name, **limits)
+                log.warning("too many %s: more are refused, and told when to come again", self._called, extra=facts)
             limit = self.bound + self.line
             raise self._overloaded(f"{limit} {self._called} are here already, the most at once", limit, now)
         self.waiting[ticket] = who

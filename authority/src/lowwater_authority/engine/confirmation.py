@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, Unpack
 
 from lowwater import errors
 from lowwater.core.events import event
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
     from contextlib import AbstractAsyncContextManager
 
-    from lowwater_authority.engine.round import Rounds
+    from lowwater_authority.engine.round import Rounds, Sharing
     from lowwater_authority.engine.served import Served
 
 T = TypeVar("T")
@@ -106,10 +106,10 @@ class Confirmation:
         return began
 
     async def rise(self, name: str, newer: int) -> None:
-        """Take an ownership number above ``newer``, which a client has seen of a computation.
+        """Take an epoch above ``newer``, which a client has seen of a computation.
 
         If another shard has replaced this one, this one learns it here and loses the computation.
-        If not, the store has lost ownership numbers. With an embedded journal nothing is done: that
+        If not, the store has lost epochs. With an embedded journal nothing is done: that
         journal was restored from an old copy, which its clients must refuse. Raises Unavailable.
         """
         if not self._served.shared or not self._served.epoch(name) < newer <= LARGEST_EPOCH:
@@ -166,10 +166,7 @@ class Confirmation:
             except GivenUp:
                 continue  # another process has changed the graph meanwhile
             except errors.JournalFailed as error:
-                msg = f"this shard cannot put the graph right in its store yet: {error.message}"
-                if heals:
-                    self._rest_graph(msg)
-                raise errors.Unavailable(msg) from error
+                raise self._not_right(error, rests=heals) from error
             return self._holdings.graph.log.position
 
     def doubt_graph(self) -> None:
@@ -213,9 +210,7 @@ class Confirmation:
         except errors.JournalFailed as error:
             if GRAPH not in lost.logs:
                 raise
-            msg = f"this shard cannot put the graph right in its store yet: {error.message}"
-            self._rest_graph(msg)
-            raise errors.Unavailable(msg) from error
+            raise self._not_right(error, rests=True) from error
 
     def _refuse_unhealed(self) -> None:
         """Raise Unavailable during the rest after the graph could not be healed."""
@@ -223,8 +218,12 @@ class Confirmation:
         if self._now() < until:
             raise errors.Unavailable(msg)
 
-    def _rest_graph(self, msg: str) -> None:
-        self._unhealed = msg, self._now() + int(GRAPH_REST_SECONDS * 1e6)
+    def _not_right(self, error: errors.JournalFailed, *, rests: bool) -> errors.Unavailable:
+        """Return the refusal after a failed repair of the graph; ``rests``: the next one waits."""
+        msg = f"this shard cannot put the graph right in its store yet: {error.message}"
+        if rests:
+            self._unhealed = msg, self._now() + int(GRAPH_REST_SECONDS * 1e6)
+        return errors.Unavailable(msg)
 
     def _unconfirmed(self, reason: str) -> errors.Unavailable:
         """Return the refusal of a read whose answer may not be the newest any more.
@@ -277,10 +276,8 @@ class Confirmation:
         self,
         stage: Callable[[Round], T],
         *,
-        alone: bool = False,
-        together: bool = False,
-        needs_root: bool = True,
         first: Callable[[], Awaitable[None]] | None = None,
+        **sharing: Unpack[Sharing],
     ) -> T:
         """Run a request in a round, and again when the round was given up for reasons of others.
 
@@ -290,7 +287,7 @@ class Confirmation:
             if first is not None:
                 await first()
             try:
-                return await self._rounds.write(stage, alone=alone, together=together, needs_root=needs_root)
+                return await self._rounds.write(stage, **sharing)
             except GraphMoved:
                 await self.refresh()
             except GivenUp:

@@ -1,6 +1,6 @@
 """Steps of a cut: a slice gets the keys that the graph gives it, and follows its root's inputs.
 
-The whole cut is described in engine/slices.py.
+A cut is described in core/cut.py; these are its steps 2 and 3.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ class Cuts:
         self._looked.pop(name, None)
 
     async def cut_anew(self, name: str) -> None:
-        """Give the log of a slice the keys that the graph gives it; see engine/slices.py.
+        """Give the log of a slice the keys that the graph gives it; see core/cut.py.
 
         Raises Unavailable while the other slice has not done its step.
         """
         if self._requests.topology.get(name).keys.source:
-            await self._take_in(name)
+            await self._receive(name)
         else:
-            await self._move_out(name)
+            await self._hand_over(name)
 
-    async def _move_out(self, name: str) -> None:
+    async def _hand_over(self, name: str) -> None:
         def stage(round_: Round) -> str | None:
             computation, spec = as_slice(self._served.computation(name)), self._requests.topology.get(name)
             (start, end), root = computation.map.span, self._requests.topology.get(spec.slice_of)
@@ -79,7 +79,7 @@ class Cuts:
             facts = event("slice_moved_out", computation=name, to=to)
             log.info("%s has handed its last keys over to %s", name, to or "nobody: it has them already", extra=facts)
 
-    async def _take_in(self, name: str) -> None:
+    async def _receive(self, name: str) -> None:
         """Append, to the slice's log and to the graph in one step, that the slice has its keys."""
         spec = self._requests.topology.get(name)
         state = await self._handed_over(spec.keys.source, name)

@@ -133,14 +133,14 @@ class Endings:
         if (ending := self._of(name)) is not None:
             await asyncio.wait([ending.task])
 
-    async def fenced(self, name: str) -> None:
+    async def taken(self, name: str) -> None:
         """Return when no earlier owner can write to the log of a dropped computation.
 
         The log may not be short yet.
         """
         self.begin(name)
         if (ending := self._of(name)) is not None:
-            await ending.fenced.wait()
+            await ending.taken.wait()
 
     async def settle(self) -> None:
         """Wait until all begun logs are short, or were tried once more. No other is begun."""
@@ -163,7 +163,7 @@ class Endings:
         del self._ending[name]
         ending, holding.ending = holding.ending, None
         assert ending is not None
-        ending.fenced.set()
+        ending.taken.set()
         self._discard(holding)
 
     async def _end(self, name: str, computation: Computation | None) -> None:
@@ -205,7 +205,7 @@ class Endings:
             ownership = await self._logs.until_known(self._logs.taking(name))
             try:
                 if (ending := self._of(name)) is not None:
-                    ending.fenced.set()
+                    ending.taken.set()
                 if self._journal.shared:
                     # Read after the take: a process that registers the computation from here on
                     # takes the log from this one, which then writes nothing more. A process that is

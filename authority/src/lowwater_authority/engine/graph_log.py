@@ -97,7 +97,7 @@ class GraphLog:
         """
         before = None if self.doubted else self._read
         try:
-            loaded = await self._journal.load(GRAPH, known=before.loaded if before is not None else None)
+            loaded = await self._journal.load(GRAPH, before=before.loaded if before is not None else None)
             self._read = read = replayed(loaded, before)
         except (JournalCorrupt, JournalVersion) as error:
             self.doubted = True

@@ -18,6 +18,7 @@ from lowwater_authority.journal import JournalError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from lowwater_authority.core.topology import Spec
     from lowwater_authority.engine.placement import Lows
@@ -69,7 +70,7 @@ class GraphRequests:
                 room(graph.computations)
                 if computation is not None:
                     # If another shard has taken it over meanwhile, and perhaps granted ranges, the
-                    # round is fenced.
+                    # journal refuses the round.
                     self._requests.touch(round_, spec.name)
                 round_.topology = changed
             return changed.get(spec.name)
@@ -96,12 +97,8 @@ class GraphRequests:
         if before is None:
             inputs = list(registered.inputs)
             reads = f"reads {', '.join(inputs)}" if inputs else "is an injector"
-            log.info(
-                "%s is registered: it %s",
-                spec.name,
-                reads,
-                extra=event("registered", computation=spec.name, inputs=inputs, principal=principal),
-            )
+            facts = event("registered", computation=spec.name, inputs=inputs, principal=principal)
+            log.info("%s is registered: it %s", spec.name, reads, extra=facts)
         if spec.name not in self._served:
             try:
                 async with self._registered:
@@ -200,7 +197,7 @@ class GraphRequests:
     async def split(self, name: str, part: str, at: bytes, *, incarnation: int = 0, room: Room = allow) -> Spec:
         """Cut a slice of a computation in two; returns the new slice, with the keys from ``at`` on.
 
-        The new slice receives its keys afterwards, see engine/slices.py. Any shard may do this.
+        The new slice receives its keys afterwards, see core/cut.py. Any shard may do this.
         ``incarnation`` is that of the root; 0: any. Raises as Topology.split, IncarnationChanged,
         and errors of ``room``.
         """
@@ -261,7 +258,7 @@ class GraphRequests:
         facts = event("dropped", computation=name, incarnation=dropped.incarnation, force=force)
         log.warning("%s was dropped, in incarnation %d", name, dropped.incarnation, extra=facts)
         if orphaned:
-            await self._fence_dropped(name)
+            await self._take_dropped(name)
         return dropped
 
     def _is_unread(self, name: str) -> bool:
@@ -293,15 +290,13 @@ class GraphRequests:
         if lost:
             raise moved(name)
 
-    async def _fence_dropped(self, name: str) -> None:
+    async def _take_dropped(self, name: str) -> None:
         msg = (
             f"{name} was dropped, but its log cannot be taken from its last owner yet: if that process comes back, it serves {name} "
             "until it reads the graph. This shard goes on trying"
         )
-        async with within(
-            self._served.settings.wait_seconds, lambda: errors.Unavailable(msg, metadata={"computation": name})
-        ):
-            await self._holdings.endings.fenced(name)
+        async with self._in_time(name, msg):
+            await self._holdings.endings.taken(name)
 
     async def _until_ended(self, name: str) -> None:
         """Wait until the log of a dropped computation is short, for its next incarnation.
@@ -311,7 +306,10 @@ class GraphRequests:
         if name not in self._requests.topology.dropped and name not in self._holdings.endings:
             return
         msg = f"the log of {name}, which was dropped, is not shortened yet; try again"
-        async with within(
-            self._served.settings.wait_seconds, lambda: errors.Unavailable(msg, metadata={"computation": name})
-        ):
+        async with self._in_time(name, msg):
             await self._holdings.endings.ended(name)
+
+    def _in_time(self, name: str, msg: str) -> AbstractAsyncContextManager[None]:
+        """Bound a wait by ``wait_seconds``, then raise Unavailable."""
+        seconds = self._served.settings.wait_seconds
+        return within(seconds, lambda: errors.Unavailable(msg, metadata={"computation": name}))

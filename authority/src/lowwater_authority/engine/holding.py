@@ -236,8 +236,8 @@ class Ending:
     """Task that shortens the log of a dropped computation. Until its end the log is not taken."""
 
     task: asyncio.Task[None]
-    fenced: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when no earlier owner can write to the log any more."""
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the log is taken, so that no earlier owner can write to it any more."""
 
 
 class Neighbours(Protocol):
@@ -437,7 +437,7 @@ class Holding:
                 try:
                     ownership = await among.logs.taking(name)()
                     try:
-                        return Taken(ownership, await among.journal.load(name, known=before))
+                        return Taken(ownership, await among.journal.load(name, before=before))
                     except BaseException:
                         self.disown(ownership)
                         raise

@@ -61,7 +61,7 @@ class Holdings:
         gone that this process is to serve."""
         self._settings = settings
         self._observer = observer
-        self._known: dict[str, Holding] = {}
+        self._by_name: dict[str, Holding] = {}
         """All computations of which this process remembers anything, held or not."""
 
     @property
@@ -73,19 +73,19 @@ class Holdings:
 
     def of(self, name: str) -> Holding:
         """Return the holding of a computation, a new one if there is none."""
-        holding = self._known.get(name)
+        holding = self._by_name.get(name)
         if holding is None:
-            holding = self._known[name] = Holding(self, Log(name, self._settings.snapshot_bytes))
+            holding = self._by_name[name] = Holding(self, Log(name, self._settings.snapshot_bytes))
         return holding
 
-    def known(self, name: str) -> Holding | None:
+    def find(self, name: str) -> Holding | None:
         """Return the holding of a computation; None if there is none."""
-        return self._known.get(name)
+        return self._by_name.get(name)
 
     def discard(self, holding: Holding) -> None:
         """Forget a holding of which nothing must be remembered: callers may ask for any name."""
-        if holding.idle and self._known.get(holding.name) is holding:
-            del self._known[holding.name]
+        if holding.idle and self._by_name.get(holding.name) is holding:
+            del self._by_name[holding.name]
 
     def resume(self, spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered | None) -> Computation:
         """Recover a computation whose log was taken.
@@ -130,12 +130,8 @@ class Holdings:
         lost = [name for name, (mine, _) in owners.items() if name in self.served and self.epoch(name) <= mine]
         for name in lost:
             epoch = self.epoch(name)
-            log.warning(
-                "another shard serves %s now (epoch %d is over)",
-                name,
-                epoch,
-                extra=event("computation_lost", computation=name, epoch=epoch),
-            )
+            facts = event("computation_lost", computation=name, epoch=epoch)
+            log.warning("another shard serves %s now (epoch %d is over)", name, epoch, extra=facts)
             holding = self.served[name]
             ownership = holding.ownership
             self._release(name)
@@ -197,11 +193,11 @@ class Holdings:
 
     def mending(self) -> list[asyncio.Task[None]]:
         """Return the tasks that repair computations whose memory and store differ."""
-        return [holding.mending for holding in self._known.values() if holding.mending is not None]
+        return [holding.mending for holding in self._by_name.values() if holding.mending is not None]
 
     def forget_damage(self, name: str) -> None:
         """Forget the damage of a log that a drop or a reset has replaced."""
-        holding = self._known.get(name)
+        holding = self._by_name.get(name)
         if holding is not None:
             holding.damage = holding.rest = None
             self.discard(holding)
@@ -241,5 +237,5 @@ class Holdings:
             await self.served[name].heal()
 
     def _is_renewing(self, name: str) -> bool:
-        holding = self._known.get(name)
+        holding = self._by_name.get(name)
         return holding is not None and holding.renewing

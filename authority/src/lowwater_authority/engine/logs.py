@@ -156,7 +156,7 @@ T = TypeVar("T")
 class Drop(Protocol):
     """Drops the logs that other processes own now out of an append."""
 
-    def __call__(self, fenced: JournalFenced, *, in_doubt: bool) -> None:
+    def __call__(self, refusal: JournalFenced, *, in_doubt: bool) -> None:
         """``in_doubt``: whether the records of these logs may be written all the same."""
         ...
 
@@ -298,7 +298,7 @@ class Logs:
         """Append records in one step; returns when they are durable.
 
         ``readings``: reading of each log, but the graph's, when its record was staged. A log that
-        was let go since, and perhaps taken again, must not get the record, and is fenced.
+        was let go since, and perhaps taken again, must not get the record, and is refused.
         ``beside``: logs that get no record; that this process owns them is confirmed all the same.
         ``apart``: logs whose record is not in memory yet, so a heal does not write it. ``drop``:
         called when other processes own some logs; the others go on without them. If it is None,
@@ -374,18 +374,18 @@ class Logs:
         except JournalLost as also:
             names.update(also.logs)
         moved: JournalPosition | None = None
-        fenced: dict[str, tuple[int, int]] = {}
+        lost: dict[str, tuple[int, int]] = {}
         for name in sorted(names, key=lambda name: (name != GRAPH, name)):
             try:
                 await self._heal(name)
             except JournalPosition as position:  # the graph must be read; other logs do not wait for it
                 moved = position
-            except JournalFenced as replaced:
-                fenced |= replaced.owners
+            except JournalFenced as refusal:
+                lost |= refusal.owners
         if moved is not None:
             raise moved
-        if fenced:
-            raise JournalFenced(fenced)
+        if lost:
+            raise JournalFenced(lost)
 
     def refuse_to_heal(self, error: JournalError) -> None:
         """Raise JournalFailed while another process may repair the logs, and goes first."""
@@ -478,12 +478,8 @@ class Logs:
             await self.journal.snapshot(log.name, position, payload, newest=newest)
         except (JournalError, MemoryError) as error:
             log.snapshot_refused(covered, size, now)
-            _logger.warning(
-                "no snapshot of %r: %s",
-                log.name,
-                error,
-                extra=event("snapshot_failed", computation=log.name, reason=str(error)),
-            )
+            facts = event("snapshot_failed", computation=log.name, reason=str(error))
+            _logger.warning("no snapshot of %r: %s", log.name, error, extra=facts)
         else:
             log.snapshot_taken(position, covered, size)
         finally:

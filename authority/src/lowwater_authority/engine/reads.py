@@ -43,13 +43,8 @@ class Reads:
         """Return ``read(computation, processing time)``."""
         return await self._requests.read(lambda round_: read(self._served.computation(name), round_.now))
 
-    async def ranges(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int]:
-        """Return the ranges furthest behind, and the number of all."""
-        ranges, total, _, _ = await self.ranges_and_claim(name, below=below, limit=limit)
-        return ranges, total
-
-    async def ranges_and_claim(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int, int, int]:
-        """Return the results of ``ranges``, the incarnation, and the newest claim's sequencer."""
+    async def ranges(self, name: str, *, below: int | None, limit: int) -> tuple[list[Range], int, int, int]:
+        """Return the ranges furthest behind, the number of all, incarnation, and newest claim."""
 
         def read(_: Round) -> tuple[list[Range], int, int, int]:
             computation = self._served.computation(name)

@@ -86,12 +86,8 @@ class Repair:
         try:
             await mend()
         except (JournalFenced, JournalLost, JournalVersion) as error:
-            log.warning(
-                "what the store has of %s is not checked: %s",
-                name,
-                error,
-                extra=event("not_checked", computation=name, reason=str(error)),
-            )
+            facts = event("not_checked", computation=name, reason=str(error))
+            log.warning("what the store has of %s is not checked: %s", name, error, extra=facts)
         except JournalError as error:
             log.warning(
                 "the store cannot be checked for damage: %s", error, extra=event("not_checked", reason=str(error))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from lowwater import errors
 from lowwater_authority.core.times import MIN
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lowwater_authority.core.topology import Topology
     from lowwater_authority.engine.confirmation import Confirmation
     from lowwater_authority.engine.placement import Lows
-    from lowwater_authority.engine.round import Round, Rounds
+    from lowwater_authority.engine.round import Round, Rounds, Sharing
     from lowwater_authority.engine.served import Served
     from lowwater_authority.engine.takeover import Takeover
 
@@ -60,12 +60,10 @@ class Requests:
         self,
         stage: Callable[[Round], T],
         *,
-        alone: bool = False,
-        together: bool = False,
-        needs_root: bool = True,
         first: Callable[[], Awaitable[None]] | None = None,
         lows_of: Callable[[], Iterable[str]] | None = None,
         away: Lows | None = None,
+        **sharing: Unpack[Sharing],
     ) -> T:
         """Run a request in a round, and again when the round was given up for reasons of others.
 
@@ -83,9 +81,7 @@ class Requests:
                 elsewhere = [name for name in inputs if not await self.takeover.serve(name)]
                 away.update(await self.served.placement.lows(elsewhere))
 
-        return await self.confirmation.write(
-            stage, alone=alone, together=together, needs_root=needs_root, first=prepare
-        )
+        return await self.confirmation.write(stage, first=prepare, **sharing)
 
     def low(self, name: str, away: Lows) -> int:
         """Return the low watermark of a computation, whichever shard serves it.
@@ -127,7 +123,7 @@ class Requests:
         Raises Unavailable where the log is ahead, and begins to read the graph again.
         """
         computation, spec = self.served.computation(name), self.topology.get(name)
-        version = computation.known_inputs
+        version = computation.logged_inputs
         if spec.slice_of or version in {0, spec.input_version}:
             return computation
         if version > spec.input_version:

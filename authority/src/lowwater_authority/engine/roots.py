@@ -65,7 +65,7 @@ class SliceClaim(NamedTuple):
     def generation(self) -> int:
         """Order of this claim among those of all slices that ever had these keys.
 
-        It comes before ``ordinal``, because ownership numbers of two slices cannot be compared. The
+        It comes before ``ordinal``, because epochs of two slices cannot be compared. The
         cut version is journaled by the slice. So a newer owner never has a lower version than the
         one before, and claims by the higher order of the two. A replaced owner may learn of a newer
         incarnation. But that owner can append nothing there, and so reports only that nothing is
@@ -131,5 +131,5 @@ class Above(Protocol):
         ...
 
     async def epoch(self, root: str) -> int:
-        """Return the ownership number of a root. Raises Unavailable, ..."""
+        """Return the epoch of a root. Raises Unavailable, ..."""
         ...

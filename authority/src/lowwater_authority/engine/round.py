@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypedDict, TypeVar
 
 from lowwater import errors
 from lowwater.core.events import event
@@ -75,6 +75,14 @@ class GraphMoved(GivenUp):
     """Another process has changed the graph meanwhile: read the graph, then stage again."""
 
 
+class Sharing(TypedDict, total=False):
+    """How a change shares its round with others; see :meth:`Rounds.write`."""
+
+    alone: bool
+    together: bool
+    needs_root: bool
+
+
 @dataclass(slots=True)
 class Round:
     """Changes that one round has staged so far, all at the same processing time."""
@@ -96,7 +104,7 @@ class Round:
     damage: JournalCorrupt | None = None
     """The damage of the graph in the store: the round heals it first."""
     above: dict[str, int] = field(default_factory=dict)
-    """Computations that need an ownership number above another, by name."""
+    """Computations that need an epoch above another, by name."""
     fenced: list[Fenced] = field(default_factory=list)
     """The claims that end in this round."""
     dropped: dict[str, Exception] = field(default_factory=dict)
@@ -127,14 +135,21 @@ class Round:
                 self.fenced += [Fenced(name, sequencer, None, reason) for sequencer in computation.map.groups]
 
     def may_publish(self, holding: Holding) -> bool:
-        """Return whether a computation may be published as this round staged it.
+        """Return whether a watermark may be published: a computation as this round staged it.
 
-        This is the one gate of rule 2 (docs/concepts/guarantees.md) for staged state. Other callers
-        of ``Served.publish`` publish state that was read from the store.
+        This is the one gate of rule 2 (docs/concepts/guarantees.md) for staged state. ``Rounds._round`` asks
+        it after the append has returned, when the round's record is durable. Which value the
+        watermark has was decided before, by ``Computation.take_record``, and is in that record.
 
-        No, if the computation has dropped out of the round, even if this process serves it again.
-        No, if memory and store differ. No, if another process took the computation over and this
-        process took it back: memory is newer then than what the round was staged on.
+        No, if the computation has dropped out of the round, even if this process serves it again:
+        another process owned its log (``Rounds._drop_out``).
+        No, if memory and store differ (``Holding.unwritten``): half a change may be in memory.
+        No, if another process took the computation over and this process took it back: memory is
+        newer then than what the round was staged on. ``Log.reading`` grows each time that this
+        process reads or loses a log.
+
+        All other callers of ``Served.publish`` publish state that they have just read from the
+        store, or written whole to it: a take-over, a roll-back, a repair.
         """
         same_reading = self.readings.get(holding.log) == holding.log.reading
         return holding.name not in self.dropped and holding.unwritten is None and same_reading
@@ -238,8 +253,9 @@ class Rounds:
         """Queue a change.
 
         ``alone``: no other request shares its round. With ``together`` as well, others like it do,
-        up to ``TOGETHER``. ``without`` rewrites the result when some computations that the request
-        touched drop out of the round. If it is None, the whole request fails then.
+        up to ``TOGETHER``. ``needs_root``: see ``_Request``. ``without`` rewrites the result when
+        some computations that the request touched drop out of the round. If it is None, the whole
+        request fails then.
         """
         done = asyncio.get_running_loop().create_future()
         return self._queue(self._writes, _Request(stage, done, alone, together, without, needs_root=needs_root))
@@ -482,11 +498,11 @@ class Rounds:
         """
         return self._served.shared and round_.topology is None
 
-    def _drop_out(self, round_: Round, fenced: JournalFenced, *, in_doubt: bool) -> None:
+    def _drop_out(self, round_: Round, refusal: JournalFenced, *, in_doubt: bool) -> None:
         """Lose the computations that other processes own now; the rest of the round goes on."""
-        self._served.lose(fenced.owners)
-        for name in fenced.owners:
-            msg = f"it is not known whether the write took effect; look, or repeat it: {fenced}"
+        self._served.lose(refusal.owners)
+        for name in refusal.owners:
+            msg = f"it is not known whether the write took effect; look, or repeat it: {refusal}"
             round_.dropped[name] = errors.Unavailable(msg) if in_doubt else GivenUp()
 
     async def _roll_back(self, round_: Round) -> Collection[str]:
@@ -632,12 +648,5 @@ def _log_losses(fenced: Iterable[Fenced]) -> None:
     for loss in fenced:
         lost.setdefault((loss.computation, loss.reason), []).append(loss.sequencer)
     for (name, reason), sequencers in lost.items():
-        log.info(
-            "%s of %s lost key ranges: %s",
-            counted(len(sequencers), "claim"),
-            name,
-            reason,
-            extra=event(
-                "owner_lost", computation=name, claims=len(sequencers), sequencer=min(sequencers), reason=reason
-            ),
-        )
+        facts = event("owner_lost", computation=name, claims=len(sequencers), sequencer=min(sequencers), reason=reason)
+        log.info("%s of %s lost key ranges: %s", counted(len(sequencers), "claim"), name, reason, extra=facts)

@@ -133,7 +133,7 @@ class Served:
         return name in self and not (self.shared and self.held.is_torn(name))
 
     def epoch(self, name: str) -> int:
-        """Return the ownership number of a computation that this shard serves; 0 for others."""
+        """Return the epoch of a computation that this shard serves; 0 for others."""
         return self.held.epoch(name)
 
     def names(self) -> list[str]:
@@ -193,7 +193,7 @@ class Served:
     def losing(self) -> Iterator[dict[str, tuple[int, int]]]:
         """Catch JournalFenced around calls to the journal, and lose what other processes own now.
 
-        Yields the owners as in JournalFenced; empty until the journal has fenced the body.
+        Yields the owners as in JournalFenced; empty until the journal has refused the body.
         """
         lost: dict[str, tuple[int, int]] = {}
         try:
@@ -203,11 +203,23 @@ class Served:
             self.lose(lost)
 
     def lose(self, owners: Mapping[str, tuple[int, int]]) -> None:
-        """Forget the computations that other processes own now; ``owners`` as in JournalFenced.
+        """Lose the computations whose epoch is over, because other processes own them now.
 
-        All of the engine that the journal fences comes here: rounds directly, because they also
-        have callers to answer, everything else by :meth:`losing`. Readers are sent to the new
-        owner.
+        This is all that happens when a shard loses its epoch. ``owners`` is as in JournalFenced:
+        the journal refuses a write, or a confirmation, under an older epoch than the newest, and no
+        clock ends one. Rounds come here directly, because they also have callers to answer; all
+        other calls to the journal by :meth:`losing`.
+
+        - ``Holdings.lose`` forgets the computation in memory, and the ownership of its log. What a
+          round has staged of it is never published: it drops out, and the rest of the round goes on
+          (``Rounds._drop_out``). Callers stage again, and are sent to the new owner by Moved.
+        - A slice reports no more to its root.
+        - Report streams are barred from the computation: the new owner may have newer reports.
+        - Watchers get its new place instead of a value.
+
+        Nothing is handed over: the new owner has read the log, and the journal lets it alone write.
+        A store that has itself lost an epoch raises JournalLost instead, and ``Logs.heal`` puts it
+        back from memory.
         """
         for name in self.held.lose(owners):
             self.slices.unfollow(name)

@@ -325,9 +325,9 @@ class Slice:
             await self._context.confirmation.refresh()  # the root is cut elsewhere, or not cut
 
     async def _rise(self, error: errors.OlderClaim) -> None:
-        """Learn of another process's claim under a greater or the same ownership number.
+        """Learn of another process's claim under a greater or the same epoch.
 
-        That process has replaced this one, unless the store has lost ownership numbers.
+        That process has replaced this one, unless the store has lost epochs.
         """
         self._give_up()
         claimed = error.metadata.get("claimed_ordinal", "")
@@ -430,7 +430,7 @@ class Slice:
             return
 
     async def _epoch(self) -> int:
-        """Return the ownership number of the root.
+        """Return the epoch of the root.
 
         A new owner of the root reads the root's log, where a store may have lost the retirement of
         a range. So a greater number makes the slice claim and retire again.

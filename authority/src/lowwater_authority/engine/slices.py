@@ -3,7 +3,7 @@
     worker -> slice `hourly~3`: round, append -> report to the root `hourly` -> answer
 
 The computation itself is the *root* of a tree of two levels, and has one key range for each slice.
-The shard that serves a slice claims that range under its own ownership number, and reports the
+The shard that serves a slice claims that range under its own epoch, and reports the
 least value that is durable in the slice's log. A newer number always wins, and a late message of an
 older one is refused. So the root knows of a slice what it would know of a worker, and the values of
 the root are those of the computation.
@@ -20,25 +20,7 @@ rules prevent this:
 - Inputs are added at the root. So an output may call itself complete only after the root has
   confirmed how far.
 
-**Cut in two.** An operator cuts a slice X in two at a key. X keeps the first keys, and the new
-slice Y gets the last ones. Each step is durable before the next begins. After a crash, the shard
-that serves the slice then goes on with the next step:
-
-1. The graph says so (``Topology.split``): X is smaller, and Y names X as its ``source``.
-2. X gives up its range at the root, so that no answer leaves X any more. X then *moves out*, by one
-   record of its log. After that record, X has these keys no more, and keeps only their state for Y.
-   Workers lose their claims of these keys. Waiting answers are refused, because they may concern
-   keys of Y.
-3. Y grants nothing until it has read that state from X's log and *takes in*. This is one record of
-   Y's log, appended together with the graph, in which Y has no source any more.
-4. Both claim their keys at the root, by a newer generation that stands in their logs. From the
-   first of these claims on, the root refuses reports under X's old claim. Until then such reports
-   were right: a report about all keys claims no more than what is true of each key. The root
-   accepts claims only of whole slices, as the graph has them.
-
-X forgets the state when the graph says that Y has it. Only one slice of a computation is cut at a
-time. If X cannot be read any more, Y waits, and the computation holds; a reset undoes the cut. So
-the sequencers of a key only grow, also in a new incarnation. Slices are never merged.
+How a computation is cut, and a slice is cut in two: core/cut.py.
 
 :class:`Slice` is pure but for its one task, which speaks to the root through ``Above``: over the
 network, or directly if the same process serves the root.

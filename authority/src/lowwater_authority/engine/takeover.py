@@ -149,12 +149,12 @@ class Takeover:
         return partial(self._holdings.discard, holding)
 
     def _under_way(self, name: str) -> bool:
-        holding = self._holdings.known(name)
+        holding = self._holdings.find(name)
         return holding is not None and holding.take.task is not None
 
     def _damage(self, name: str) -> Damage | None:
         """Return the damage that the last look at a log has found; None: none, or no look yet."""
-        holding = self._holdings.known(name)
+        holding = self._holdings.find(name)
         return holding.damage if holding is not None else None
 
     def _resting(self, name: str) -> Damage | None:
@@ -164,7 +164,7 @@ class Takeover:
 
     def _refused(self, name: str) -> str:
         """Return why a take-over must not be tried yet; empty: it may be, or is under way."""
-        holding = self._holdings.known(name)
+        holding = self._holdings.find(name)
         rest = holding.rest if holding is not None and holding.take.task is None else None
         return rest.reason if rest is not None and self._now() < rest.until else ""
 
@@ -192,12 +192,8 @@ class Takeover:
         holding = self._holdings.of(name)
         before = holding.damage
         if before is None or str(before.reason) != str(reason):
-            log.error(
-                "%s is not taken over, its owner keeps it as long as it lives: %s",
-                name,
-                reason,
-                extra=event("damaged_log", computation=name, reason=str(reason)),
-            )
+            facts = event("damaged_log", computation=name, reason=str(reason))
+            log.error("%s is not taken over, its owner keeps it as long as it lives: %s", name, reason, extra=facts)
         seconds = REST_SECONDS[0] if before is None else min(2 * before.seconds, REST_SECONDS[1])
         holding.damage = Damage(reason, self._now() + seconds * 1e6, seconds)
 

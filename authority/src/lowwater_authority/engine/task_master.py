@@ -168,19 +168,15 @@ class TaskMaster:
 
     async def renew(self, name: str, lease: TaskLease) -> int:
         """Renew a lease, from now on for its full time; returns that time in microseconds."""
-
-        def renew(computation: Computation, now: int) -> int:
-            return computation.tasks.renew(lease, incarnation=computation.incarnation, now=now)
-
-        return await self._shard.owners.change(name, renew)
+        return await self._shard.owners.change(
+            name, lambda computation, now: computation.tasks.renew(lease, incarnation=computation.incarnation, now=now)
+        )
 
     async def release(self, name: str, lease: TaskLease) -> None:
         """Give a lease back."""
-
-        def release(computation: Computation, _: int) -> None:
-            computation.tasks.release(lease, incarnation=computation.incarnation)
-
-        await self._shard.owners.change(name, release)
+        await self._shard.owners.change(
+            name, lambda computation, _: computation.tasks.release(lease, incarnation=computation.incarnation)
+        )
 
     async def commit(
         self, name: str, lease: TaskLease, outputs: Sequence[str], digest: bytes, successors: Sequence[NewTask]

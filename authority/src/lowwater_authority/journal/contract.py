@@ -246,22 +246,22 @@ class LoadedLog:
 class JournalStatistics:
     """The totals of a journal since it was opened."""
 
-    appends: int
+    appends: int = 0
     """Acknowledged append calls with at least one entry."""
-    entries: int
+    entries: int = 0
     """Acknowledged entries."""
-    bytes: int
+    bytes: int = 0
     """Payload bytes of the acknowledged entries."""
-    last_append_seconds: float
+    last_append_seconds: float = 0.0
     """Duration of the last acknowledged append, from call to acknowledgement; 0.0 before the
     first."""
-    snapshots: int
+    snapshots: int = 0
     """Acknowledged snapshots."""
-    snapshot_bytes: int
+    snapshot_bytes: int = 0
     """Payload bytes of the acknowledged snapshots."""
-    failed: int
+    failed: int = 0
     """Calls that surely wrote nothing: failed, fenced, or at a wrong position."""
-    unknown: int
+    unknown: int = 0
     """Calls of unknown outcome."""
 
 
@@ -386,10 +386,10 @@ class Journal(ABC):
         """
 
     @abstractmethod
-    async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
+    async def load(self, log: str, *, before: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
         """Read a log whole; an unknown one is empty. Each byte is checked.
 
-        ``known`` is the result of an earlier call: a store that recognises it reads only the rest.
+        ``before`` is the result of an earlier call: a store that recognises it reads only the rest.
         Without ``durable`` the result may still be lost. Then the caller promises to use nothing of
         it before it has taken the log, which makes the log durable, or has read the log again.
 

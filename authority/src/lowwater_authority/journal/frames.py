@@ -38,6 +38,10 @@ USUAL = 2
 """Format of all records that older releases may read. If a newer record had it, they would lose the
 fields that they do not know when they write the state again."""
 
+PART_BYTES = 1 << 18
+"""Size of the parts of a snapshot. Each part is written by itself, so that appends get their turn
+in between."""
+
 _HEADER = struct.Struct("<IHHQIIQ")
 _CHECKSUM = struct.Struct("<I")
 _PLACE = struct.Struct("<QII")
@@ -82,6 +86,17 @@ def encode(
     return b"".join((_CHECKSUM.pack(value), header[_CHECKSUM.size :], payload))
 
 
+def snapshot_parts(payload: bytes) -> int:
+    """Return the number of parts that a snapshot is stored in."""
+    return max(1, -(-len(payload) // PART_BYTES))
+
+
+def encode_part(log: str, position: int, payload: bytes, part: int, writer: Writer, *, newest: bool) -> bytes:
+    """Return the frame of one part of a snapshot; ``payload`` is all of it."""
+    piece, parts = payload[part * PART_BYTES : (part + 1) * PART_BYTES], snapshot_parts(payload)
+    return encode(log, position, piece, writer=writer, kind=Kind.SNAPSHOT, part=part, parts=parts, newest=newest)
+
+
 def decode(log: str, position: int, data: bytes, *, kind: Kind = Kind.RECORD, part: int = 0) -> Frame:
     """Return what was encoded.
 
@@ -119,18 +134,17 @@ def decode_records(
     last: int,
     tail: int,
     epoch: int,
-    tails: dict[int, int] | None = None,
-) -> list[tuple[int, bytes]]:
-    """Return positions and payloads of the rows.
+) -> tuple[list[tuple[int, bytes]], dict[int, int]]:
+    """Return positions and payloads of the rows, and the checksums by position.
 
     The rows must be exactly those from ``after`` + 1 to ``last``, in order. ``tail`` is the
-    checksum of the record at ``last``, ``epoch`` the newest of the log; ``tails`` gets the
-    checksums by position. Raises JournalCorrupt for a missing, superfluous or damaged row, for an
-    old version of a record, and for a record behind one of a newer owner. The order of the owners
-    is not checked in ``GRAPH``, which has many writers.
+    checksum of the record at ``last``, ``epoch`` the newest of the log. Raises JournalCorrupt for a
+    missing, superfluous or damaged row, for an old version of a record, and for a record behind one
+    of a newer owner. The order of the owners is not checked in ``GRAPH``, which has many writers.
     """
     records: list[tuple[int, bytes]] = []
-    expected, newest, row_checksum = after, 0, tail
+    tails: dict[int, int] = {}
+    expected, newest = after, 0
     for position, data in rows:
         expected += 1
         if position > last:
@@ -140,17 +154,13 @@ def decode_records(
         frame = decode(log, position, data)
         if log != GRAPH and not newest <= frame.writer.epoch <= epoch:
             raise JournalCorrupt(log, position, f"written by epoch {frame.writer.epoch} after {newest}, of {epoch}")
-        newest, row_checksum = frame.writer.epoch, checksum(data)
-        if tails is not None:
-            tails[position] = row_checksum
+        newest, tails[position] = frame.writer.epoch, checksum(data)
         records.append((position, frame.payload))
     if expected != last:
         raise JournalCorrupt(log, expected + 1, f"the record is missing, the log ends at {last}")
-    if row_checksum != tail:
+    if tails.setdefault(last, tail) != tail:  # without rows the log ends where they would begin
         raise JournalCorrupt(log, last, "it is not the record that was written last")
-    if tails is not None:
-        tails[last] = tail
-    return records
+    return records, tails
 
 
 def refuse_snapshot_behind(log: str, position: int, snapshot: int) -> None:

@@ -23,12 +23,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, TypeVar
+from typing import TypeVar
 from zlib import crc32
 
 from lowwater.core.events import event
@@ -36,32 +35,26 @@ from lowwater_authority.journal.contract import (
     GRAPH,
     End,
     Entry,
-    Journal,
     JournalClosed,
     JournalError,
     JournalFailed,
-    JournalStatistics,
     JournalUnknown,
     LoadedLog,
     Ownership,
 )
-from lowwater_authority.journal.frames import Kind, encode, runs_of
+from lowwater_authority.journal.frames import encode_part, runs_of, snapshot_parts
 from lowwater_authority.journal.redis_database import Keys, RedisDatabase, Snapshot
 from lowwater_authority.journal.redis_link import Address, RedisExchange, RedisLink
 from lowwater_authority.journal.redis_reader import RedisReader
 from lowwater_authority.journal.redis_turns import Aside, Line, Takes
-from lowwater_authority.journal.rules import LogState, Meter, Owned
+from lowwater_authority.journal.rules import LogState, RememberingJournal
 
 T = TypeVar("T")
-
-PART_BYTES: Final = 1 << 18
-"""Size of the parts of a snapshot. Each part is a call of its own, so that appends get their turn
-in between."""
 
 _logger = logging.getLogger(__name__)
 
 
-class RedisJournal(Journal):
+class RedisJournal(RememberingJournal):
     """The contract of Journal over Redis, for any number of processes.
 
     **Weaker than the contract where Redis is.** An entry that is not strong is acknowledged as soon
@@ -107,9 +100,8 @@ class RedisJournal(Journal):
             randbits=secrets.randbits,
             patience=patience,
         )
-        self._meter = Meter(time.perf_counter)
         self._nonce = secrets.randbits(32)
-        self._owned = Owned(self._nonce)
+        super().__init__(self._nonce)
         self._line: Line | None = None
         self._takes: Takes | None = None
         self._reader: RedisReader | None = None
@@ -136,12 +128,8 @@ class RedisJournal(Journal):
             await self.close()
             raise
         durability = self.describe_durability()
-        _logger.info(
-            "the journal is in %s: %s",
-            self._address,
-            durability,
-            extra=event("journal_opened", store=str(self._address), durability=durability),
-        )
+        facts = event("journal_opened", store=str(self._address), durability=durability)
+        _logger.info("the journal is in %s: %s", self._address, durability, extra=facts)
 
     def _connection(self, token: str = "") -> RedisDatabase:
         link = RedisLink(self._address, self._keys.deployment, self._timeout)
@@ -178,14 +166,6 @@ class RedisJournal(Journal):
             raise outcome
         return outcome
 
-    def release(self, log: str) -> None:
-        """See Journal."""
-        self._owned.release(log)
-
-    def ownership(self, log: str) -> Ownership:
-        """See Journal."""
-        return self._owned.ownership(log)
-
     async def owners(self, logs: Iterable[str]) -> dict[str, Ownership]:
         """See Journal. Cost: one round trip."""
         owners = self._owners(logs)
@@ -209,11 +189,7 @@ class RedisJournal(Journal):
         owners = self._owners([log])
         return (await self._in_order(lambda db: db.look(log, self._states(owners)[log]))).state.end
 
-    def acknowledged(self, log: str) -> End:
-        """See Journal."""
-        return self._owned.end(log)
-
-    async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
+    async def load(self, log: str, *, before: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
         """See Journal.
 
         Raises JournalLost, and JournalFailed when Redis cannot be read, or the log is replaced as
@@ -224,7 +200,7 @@ class RedisJournal(Journal):
         """
         if self._reader is None:
             raise JournalClosed
-        return await self._reader.load(log, known, durable=durable)
+        return await self._reader.load(log, before, durable=durable)
 
     async def load_behind(self, log: str, position: int) -> LoadedLog:
         """See Journal. Raises JournalFailed when the log is replaced as often as it is read."""
@@ -318,10 +294,6 @@ class RedisJournal(Journal):
         closing = [part.close() for part in (line, takes, reader) if part is not None]
         await asyncio.gather(*closing)
 
-    def statistics(self) -> JournalStatistics:
-        """See Journal."""
-        return self._meter.statistics()
-
     def _in_order(self, call: Callable[[RedisDatabase], Awaitable[T]]) -> Awaitable[T]:
         """Do a call when it has its turn. Raises JournalClosed."""
         if self._line is None:
@@ -341,11 +313,7 @@ class RedisJournal(Journal):
         log, position, _, parts = snapshot
         writer = self._owned.writer(log)
         for part in range(parts):
-            piece = payload[part * PART_BYTES : (part + 1) * PART_BYTES]
-            frame = encode(
-                log, position, piece, writer=writer, kind=Kind.SNAPSHOT, part=part, parts=parts, newest=newest
-            )
-            yield part, frame
+            yield part, encode_part(log, position, payload, part, writer, newest=newest)
 
     @contextmanager
     def _doubting(self, places: set[tuple[str, str]]) -> Iterator[None]:
@@ -366,4 +334,4 @@ class RedisJournal(Journal):
 
 
 def _snapshot(log: str, position: int, name: str, payload: bytes) -> Snapshot:
-    return Snapshot(log, position, f"{position}.{name}", max(1, -(-len(payload) // PART_BYTES)))
+    return Snapshot(log, position, f"{position}.{name}", snapshot_parts(payload))

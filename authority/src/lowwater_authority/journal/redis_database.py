@@ -363,32 +363,14 @@ class RedisDatabase:
 
         Raises JournalOutvoted.
         """
-        log = snapshot.log
-        keys = [
-            self._keys.deployment,
-            self._keys.meta(log),
-            self._keys.parts(log),
-            self._keys.records(log),
-            self._keys.logs,
-        ]
+        log, keys_of = snapshot.log, self._keys
+        keys = [keys_of.deployment, keys_of.meta(log), keys_of.parts(log), keys_of.records(log), keys_of.logs]
         epoch, nonce = _writer(log, believed)
-        arguments: Command = [
-            self._token,
-            epoch,
-            claim.nonce,
-            claim.view,
-            claim.address,
-            snapshot.position,
-            snapshot.name,
-            snapshot.parts,
-            log,
-            FORMAT,
-            _checksum(self._token),
-            nonce,
-            believed.last,
-            snapshot.restored.tail,
-            *(over if over is not None else ("", "")),
-        ]
+        claimed: Command = [epoch, claim.nonce, claim.view, claim.address]
+        staged: Command = [snapshot.position, snapshot.name, snapshot.parts]
+        deployment: Command = [log, FORMAT, _checksum(self._token)]
+        checked: Command = [nonce, believed.last, snapshot.restored.tail, *(over or ("", ""))]
+        arguments: Command = [self._token, *claimed, *staged, *deployment, *checked]
         reply = await self._exchange.write(RESTORE, keys, arguments, strong=True)
         self._check(reply, {log: believed}, [(log, snapshot.position)], view=claim.view)
         _refuse_missing(reply, snapshot)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,7 +45,9 @@ from lowwater_authority.journal.redis_scripts import Script
 
 Command: TypeAlias = Sequence[str | bytes | int]
 
-SCHEMES: Final = ("redis", "rediss", "redis+sentinel", "redis+cluster")
+PORTS: Final = {"redis": 6379, "rediss": 6379, "redis+sentinel": 26379, "redis+cluster": 6379}
+"""Default port by scheme of a URL. ``stores/store.py`` names the schemes too: it chooses a store
+without the package of Redis."""
 
 OPTIONS: Final = {
     "redis": ("client_name", "db"),
@@ -63,8 +66,6 @@ OPTIONS: Final = {
 }
 """Options that may stand behind the question mark of a URL, as redis-py names them. The journal
 sets the other options of redis-py itself."""
-
-_PORTS: Final = {"redis+sentinel": 26379}
 
 _SETTINGS_SECONDS: Final = 10.0
 """Seconds for which a strong entry relies on the settings of the server as last read. Replicas are
@@ -131,9 +132,9 @@ class Address:
                 "the Redis URL cannot be read: write /, ?, #, @ and : in a password as %2F, %3F, %23, %40 and %3A"
             ) from None
         self.scheme = split.scheme
-        if self.scheme not in SCHEMES:
-            raise ValueError(f"a Redis URL begins with one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}")
-        default = _PORTS.get(self.scheme, 6379)
+        if self.scheme not in PORTS:
+            raise ValueError(f"a Redis URL begins with one of {', '.join(f'{scheme}://' for scheme in PORTS)}")
+        default = PORTS[self.scheme]
         self.nodes: list[tuple[str, int]] = [(host or "localhost", port or default) for host, port in nodes]
         self.path = unquote(split.path.strip("/"))
         self._check(split)
@@ -360,15 +361,11 @@ class RedisExchange:
     def __init__(self, link: RedisLink, *, timeout: float) -> None:
         self.link = link
         self._milliseconds = int(timeout * 500)
-        self._settings: RedisSettings | None = None
+        self.settings: RedisSettings | None = None
+        """Settings of the server as last read."""
         self._settings_read_at = -math.inf
         self._settings_connection = 0
         """Value of ``link.dropped`` when the settings were read."""
-
-    @property
-    def settings(self) -> RedisSettings | None:
-        """Settings of the server as last read."""
-        return self._settings
 
     async def read_settings(self) -> RedisSettings:
         """Read the settings of the server, and log a change.
@@ -389,14 +386,10 @@ class RedisExchange:
 
     def _remember(self, settings: RedisSettings) -> RedisSettings:
         """Keep the settings of the server, and log a change."""
-        if self._settings is not None and settings != self._settings:
-            _logger.warning(
-                "the settings of %s have changed: %s",
-                self.link.address,
-                settings.describe(),
-                extra=event("store_settings_changed", store=self.link.address, durability=settings.describe()),
-            )
-        self._settings = settings
+        if self.settings is not None and settings != self.settings:
+            facts = event("store_settings_changed", store=self.link.address, durability=settings.describe())
+            _logger.warning("the settings of %s have changed: %s", self.link.address, settings.describe(), extra=facts)
+        self.settings = settings
         return settings
 
     async def read(self, *command: str | bytes | int) -> Any:
@@ -419,7 +412,7 @@ class RedisExchange:
 
         Raises JournalFailed when a new connection leads to a replica, whose data may be old.
         """
-        if self._settings is not None and self.link.dropped != self._settings_connection:
+        if self.settings is not None and self.link.dropped != self._settings_connection:
             await self._refuse_replica(await self.read_settings())
         return await send()
 
@@ -518,7 +511,7 @@ class RedisExchange:
         evict the journal, is a replica, or is too old. Such a server is asked again each time, so
         that a change is seen at once.
         """
-        settings = self._settings
+        settings = self.settings
         old = strong and time.perf_counter() - self._settings_read_at > _SETTINGS_SECONDS
         if settings is None or old or not settings.keeps or self.link.dropped != self._settings_connection:
             settings = await self.read_settings()
@@ -707,8 +700,4 @@ def parse_config(answer: Any) -> dict[str, str]:
 
 def _replicas(info: Mapping[str, str]) -> int:
     """Return the number of replicas that are connected and in step."""
-    return sum("state=online" in value for key, value in info.items() if _is_replica(key))
-
-
-def _is_replica(key: str) -> bool:
-    return key.startswith("slave") and key[5:].isdecimal()
+    return sum("state=online" in value for key, value in info.items() if re.fullmatch(r"slave\d+", key))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -47,11 +47,39 @@ class RedisReader:
 
     async def load(self, log: str, earlier: LoadedLog | None, *, durable: bool) -> LoadedLog:
         """See ``RedisJournal.load``."""
+        owner, stored, loaded = await self._read(log, partial(self._load, log), earlier, durable=durable)
+        if stored.state.owner[:2] == owner[:2]:
+            self._owned.reached(log, stored.state.end)
+        return loaded
+
+    async def load_behind(self, log: str, position: int) -> LoadedLog:
+        """See ``RedisJournal.load_behind``."""
+
+        async def read(stored: StoredLog, _: LoadedLog | None) -> LoadedLog:
+            refuse_snapshot_behind(log, position, stored.position)
+            records, tails = (await self._load_records(log, stored, position))[1:]
+            return LoadedLog(position, None, records, tails=tails)
+
+        return (await self._read(log, read))[2]
+
+    async def _read(
+        self,
+        log: str,
+        read: Callable[[StoredLog, LoadedLog | None], Awaitable[LoadedLog]],
+        earlier: LoadedLog | None = None,
+        *,
+        durable: bool = True,
+    ) -> tuple[Ownership, StoredLog, LoadedLog]:
+        """Read a log until no snapshot has come between; return it with the state that was read.
+
+        ``read`` gets that state, and an earlier reading that the log may continue.
+        """
         owner = self._owned.ownership(log)
         stored = await self._look(log, owner)
         for _ in range(READINGS):
             try:
-                loaded = await self._load(log, stored, earlier)
+                _refuse_behind(log, stored)
+                loaded = await read(stored, earlier)
             except JournalCorrupt:
                 # These may be pieces of two states, when a snapshot came between. Appends change
                 # nothing of what was to be read.
@@ -63,31 +91,8 @@ class RedisReader:
                 if durable and not await self._is_durable(log, owner, stored):
                     stored, earlier = await self._look(log, owner), loaded
                     continue
-                if stored.state.owner[:2] == owner[:2]:
-                    self._owned.reached(log, stored.state.end)
-                return loaded
-        raise _replaced_too_often(log)
-
-    async def load_behind(self, log: str, position: int) -> LoadedLog:
-        """See ``RedisJournal.load_behind``."""
-        owner = self._owned.ownership(log)
-        stored = await self._look(log, owner)
-        for _ in range(READINGS):
-            try:
-                _refuse_behind(log, stored)
-                refuse_snapshot_behind(log, position, stored.position)
-                _, records, tails = await self._load_records(log, stored, position)
-            except JournalCorrupt:
-                newer = await self._look(log, owner)
-                if _basis(log, newer) == _basis(log, stored):
-                    raise
-                stored = newer
-            else:
-                if not await self._is_durable(log, owner, stored):
-                    stored = await self._look(log, owner)
-                    continue
-                return LoadedLog(position, None, records, tails=tails)
-        raise _replaced_too_often(log)
+                return owner, stored, loaded
+        raise JournalFailed(f"log {log!r} was replaced by a snapshot {READINGS} times while it was read; try again")
 
     async def close(self) -> None:
         """Close the connection beside."""
@@ -133,7 +138,6 @@ class RedisReader:
 
     async def _load(self, log: str, stored: StoredLog, earlier: LoadedLog | None) -> LoadedLog:
         """Read a log, or what was appended since an earlier reading."""
-        _refuse_behind(log, stored)
         mark = earlier.mark if earlier is not None else None
         if (
             earlier is not None
@@ -162,9 +166,7 @@ class RedisReader:
         """Return the records behind a position: as stored, decoded, and their checksums."""
         owner, (last, tail) = stored.state
         rows = await self._rows(log, last, after)
-        tails: dict[int, int] = {}
-        records = decode_records(log, rows, after=after, last=last, tail=tail, epoch=owner.epoch, tails=tails)
-        return rows, records, tails
+        return rows, *decode_records(log, rows, after=after, last=last, tail=tail, epoch=owner.epoch)
 
     async def _rows(self, log: str, last: int, after: int) -> list[tuple[int, bytes]]:
         """Return the records between two positions as they are stored."""
@@ -196,10 +198,6 @@ class RedisReader:
 def _refuse_behind(log: str, stored: StoredLog) -> None:
     if stored.behind:
         raise JournalCorrupt(log, stored.behind, f"the log ends at {stored.state.last}, but there is a record behind")
-
-
-def _replaced_too_often(log: str) -> JournalFailed:
-    return JournalFailed(f"log {log!r} was replaced by a snapshot {READINGS} times while it was read; try again")
 
 
 def _basis(log: str, stored: StoredLog) -> tuple[object, ...]:

@@ -139,20 +139,17 @@ class Takes:
 
     async def _run(self) -> None:
         try:
-            await self._take_all()
+            while self._waiting:
+                batch = {log: self._waiting.pop(log) for log in list(self._waiting)[:_TAKEN_AT_ONCE]}
+                outcomes = await self._outcomes({log: claim for log, (claim, _) in batch.items()})
+                for log, (_, answer) in batch.items():
+                    outcome = outcomes[log]
+                    if isinstance(outcome, Exception):
+                        answer.set_exception(outcome)
+                    else:
+                        answer.set_result(outcome)
         finally:
             self._task = None
-
-    async def _take_all(self) -> None:
-        while self._waiting:
-            batch = {log: self._waiting.pop(log) for log in list(self._waiting)[:_TAKEN_AT_ONCE]}
-            outcomes = await self._outcomes({log: claim for log, (claim, _) in batch.items()})
-            for log, (_, answer) in batch.items():
-                outcome = outcomes[log]
-                if isinstance(outcome, Exception):
-                    answer.set_exception(outcome)
-                else:
-                    answer.set_result(outcome)
 
     async def _outcomes(self, claims: Mapping[str, Ownership]) -> Mapping[str, Ownership | Exception]:
         """Take logs together, and one by one if the store refuses all because of one."""

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 from lowwater.core.events import event
@@ -16,6 +17,7 @@ from lowwater_authority.journal.contract import (
     GRAPH,
     End,
     Entry,
+    Journal,
     JournalError,
     JournalFailed,
     JournalFenced,
@@ -36,12 +38,9 @@ class Meter:
     ``clock`` returns seconds and never goes back.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._appends = self._entries = self._bytes = 0
-        self._snapshots = self._snapshot_bytes = 0
-        self._failed = self._unknown = 0
-        self._seconds = 0.0
+        self.totals = JournalStatistics()
 
     @contextmanager
     def append(self, entries: Sequence[Entry]) -> Iterator[None]:
@@ -50,42 +49,31 @@ class Meter:
         with self._errors():
             yield
         if entries:
-            self._seconds = self._clock() - start
-            self._appends += 1
-            self._entries += len(entries)
-            self._bytes += sum(len(entry.payload) for entry in entries)
+            size = sum(len(entry.payload) for entry in entries)
+            self._add(appends=1, entries=len(entries), bytes=size)
+            self.totals = replace(self.totals, last_append_seconds=self._clock() - start)
 
     @contextmanager
     def snapshot(self, payload: bytes) -> Iterator[None]:
         """Count one snapshot when it is acknowledged, or its error."""
         with self._errors():
             yield
-        self._snapshots += 1
-        self._snapshot_bytes += len(payload)
-
-    def statistics(self) -> JournalStatistics:
-        """Return the totals."""
-        return JournalStatistics(
-            appends=self._appends,
-            entries=self._entries,
-            bytes=self._bytes,
-            last_append_seconds=self._seconds,
-            snapshots=self._snapshots,
-            snapshot_bytes=self._snapshot_bytes,
-            failed=self._failed,
-            unknown=self._unknown,
-        )
+        self._add(snapshots=1, snapshot_bytes=len(payload))
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
         except JournalUnknown:
-            self._unknown += 1
+            self._add(unknown=1)
             raise
         except JournalError:
-            self._failed += 1
+            self._add(failed=1)
             raise
+
+    def _add(self, **counts: int) -> None:
+        totals = {name: getattr(self.totals, name) + count for name, count in counts.items()}
+        self.totals = replace(self.totals, **totals)
 
 
 class Writer(NamedTuple):
@@ -190,6 +178,33 @@ class Owned:
     def states(self, logs: Iterable[str]) -> dict[str, LogState]:
         """Return what this process believes of the logs. The step that writes them checks it."""
         return {log: LogState(self.ownership(log), self.end(log)) for log in logs}
+
+
+class RememberingJournal(Journal):
+    """The part of a Journal that asks no store: what this process owns and has read, and totals.
+
+    ``nonce`` is that of :class:`Owned`.
+    """
+
+    def __init__(self, nonce: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._owned = Owned(nonce)
+        self._meter = Meter(clock)
+
+    def release(self, log: str) -> None:
+        """See Journal."""
+        self._owned.release(log)
+
+    def ownership(self, log: str) -> Ownership:
+        """See Journal."""
+        return self._owned.ownership(log)
+
+    def acknowledged(self, log: str) -> End:
+        """See Journal."""
+        return self._owned.end(log)
+
+    def statistics(self) -> JournalStatistics:
+        """See Journal."""
+        return self._meter.totals
 
 
 def judge(believed: Mapping[str, LogState], actual: Mapping[str, LogState]) -> None:

@@ -14,7 +14,6 @@ import platform
 import secrets
 import sqlite3
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,7 +28,6 @@ from lowwater_authority.journal.contract import (
     GRAPH,
     End,
     Entry,
-    Journal,
     JournalClosed,
     JournalCorrupt,
     JournalError,
@@ -38,7 +36,6 @@ from lowwater_authority.journal.contract import (
     JournalLocked,
     JournalPosition,
     JournalReplaced,
-    JournalStatistics,
     JournalUnknown,
     JournalVersion,
     LoadedLog,
@@ -50,15 +47,16 @@ from lowwater_authority.journal.frames import (
     checksum,
     decode,
     decode_records,
-    encode,
+    encode_part,
     refuse_another,
     refuse_snapshot_behind,
     runs_of,
+    snapshot_parts,
 )
 from lowwater_authority.journal.rules import (
     LogState,
-    Meter,
     Owned,
+    RememberingJournal,
     Writer,
     judge,
     log_created,
@@ -71,12 +69,8 @@ from lowwater_authority.journal.rules import (
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-PART_BYTES = 1 << 18
-"""Size of the parts of a snapshot. Each part is a transaction of its own, so that appends get their
-turn in between."""
 
-
-class SqliteJournal(Journal):
+class SqliteJournal(RememberingJournal):
     """The contract of Journal over an SQLite database in WAL mode, synced in every commit.
 
     Strong and other entries are equally durable: an acknowledged entry survives the machine's death
@@ -95,18 +89,11 @@ class SqliteJournal(Journal):
 
     shared = False
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        server_token: str = "",
-        must_exist: bool = False,
-    ) -> None:
+    def __init__(self, path: Path, *, server_token: str = "", must_exist: bool = False) -> None:
+        super().__init__()
         self._database = SqliteDatabase(path.absolute())
         self._wanted_token = server_token
         self._must_exist = must_exist
-        self._meter = Meter(time.perf_counter)
-        self._owned = Owned(nonce=0)
         self._thread: ThreadPoolExecutor | None = None
 
     async def open(self) -> None:
@@ -137,14 +124,6 @@ class SqliteJournal(Journal):
         self._owned.took(log, owner)
         return owner
 
-    def release(self, log: str) -> None:
-        """See Journal."""
-        self._owned.release(log)
-
-    def ownership(self, log: str) -> Ownership:
-        """See Journal."""
-        return self._owned.ownership(log)
-
     async def owners(self, logs: Iterable[str]) -> dict[str, Ownership]:
         """See Journal."""
         return await self._run(self._database.owners, tuple(logs))
@@ -169,18 +148,14 @@ class SqliteJournal(Journal):
         """See Journal."""
         return await self._run(self._database.end, log)
 
-    def acknowledged(self, log: str) -> End:
-        """See Journal."""
-        return self._owned.end(log)
-
-    async def load(self, log: str, *, known: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
+    async def load(self, log: str, *, before: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
         """See Journal. The log is read whole each time.
 
         A single process has no reason to read twice. Readable records are durable: SQLite shows a
         transaction once its commit is synced. Frames that a killed process has left unsynced in the
         write-ahead log are synced together with the epoch that ``open`` writes.
         """
-        del known, durable
+        del before, durable
         loaded, end = await self._run(self._database.load, log, self._owned.states([log]))
         self._owned.reached(log, end)
         return loaded
@@ -216,7 +191,7 @@ class SqliteJournal(Journal):
             key = await self._run(self._database.begin_snapshot, log, position, believed, record)
             if key is None:
                 return
-            parts = _parts(payload)
+            parts = snapshot_parts(payload)
             for part in range(parts):
                 await self._run(self._stage, key, log, position, payload, part, writer, newest)
             await self._run(self._database.finish_snapshot, log, position, parts, believed, record)
@@ -241,8 +216,8 @@ class SqliteJournal(Journal):
 
             def framed(owner: Ownership) -> list[bytes]:
                 writer = graph if log == GRAPH else Writer(owner.epoch, owner.nonce)
-                parts = range(_parts(payload))
-                return [_frame(log, position, payload, part, writer, newest=newest) for part in parts]
+                parts = range(snapshot_parts(payload))
+                return [encode_part(log, position, payload, part, writer, newest=newest) for part in parts]
 
             mine, claim = self._owned.states([log])[log], Ownership(0, 0, address, view)
             restore = self._database.restore
@@ -265,10 +240,6 @@ class SqliteJournal(Journal):
             return None
         return disk.f_bavail * disk.f_frsize
 
-    def statistics(self) -> JournalStatistics:
-        """See Journal."""
-        return self._meter.statistics()
-
     def _append(
         self, entries: Sequence[Entry], writers: Mapping[str, Writer], believed: Mapping[str, LogState]
     ) -> dict[str, End]:
@@ -281,7 +252,8 @@ class SqliteJournal(Journal):
     def _stage(
         self, key: int, log: str, position: int, payload: bytes, part: int, writer: Writer, newest: bool
     ) -> None:
-        self._database.stage(log, key, position, part, _frame(log, position, payload, part, writer, newest=newest))
+        frame = encode_part(log, position, payload, part, writer, newest=newest)
+        self._database.stage(log, key, position, part, frame)
 
     async def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """Call on the thread of the journal.
@@ -298,18 +270,6 @@ class SqliteJournal(Journal):
         closing = asyncio.get_running_loop().run_in_executor(thread, self._database.close)
         thread.shutdown(wait=False)
         return closing
-
-
-def _parts(payload: bytes) -> int:
-    """Return the number of parts of a snapshot."""
-    return max(1, -(-len(payload) // PART_BYTES))
-
-
-def _frame(log: str, position: int, payload: bytes, part: int, writer: Writer, *, newest: bool) -> bytes:
-    """Return one part of a snapshot, framed."""
-    piece = payload[part * PART_BYTES : (part + 1) * PART_BYTES]
-    parts = _parts(payload)
-    return encode(log, position, piece, writer=writer, kind=Kind.SNAPSHOT, part=part, parts=parts, newest=newest)
 
 
 _logger = logging.getLogger(__name__)
@@ -436,8 +396,7 @@ class SqliteDatabase:
         """Return the records of a log behind a position, and their checksums."""
         sql = "SELECT position, frame FROM records WHERE log = ? AND position > ? ORDER BY position"
         rows, epoch = self._connection.execute(sql, (key, after)), self._owner.writer.epoch
-        tails: dict[int, int] = {}
-        return decode_records(log, rows, after=after, last=last, tail=tail, epoch=epoch, tails=tails), tails
+        return decode_records(log, rows, after=after, last=last, tail=tail, epoch=epoch)
 
     def append(self, runs: list[Run], believed: Mapping[str, LogState]) -> None:
         """Write all runs in one transaction, or none."""
@@ -502,12 +461,8 @@ class SqliteDatabase:
         except JournalError as error:
             # The snapshot is in force, and the rows that it covers are not read any more. The next
             # snapshot, or the next start, removes them.
-            _logger.warning(
-                "log %r: covered records stay on disk for now: %s",
-                log,
-                error,
-                extra=event("purge_failed", computation=log, reason=str(error)),
-            )
+            facts = event("purge_failed", computation=log, reason=str(error))
+            _logger.warning("log %r: covered records stay on disk for now: %s", log, error, extra=facts)
             return False
 
     def restore(
@@ -580,8 +535,7 @@ class SqliteDatabase:
         try:
             self._lock.acquire()
         except OSError as error:
-            fix = "free space on its disk" if is_full(error) else "make it and its directory writable"
-            raise JournalFailed(f"{self._lock.path}: {error.strerror}; {fix}") from error
+            raise unusable(self._lock.path, error, "make it and its directory writable") from error
         if _size(self.path) == 0 and _size(self._wal) > 0:
             raise JournalCorrupt(None, None, f"{self._wal} has lost its database {self.path}")
         if self._lock.used_before and self.path.exists() and _size(self.path) == 0:
@@ -600,10 +554,7 @@ class SqliteDatabase:
             make_private_file(self.path)  # SQLite gives its other files the rights of this one
             _warn_if_exposed(self.path)
         except OSError as error:
-            fix = (
-                "free space on its disk" if is_full(error) else "make the file and its directory readable and writable"
-            )
-            raise JournalFailed(f"{self.path}: {error.strerror}; {fix}") from error
+            raise unusable(self.path, error, "make the file and its directory readable and writable") from error
         with translated(self.path):
             self._handle = connection = sqlite3.connect(self.path, isolation_level=None, timeout=_BUSY_SECONDS)
             new = is_new(connection, self.path)
@@ -928,9 +879,13 @@ def _warn_if_exposed(path: Path) -> None:
         )
 
 
-def is_full(error: OSError) -> bool:
-    """Return whether an error came from a full disk, or a quota that is used up."""
-    return error.errno in {errno.ENOSPC, errno.EDQUOT}
+def unusable(path: Path, error: OSError, fix: str) -> JournalFailed:
+    """Return the error for a file or a folder that cannot be made or used.
+
+    On a full disk, or when a quota is used up, ``fix`` does not help.
+    """
+    full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+    return JournalFailed(f"{path}: {error.strerror}; {'free space on its disk' if full else fix}")
 
 
 def _has_room(directory: Path) -> bool:
@@ -976,15 +931,11 @@ class LockFile:
         """Lock. Raises JournalLocked with the holder, OSError when the file cannot be made."""
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(fd, 1024).decode(errors="replace").strip()
-            os.close(fd)
-            raise JournalLocked(self.path, holder=holder or "a process that has just begun") from None
-        except BaseException:
-            os.close(fd)
-            raise
-        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.read(fd, 1024).decode(errors="replace").strip()
+                raise JournalLocked(self.path, holder=holder or "a process that has just begun") from None
             self.used_before = os.fstat(fd).st_size > 0
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"process {os.getpid()} on host {platform.node()}\n".encode(), 0)

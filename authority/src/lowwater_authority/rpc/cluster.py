@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lowwater import errors
 from lowwater.core.events import event
@@ -13,19 +13,16 @@ from lowwater.v1 import cluster_pb2_grpc, types_pb2
 from lowwater_authority.access.caller import calling
 from lowwater_authority.access.policy import SHA256, Action
 from lowwater_authority.core.computation import LARGEST_EPOCH
+from lowwater_authority.core.requests import bad_field
 from lowwater_authority.journal import JournalError
-from lowwater_authority.rpc.refusals import bad_field, refusing
+from lowwater_authority.rpc.refusals import refusing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import grpc
-
     from lowwater_authority.cluster.cluster import Cluster
     from lowwater_authority.cluster.membership import View
-    from lowwater_authority.rpc.services import Services
-
-    Context = grpc.aio.ServicerContext[Any, Any]
+    from lowwater_authority.rpc.services import Context, Services
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +159,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
                 "store_lost_epochs", computation=name, seen=epoch, epoch=shard.served.epoch(name), count=count
             )
             log.warning(
-                "a reader of %s has seen its ownership number %d, and the store has only %d: the reader waits until a worker "
+                "a reader of %s has seen its epoch %d, and the store has only %d: the reader waits until a worker "
                 "or an operator reports that number too, or until it is restarted; see docs/operate/durability.md",
                 name,
                 epoch,

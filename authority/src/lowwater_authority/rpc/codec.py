@@ -21,6 +21,7 @@ from lowwater.core.text import without_passwords, without_secrets
 from lowwater.layout import SLOTS, wrong
 from lowwater.v1 import topology_pb2, types_pb2, watermarks_pb2, workers_pb2
 from lowwater_authority.core.batches import MAX_PARTS
+from lowwater_authority.core.bounds import head
 from lowwater_authority.core.budget import BUCKETS, Kept, Lateness
 from lowwater_authority.core.codec import int64_bytes
 from lowwater_authority.core.cut import Cut
@@ -37,11 +38,12 @@ from lowwater_authority.core.requests import (
     Prepare,
     TaskAttempt,
     TaskPart,
+    bad_field,
 )
 from lowwater_authority.core.slicing import MOST_FRONTIERS
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import MAX_BUDGETS, MAX_HEURISTICS, Spec
-from lowwater_authority.rpc.refusals import MESSAGE_BYTES, bad_field
+from lowwater_authority.rpc.refusals import MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -131,13 +133,10 @@ def claim(message: workers_pb2.ClaimRequest) -> Pieces[ClaimRequest]:
     """Decode a claim in pieces, because millions of bounds take long. Raises InvalidArgument."""
     bounds = yield from _bounds(message)
     _check_digest("batch_digest", message.batch_digest)
-    for path in ("worker", "host", "identity"):
-        of_slice = path == "identity" and is_slicing(message.computation, message.identity)
-        if len(getattr(message, path)) > MAX_NAME + of_slice * SLICING:
-            raise bad_field(path, "is too long", f"use at most {MAX_NAME} characters")
-    for path in ("worker", "host"):
-        if CONTROL.search(getattr(message, path)):
-            raise bad_field(path, "has a control character", "use printable characters only")
+    printable("worker", message.worker, MAX_NAME)
+    printable("host", message.host, MAX_NAME)
+    if len(message.identity) > MAX_NAME + is_slicing(message.computation, message.identity) * SLICING:
+        raise bad_field("identity", f"has {len(message.identity)} characters", f"use at most {MAX_NAME}")
     if len(message.request_id) != 16:
         raise bad_field("request_id", f"has {len(message.request_id)} bytes", "send 16 random bytes")
     starting = int64s(message.bound_micros)
@@ -188,7 +187,16 @@ def _bounds(message: workers_pb2.ClaimRequest) -> Pieces[list[bytes]]:
 def claim_watermarks(response: workers_pb2.ClaimResponse, values: Int64s) -> None:
     """Add the watermarks of a claim's ranges: packed bytes, which protobuf parses at once."""
     packed = int64_bytes(values)
-    response.MergeFromString(_WATERMARKS + _varint(len(packed)) + packed)
+    response.MergeFromString(head(response.WATERMARKS_MICROS_FIELD_NUMBER, len(packed)) + packed)
+
+
+def printable(path: str, text: str, most: int | None = None) -> str:
+    """Return a text for people, of at most ``most`` characters. Raises InvalidArgument."""
+    if most is not None and len(text) > most:
+        raise bad_field(path, f"has {len(text)} characters", f"use at most {most}")
+    if CONTROL.search(text):
+        raise bad_field(path, "has a control character", "use printable characters only")
+    return text
 
 
 def _check_digest(path: str, digest: bytes) -> None:
@@ -297,9 +305,7 @@ def _words(field: str, words: str) -> str:
     size = len(words.encode())
     if size > MAX_WAITING_FOR:
         raise bad_field(field, f"has {size} bytes", f"use at most {MAX_WAITING_FOR} bytes of UTF-8")
-    if CONTROL.search(words):
-        raise bad_field(field, "has a control character", "use printable characters only")
-    return words
+    return printable(field, words)
 
 
 def attempt(message: workers_pb2.TaskAttempt) -> TaskAttempt:
@@ -349,10 +355,7 @@ def layout_report(message: workers_pb2.CommitBatchRequest) -> LayoutReport | Non
     problem = wrong(starts, tasks, SLOTS) if starts or tasks else None
     if problem is not None:
         raise bad_field(f"layout.{problem[0]}", *problem[1:])
-    if len(message.layout_refused) > MAX_REFUSED:
-        raise bad_field("layout_refused", "is too long", f"use at most {MAX_REFUSED} characters")
-    if CONTROL.search(message.layout_refused):
-        raise bad_field("layout_refused", "has a control character", "use printable characters only")
+    printable("layout_refused", message.layout_refused, MAX_REFUSED)
     if len(message.loads) > MAX_LOADS:
         raise bad_field("loads", f"has {len(message.loads)} ranges", f"tell of at most {MAX_LOADS}, the hottest")
     for i, load in enumerate(message.loads):
@@ -411,10 +414,6 @@ STATES: Final = {
     GroupState.UNOWNED: types_pb2.RANGE_STATE_UNOWNED,
     GroupState.RETIRED: types_pb2.RANGE_STATE_RETIRED,
 }
-
-_HANDLES: Final = bytes([workers_pb2.RefusedRanges.HANDLES_FIELD_NUMBER << 3 | 2])
-_WATERMARKS: Final = bytes([workers_pb2.ClaimResponse.WATERMARKS_MICROS_FIELD_NUMBER << 3 | 2])
-"""Tags of these fields; packed bytes are appended behind them."""
 
 
 def key_range_message(value: Range) -> types_pb2.Range:
@@ -545,16 +544,8 @@ def refused_message(name: str, value: Refused) -> workers_pb2.RefusedRanges:
         # Packed bytes are parsed at once. Two million handles one by one would hold up the event
         # loop for most of a second.
         packed = value.handles.astype("<u4", copy=False).tobytes()
-        message.MergeFromString(_HANDLES + _varint(len(packed)) + packed)
+        message.MergeFromString(head(message.HANDLES_FIELD_NUMBER, len(packed)) + packed)
     return message
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*encoded, value])
 
 
 def fenced_message(value: Fenced) -> workers_pb2.Fenced:

@@ -15,6 +15,7 @@ from lowwater import errors
 from lowwater.core.events import event, shortened
 from lowwater.v1 import errors_pb2
 from lowwater_authority.access.caller import calling
+from lowwater_authority.core.requests import bad_field
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -145,6 +146,8 @@ def check_token(expected: str, token: str) -> None:
         raise errors.ServerTokenMismatch(msg, metadata={"server_token": expected})
 
 
-def bad_field(path: str, problem: str, fix: str) -> errors.InvalidArgument:
-    """Return the error for a malformed field."""
-    return errors.InvalidArgument(f"{path} {problem}; {fix}", metadata={"field": path, "fix": fix})
+def at_most(path: str, value: int, most: int) -> int:
+    """Return a number of a request. Raises InvalidArgument for one above ``most``."""
+    if value > most:
+        raise bad_field(path, f"is {value}", f"ask for at most {most}")
+    return value

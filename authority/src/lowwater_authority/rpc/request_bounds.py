@@ -14,8 +14,9 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.message import DecodeError
 
 from lowwater import errors
+from lowwater_authority.core.codec import varint
+from lowwater_authority.core.requests import bad_field
 from lowwater_authority.core.topology import MAX_INPUTS
-from lowwater_authority.rpc.refusals import bad_field
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,10 +161,7 @@ class Shape:
         """
         if len(data) - len(data.translate(None, self.tags)) <= most:
             return False
-        try:
-            return _goes_beyond(data, self, most)
-        except IndexError:
-            raise DecodeError from None
+        return _goes_beyond(data, self, most)
 
 
 def _goes_beyond(data: bytes, shape: Shape, most: int) -> bool:
@@ -173,17 +171,17 @@ def _goes_beyond(data: bytes, shape: Shape, most: int) -> bool:
     while parts:
         shape, at, end = parts.pop()
         while at < end:
-            tag, at = _number(data, at)
+            tag, at = varint(data, at)
             number, kind = tag >> 3, tag & 7
             steps -= 1
             if kind == LENGTH:
-                size, at = _number(data, at)
+                size, at = varint(data, at)
                 elements -= number in shape.counted
                 if number in shape.inner:
                     parts.append((shape.inner[number], at, min(at + size, end)))
                 at += size
             elif kind == VARINT:
-                _, at = _number(data, at)
+                _, at = varint(data, at)
             elif kind in (FIXED64, FIXED32):
                 at += 8 if kind == FIXED64 else 4
             elif kind not in GROUPS:  # fields within an unknown group count as if they were beside it
@@ -191,23 +189,6 @@ def _goes_beyond(data: bytes, shape: Shape, most: int) -> bool:
             if elements < 0 or steps < 0:
                 return True
     return False
-
-
-def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number of one to ten bytes, and the position behind it.
-
-    Raises DecodeError, IndexError.
-    """
-    value = data[at]
-    if value < 0x80:
-        return value, at + 1
-    value &= 0x7F
-    for more in range(1, 10):
-        byte = data[at + more]
-        value |= (byte & 0x7F) << 7 * more
-        if byte < 0x80:
-            return value, at + more + 1
-    raise DecodeError
 
 
 def shape_of(deserialize: Callable[[bytes], Any]) -> Shape | None:

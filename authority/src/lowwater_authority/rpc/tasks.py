@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater.v1 import tasks_pb2 as pb
 from lowwater.v1 import tasks_pb2_grpc
 from lowwater_authority.access.caller import holder
+from lowwater_authority.core.requests import bad_field
 from lowwater_authority.core.tasks import (
     DEFAULT_LEASE,
     NONCE_BYTES,
@@ -19,19 +20,15 @@ from lowwater_authority.core.tasks import (
     TaskState,
 )
 from lowwater_authority.engine.task_master import TaskMaster
-from lowwater_authority.rpc.codec import CONTROL, MAX_NAME
-from lowwater_authority.rpc.refusals import bad_field, refusing
+from lowwater_authority.rpc.codec import MAX_NAME, printable
+from lowwater_authority.rpc.refusals import at_most, refusing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import grpc
-
     from lowwater_authority.core.tasks import TaskGrant
-    from lowwater_authority.rpc.services import Services
+    from lowwater_authority.rpc.services import Context, Services
     from lowwater_authority.rpc.streams import Streams
-
-    Context = grpc.aio.ServicerContext[Any, Any]
 
 MAX_WAIT_MILLIS: Final = 30_000
 DEFAULT_PAGE: Final = 100
@@ -83,18 +80,15 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
     @refusing
     async def TakeTask(self, request: pb.TakeTaskRequest, context: Context) -> pb.TakeTaskResponse:  # noqa: N802
         """Lease a task."""
-        if request.wait_millis > MAX_WAIT_MILLIS:
-            raise bad_field(
-                "wait_millis", f"is {request.wait_millis}", f"wait for at most {MAX_WAIT_MILLIS}, and ask again"
-            )
-        worker = _for_people("worker", request.worker)
+        wait = at_most("wait_millis", request.wait_millis, MAX_WAIT_MILLIS) / 1000
+        worker = printable("worker", request.worker, MAX_NAME)
         await self.services.confirm(request.computation)
         granted = await self._master.take(
             request.computation,
             request.group,
             worker,
             request.nonce,
-            wait=request.wait_millis / 1000,
+            wait=wait,
             leaving=self.services.leaving,
             who=holder(),
         )
@@ -111,7 +105,7 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
     async def CommitTask(self, request: pb.CommitTaskRequest, context: Context) -> pb.CommitTaskResponse:  # noqa: N802
         """Mark a task as done, and create its successors."""
         granted = lease(request)
-        outputs = [_for_people(f"outputs[{i}]", output, None) for i, output in enumerate(request.outputs)]
+        outputs = [printable(f"outputs[{i}]", output) for i, output in enumerate(request.outputs)]
         successors = new_tasks(request.successors)
         await self.services.confirm(request.computation)
         await self._master.commit(request.computation, granted, outputs, request.digest, successors)
@@ -128,8 +122,7 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
     @refusing
     async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:  # noqa: N802
         """Return the groups, or the tasks of one."""
-        if request.page_size > MAX_PAGE:
-            raise bad_field("page_size", f"is {request.page_size}", f"ask for at most {MAX_PAGE}")
+        limit = at_most("page_size", request.page_size, MAX_PAGE) or DEFAULT_PAGE
         state = _state(request.state)
         await self.services.confirm(request.computation)
         response = pb.ListTasksResponse(server_token=self.services.token)
@@ -137,7 +130,6 @@ class TaskServicer(tasks_pb2_grpc.TaskServiceServicer):
             incarnation, groups = await self._master.groups(request.computation)
             response.groups.extend(group_message(incarnation, figures) for figures in groups)
             return response
-        limit = request.page_size or DEFAULT_PAGE
         incarnation, group, tasks, total = await self._master.tasks(request.computation, request.group, state, limit)
         response.groups.append(group_message(incarnation, group))
         response.tasks.extend(task_message(incarnation, group.name, task, offered=offered) for task, offered in tasks)
@@ -230,12 +222,3 @@ def _state(value: int) -> TaskState | None:
     if value not in (0, *TaskState):
         raise bad_field("state", f"is {value}", "1 for ready, 2 for leased, 3 for done, 0 for all")
     return TaskState(value) if value else None
-
-
-def _for_people(path: str, text: str, most: int | None = MAX_NAME) -> str:
-    """Check a text for people; ``most`` None: the core bounds it. Raises InvalidArgument."""
-    if most is not None and len(text) > most:
-        raise bad_field(path, f"has {len(text)} characters", f"use at most {most}")
-    if CONTROL.search(text):
-        raise bad_field(path, "has a control character", "use printable characters only")
-    return text

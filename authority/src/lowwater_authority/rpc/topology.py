@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lowwater import errors
-from lowwater.v1 import topology_pb2, topology_pb2_grpc
+from lowwater.v1 import topology_pb2 as pb
+from lowwater.v1 import topology_pb2_grpc
 from lowwater_authority.access.caller import calling, permit, room, room_for_slice, visible
 from lowwater_authority.journal import JournalError
 from lowwater_authority.rpc import codec
 from lowwater_authority.rpc.refusals import refusing
 
 if TYPE_CHECKING:
-    import grpc
-
-    from lowwater_authority.rpc.services import Services
-
-    Context = grpc.aio.ServicerContext[Any, Any]
+    from lowwater_authority.rpc.services import Context, Services
 
 
 class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
@@ -27,7 +24,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         self.services = services
 
     @refusing
-    async def Register(self, request: topology_pb2.RegisterRequest, context: Context) -> topology_pb2.RegisterResponse:  # noqa: N802
+    async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:  # noqa: N802
         """Register a computation, or return the one that is registered the same."""
         shard, spec = self.services.shard, codec.spec(request)
         await shard.confirmation.confirm(())  # another shard may have registered it since
@@ -37,18 +34,16 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
             room=room(spec.name, len(spec.cut.parts), self.services.limits),
             principal="" if caller is None else caller.principal.name,
         )
-        return topology_pb2.RegisterResponse(
+        return pb.RegisterResponse(
             server_token=self.services.token, computation=codec.computation_message(spec, shard.topology)
         )
 
     @refusing
-    async def GetTopology(  # noqa: N802
-        self, request: topology_pb2.GetTopologyRequest, context: Context
-    ) -> topology_pb2.GetTopologyResponse:
+    async def GetTopology(self, request: pb.GetTopologyRequest, context: Context) -> pb.GetTopologyResponse:  # noqa: N802
         """Return the graph as the store has it, as far as the caller may read."""
         await self.services.shard.confirmation.confirm(())
         topology = self.services.shard.topology
-        return topology_pb2.GetTopologyResponse(
+        return pb.GetTopologyResponse(
             server_token=self.services.token,
             version=topology.version,
             computations=[
@@ -58,9 +53,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         )
 
     @refusing
-    async def SetInputs(  # noqa: N802
-        self, request: topology_pb2.SetInputsRequest, context: Context
-    ) -> topology_pb2.SetInputsResponse:
+    async def SetInputs(self, request: pb.SetInputsRequest, context: Context) -> pb.SetInputsResponse:  # noqa: N802
         """Replace the inputs of a computation."""
         shard = self.services.shard
         await self.services.reach(request.computation)
@@ -72,23 +65,19 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
             input_version=request.input_version,
             permit=permit(name),
         )
-        return topology_pb2.SetInputsResponse(computation=codec.computation_message(spec, shard.topology))
+        return pb.SetInputsResponse(computation=codec.computation_message(spec, shard.topology))
 
     @refusing
-    async def Reset(self, request: topology_pb2.ResetRequest, context: Context) -> topology_pb2.ResetResponse:  # noqa: N802
+    async def Reset(self, request: pb.ResetRequest, context: Context) -> pb.ResetResponse:  # noqa: N802
         """Begin new incarnations of a computation and of all that read it, directly or not."""
         shard = self.services.shard
         await shard.confirmation.confirm(())  # another shard may have registered it since
         name = request.computation
         specs = await shard.graph.reset(name, incarnation=request.incarnation, permit=permit(name))
-        return topology_pb2.ResetResponse(
-            computations=[codec.computation_message(spec, shard.topology) for spec in specs]
-        )
+        return pb.ResetResponse(computations=[codec.computation_message(spec, shard.topology) for spec in specs])
 
     @refusing
-    async def SplitSlice(  # noqa: N802
-        self, request: topology_pb2.SplitSliceRequest, context: Context
-    ) -> topology_pb2.SplitSliceResponse:
+    async def SplitSlice(self, request: pb.SplitSliceRequest, context: Context) -> pb.SplitSliceResponse:  # noqa: N802
         """Cut a slice into two."""
         shard, name = self.services.shard, request.computation
         await shard.confirmation.confirm(())  # another shard may have cut it since
@@ -99,10 +88,10 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
             incarnation=request.incarnation,
             room=room_for_slice(name, self.services.limits),
         )
-        return topology_pb2.SplitSliceResponse(slice=codec.computation_message(spec, shard.topology))
+        return pb.SplitSliceResponse(slice=codec.computation_message(spec, shard.topology))
 
     @refusing
-    async def Retire(self, request: topology_pb2.RetireRequest, context: Context) -> topology_pb2.RetireResponse:  # noqa: N802
+    async def Retire(self, request: pb.RetireRequest, context: Context) -> pb.RetireResponse:  # noqa: N802
         """Retire a key interval of a computation."""
         start, end = codec.interval(request.start, request.end)
         await self.services.reach(request.computation)
@@ -115,22 +104,18 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
             newest_claim=request.newest_claim if request.HasField("newest_claim") else None,
             incarnation=request.incarnation,
         )
-        return topology_pb2.RetireResponse(ranges=ranges)
+        return pb.RetireResponse(ranges=ranges)
 
     @refusing
-    async def ChangeLayout(  # noqa: N802
-        self, request: topology_pb2.ChangeLayoutRequest, context: Context
-    ) -> topology_pb2.ChangeLayoutResponse:
+    async def ChangeLayout(self, request: pb.ChangeLayoutRequest, context: Context) -> pb.ChangeLayoutResponse:  # noqa: N802
         """Set the wanted layout of a computation."""
         wish = codec.layout_wish(request)
         await self.services.reach(request.computation)
         version = await self.services.shard.owners.change_layout(request.computation, *wish)
-        return topology_pb2.ChangeLayoutResponse(version=version)
+        return pb.ChangeLayoutResponse(version=version)
 
     @refusing
-    async def GetLayout(  # noqa: N802
-        self, request: topology_pb2.GetLayoutRequest, context: Context
-    ) -> topology_pb2.GetLayoutResponse:
+    async def GetLayout(self, request: pb.GetLayoutRequest, context: Context) -> pb.GetLayoutResponse:  # noqa: N802
         """Return the wanted layout, and the one that the owner reports."""
         await self.services.confirm(request.computation)
         return await self.services.shard.reads.ask(
@@ -138,7 +123,7 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
         )
 
     @refusing
-    async def Drop(self, request: topology_pb2.DropRequest, context: Context) -> topology_pb2.DropResponse:  # noqa: N802
+    async def Drop(self, request: pb.DropRequest, context: Context) -> pb.DropResponse:  # noqa: N802
         """Drop a computation from the graph."""
         shard = self.services.shard
         await shard.confirmation.confirm(())  # another shard may have registered a reader of it since
@@ -152,4 +137,4 @@ class TopologyServicer(topology_pb2_grpc.TopologyServiceServicer):
             # If this fails, the first shard does it at one of its next beats.
             with suppress(JournalError, errors.LowwaterError):
                 await self.services.cluster.unpin_dropped()
-        return topology_pb2.DropResponse(computation=codec.tombstone_message(dropped))
+        return pb.DropResponse(computation=codec.tombstone_message(dropped))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
 from lowwater.v1 import watermarks_pb2 as pb
@@ -12,23 +12,19 @@ from lowwater_authority.access.caller import calling, demand_some_read, holder, 
 from lowwater_authority.engine.placement import moved
 from lowwater_authority.promises import NOTHING
 from lowwater_authority.rpc import codec
-from lowwater_authority.rpc.refusals import bad_field, check_token, refuse, refusing
+from lowwater_authority.rpc.refusals import at_most, check_token, refuse, refusing
 from lowwater_authority.rpc.rooms import enter, inside, leave, watched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
-
-    import grpc
 
     from lowwater.v1 import types_pb2
     from lowwater_authority.core.computation import View
     from lowwater_authority.core.topology import Topology
     from lowwater_authority.engine.hub import Subscription
     from lowwater_authority.engine.shard import Shard
-    from lowwater_authority.rpc.services import Services
+    from lowwater_authority.rpc.services import Context, Services
     from lowwater_authority.rpc.streams import Streams
-
-    Context = grpc.aio.ServicerContext[Any, Any]
 
 BEAT_SECONDS: Final = 1.0
 """Most seconds between two messages of a watch stream. A subscriber that gets none for several of
@@ -82,7 +78,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
         try:
             services.check()
             check_token(services.token, request.server_token)
-            interval = _interval(request.interval_millis)
+            interval = at_most("interval_millis", request.interval_millis, MAX_INTERVAL_MILLIS) / 1000
             if not request.computations:
                 demand_some_read()
             await enter(self._open, who)
@@ -124,13 +120,11 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
     @refusing
     async def CheckComplete(self, request: pb.CheckCompleteRequest, context: Context) -> pb.CheckCompleteResponse:  # noqa: N802
         """Return whether all before an event time is complete, and which ranges hold it if not."""
-        limit = request.max_holders or DEFAULT_HOLDERS
-        if limit > MAX_HOLDERS:
-            raise bad_field("max_holders", f"is {limit}", f"ask for at most {MAX_HOLDERS}")
+        limit = at_most("max_holders", request.max_holders, MAX_HOLDERS) or DEFAULT_HOLDERS
         shard = self.services.shard
         confirmed = await self.services.confirm(request.computation)
         shard.topology.refuse_slice(request.computation)
-        holders, holding = await shard.reads.ranges(request.computation, below=request.until_micros, limit=limit)
+        holders, holding, *_ = await shard.reads.ranges(request.computation, below=request.until_micros, limit=limit)
         view = shard.served.view(request.computation)
         if view is None:
             raise moved(request.computation)
@@ -146,11 +140,11 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
     @refusing
     async def ListRanges(self, request: pb.ListRangesRequest, context: Context) -> pb.ListRangesResponse:  # noqa: N802
         """Return ranges, those furthest behind first."""
-        limit = _page(request.page_size)
+        limit = at_most("page_size", request.page_size, MAX_PAGE) or DEFAULT_PAGE
         below = request.below_micros if request.HasField("below_micros") else None
         await self.services.confirm(request.computation)
         shard, name = self.services.shard, request.computation
-        ranges, total, incarnation, newest_claim = await shard.reads.ranges_and_claim(name, below=below, limit=limit)
+        ranges, total, incarnation, newest_claim = await shard.reads.ranges(name, below=below, limit=limit)
         return pb.ListRangesResponse(
             ranges=map(codec.key_range_message, ranges),
             total=total,
@@ -161,7 +155,7 @@ class WatermarkServicer(watermarks_pb2_grpc.WatermarkServiceServicer):
     @refusing
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.GetHistoryResponse:  # noqa: N802
         """Return when steps of event time became complete, the newest ones."""
-        limit = _page(request.page_size)
+        limit = at_most("page_size", request.page_size, MAX_PAGE) or DEFAULT_PAGE
         since = request.since_micros if request.HasField("since_micros") else None
         shard = self.services.shard
         await self.services.confirm(request.computation)
@@ -330,17 +324,3 @@ def _rights() -> object:
     """Return the rules that decide what the caller may read; the access file may change them."""
     caller = calling()
     return None if caller is None else caller.principal.allow
-
-
-def _interval(millis: int) -> float:
-    """Return the seconds between two messages with watermarks. Raises InvalidArgument."""
-    if millis > MAX_INTERVAL_MILLIS:
-        raise bad_field("interval_millis", f"is {millis}", f"ask for at most {MAX_INTERVAL_MILLIS}")
-    return millis / 1000
-
-
-def _page(size: int) -> int:
-    """Return the most entries of a list. Raises InvalidArgument."""
-    if size > MAX_PAGE:
-        raise bad_field("page_size", f"is {size}", f"ask for at most {MAX_PAGE}")
-    return size or DEFAULT_PAGE

@@ -13,23 +13,19 @@ from lowwater.v1 import workers_pb2 as pb
 from lowwater.v1 import workers_pb2_grpc
 from lowwater_authority.access.caller import calling, holder, permit, room_for_ranges
 from lowwater_authority.core.computation import LARGEST_STREAM
-from lowwater_authority.core.requests import Refused
+from lowwater_authority.core.requests import Refused, bad_field
 from lowwater_authority.engine.placement import moved
 from lowwater_authority.engine.round import GivenUp
 from lowwater_authority.rpc import codec
-from lowwater_authority.rpc.refusals import MESSAGE_BYTES, bad_field, check_token, refuse, refusing
+from lowwater_authority.rpc.refusals import MESSAGE_BYTES, check_token, refuse, refusing
 from lowwater_authority.rpc.streams import Outbox, Streams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
-    import grpc
-
     from lowwater.v1.types_pb2 import Redirect
-    from lowwater_authority.core.requests import GroupReport, Made, Pieces
-    from lowwater_authority.rpc.services import Services
-
-    Context = grpc.aio.ServicerContext[Any, Any]
+    from lowwater_authority.core.requests import GroupReport, Pieces, Result
+    from lowwater_authority.rpc.services import Context, Services
 
 log = logging.getLogger(__name__)
 
@@ -372,13 +368,13 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         }
 
 
-async def in_turns(pieces: Pieces[Made]) -> Made:
+async def in_turns(pieces: Pieces[Result]) -> Result:
     """Do a long piece of work, and let others use the event loop between its parts."""
     while True:
         try:
             next(pieces)
         except StopIteration as end:
-            result: Made = end.value
+            result: Result = end.value
             return result
         await asyncio.sleep(0)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lowwater.core.private import make_private_folder
-from lowwater_authority.journal.contract import JournalFailed
-from lowwater_authority.journal.sqlite import SqliteJournal, is_full
+from lowwater_authority.journal.sqlite import SqliteJournal, unusable
 from lowwater_authority.stores.store import Store
 
 if TYPE_CHECKING:
@@ -29,8 +28,7 @@ class Folder(Store):
         try:
             make_private_folder(self._path)
         except OSError as error:
-            fix = "free space on its disk" if is_full(error) else "name a folder on a writable local disk"
-            raise JournalFailed(f"the folder {self} cannot be made: {error.strerror}: {fix}") from error
+            raise unusable(self._path, error, "name a folder on a writable local disk") from error
         return SqliteJournal(self._file, server_token=server_token, must_exist=must_exist)
 
     async def exists(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from lowwater_authority.cluster.directory import Directory
@@ -55,10 +55,6 @@ class SharedStore(Store):
         """
 
 
-class _Opener(Protocol):
-    def __call__(self, url: str, deployment: str) -> SharedStore: ...
-
-
 class Kind(NamedTuple):
     """One kind of store: a line of the table."""
 
@@ -105,4 +101,5 @@ def store_at(url: str, deployment: str) -> SharedStore:
         module = import_module(kind.module)
     except ModuleNotFoundError as error:
         raise ValueError(f"{scheme}:// needs the module {error.name}: pip install '{kind.package}'") from error
-    return cast("_Opener", getattr(module, kind.name))(url, deployment)
+    store: SharedStore = getattr(module, kind.name)(url, deployment)
+    return store

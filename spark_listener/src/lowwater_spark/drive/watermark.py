@@ -44,7 +44,7 @@ from lowwater_spark.drive.plan import (
 )
 from lowwater_spark.errors import AWAY
 from lowwater_spark.sources.base import Line
-from lowwater_spark.sources.control import Control, Drive, Offset, Told
+from lowwater_spark.sources.control import ClockValue, Control, Drive, Offset
 from lowwater_spark.sources.head import Candidates, Heads
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track.authority import Authority, Registration
@@ -84,7 +84,7 @@ class _Driven:
     drive: Drive
     steps: Steps
     control: Control
-    told: Told = field(default_factory=lambda: Told(Offset()))
+    newest: ClockValue = field(default_factory=lambda: ClockValue(Offset()))
 
     def value(self, views: Mapping[str, lowwater.WatermarkView]) -> int:
         """Return the value that the control's inputs allow; ``views`` has all inputs, by name."""
@@ -207,8 +207,8 @@ class Driving:
                 windows = [operator.window for operator in self.checked.operators if operator.window is not None]
                 rule = LateRule(str(self.checkpoint), windows_of(windows), driven.steps.before)
                 open_late(driven.drive, rule, NOTHING if committed is None else committed)
-            driven.told = Told(Offset(offsets[number].watermark, offsets[number].incarnations, run))
-            driven.control.tell(driven.told)
+            driven.newest = ClockValue(Offset(offsets[number].watermark, offsets[number].incarnations, run))
+            driven.control.write_value(driven.newest)
         self._reader = authority.follow(sorted({name for drive in self.drives.values() for name in drive.inputs}))
         # The first batch may carry the present value, if no rows are there that it could pass.
         self.tick()
@@ -273,7 +273,7 @@ class Driving:
         lags = self._lags()
         reached = self._reached()
         for number, driven in self._driven.items():
-            offset = driven.told.offset
+            offset = driven.newest.offset
             if reached is not None and reached.values[number] > offset.watermark:
                 incarnations = {name: reached.incarnations[name] for name in driven.drive.inputs}
                 offset = Offset(reached.values[number], incarnations, offset.run)
@@ -283,10 +283,10 @@ class Driving:
                 and self._listed_reading.values[number] <= offset.watermark
             )
             # The value may wait for the evidence of a batch that was committed before the question.
-            told = Told(offset, driven.told.answered if lags else questions[number], final)
-            if told != driven.told:
-                driven.control.tell(told)
-                driven.told = told
+            value = ClockValue(offset, driven.newest.answered if lags else questions[number], final)
+            if value != driven.newest:
+                driven.control.write_value(value)
+                driven.newest = value
 
     def _look(self) -> None:
         """Read the inputs, then list the sources if the value may rise; never in another order."""
@@ -399,7 +399,8 @@ class Driving:
         expected = min(offset.watermark for offset in offsets)
         # Of several controls Spark knows only those that gave a row in this run.
         complete = len(offsets) == 1 or all(
-            offset.run == driven.told.offset.run for offset, driven in zip(offsets, self._driven.values(), strict=True)
+            offset.run == driven.newest.offset.run
+            for offset, driven in zip(offsets, self._driven.values(), strict=True)
         )
         if actual > expected or (complete and actual < expected):
             msg = (

@@ -44,7 +44,7 @@ __all__ = [
     "ControlSource",
     "Drive",
     "Offset",
-    "Told",
+    "ClockValue",
     "check_version",
     "is_control",
     "is_end",
@@ -149,7 +149,7 @@ class Offset:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ClockValue:
     """The clock's last value."""
 
     offset: Offset
@@ -174,7 +174,7 @@ class Control:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._folder = Path(directory)
-        self._told = self._folder / "told"
+        self._value_file = self._folder / "told"
         self._asked = self._folder / "asked"
 
     # -- the clock's end ---------------------------------------------------------------------------
@@ -190,13 +190,13 @@ class Control:
         except FileExistsError:
             msg = "this driven frame runs in another query already; call lws.drive() once for each query"
             raise ValueError(msg) from None
-        self._told.unlink(missing_ok=True)
+        self._value_file.unlink(missing_ok=True)
         self._asked.unlink(missing_ok=True)
 
-    def tell(self, told: Told) -> None:
+    def write_value(self, value: ClockValue) -> None:
         """Write a value. A reader sees this one or the one before, whole."""
-        entry = {"offset": told.offset.to_json(), "answered": told.answered, "final": told.final}
-        write_over(self._told, json.dumps(entry).encode(), durable=False)
+        entry = {"offset": value.offset.to_json(), "answered": value.answered, "final": value.final}
+        write_over(self._value_file, json.dumps(entry).encode(), durable=False)
 
     def asked(self) -> int:
         """Return the number of the last question; 0 when there was none."""
@@ -207,7 +207,7 @@ class Control:
 
     def silence(self) -> None:
         """Stop driving: the source fails when Spark asks it again."""
-        self._told.unlink(missing_ok=True)
+        self._value_file.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Stop driving, and delete the directory, so that the frame's next query can reserve it."""
@@ -216,13 +216,13 @@ class Control:
 
     # -- the source's end --------------------------------------------------------------------------
 
-    def told(self) -> Told | None:
+    def last_value(self) -> ClockValue | None:
         """Return the clock's last value; None when no stage drives the query."""
         try:
-            content = json.loads(self._told.read_bytes())
+            content = json.loads(self._value_file.read_bytes())
         except FileNotFoundError:
             return None
-        return Told(Offset.from_json(content["offset"]), int(content["answered"]), bool(content["final"]))
+        return ClockValue(Offset.from_json(content["offset"]), int(content["answered"]), bool(content["final"]))
 
     def ask(self, number: int) -> None:
         """Ask the clock for a value that it chooses after this question."""

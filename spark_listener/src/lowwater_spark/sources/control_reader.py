@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from lowwater_spark.sources.control import DIRECTORY, FORMAT, Control, Offset, Told
+from lowwater_spark.sources.control import DIRECTORY, FORMAT, ClockValue, Control, Offset
 
 __all__ = ["ControlDataSource"]
 
@@ -96,13 +96,13 @@ class ControlReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, _Move)
         yield (partition.watermark,)
 
-    def _read(self) -> Told:
-        value = self._control.told()
+    def _read(self) -> ClockValue:
+        value = self._control.last_value()
         if value is None:
             raise RuntimeError(_NOT_DRIVEN)
         return value
 
-    def _ask(self, value: Told) -> Told:
+    def _ask(self, value: ClockValue) -> ClockValue:
         self._questions += 1
         self._control.ask(self._questions)
         deadline = time.monotonic() + ANSWER_TIMEOUT

@@ -177,7 +177,7 @@ class StateStore:
     root: Path
     ranges: int
     first: int = field(init=False, default=-1)
-    made: Mapping[str, Any] | None = field(init=False, default=None)
+    description: Mapping[str, Any] | None = field(init=False, default=None)
     """Key, stamps and schema of the state, see :meth:`match`; None from old releases."""
     ordinal: int = field(init=False, default=0)
     """Number of the run that builds versions; 0: the store is only read."""
@@ -193,7 +193,7 @@ class StateStore:
             root = own
         store = cls(place, root, int(entry["ranges"]))
         store.first = int(entry["first"])
-        store.made = entry.get("made")
+        store.description = entry.get("made")
         return store
 
     @classmethod
@@ -227,21 +227,21 @@ class StateStore:
         ``batch`` was interrupted after its rows had been written without them. A state without a
         stored schema is adopted as this stage's. Raises CheckpointMismatch.
         """
-        if self.made is None:
+        if self.description is None:
             self._keep({**stage, "schema": dict(schema)})
             return
-        before = self.made["schema"]
+        before = self.description["schema"]
         # Old releases stored the schema as one text, and named a plain column without quotes.
         as_text = isinstance(before, str)
         for what, now in stage.items():
-            stored = self.made.get(what, now)
+            stored = self.description.get(what, now)
             self._refuse_other(what, now if as_text and _bare(stored) == _bare(now) else stored, now, "")
         if as_text:
             self._refuse_other("schema", before, _struct(schema), "")
             self._keep({**stage, "schema": dict(schema)})
             return
-        if not stage.keys() <= self.made.keys():
-            self._keep({**self.made, **stage})
+        if not stage.keys() <= self.description.keys():
+            self._keep({**self.description, **stage})
         if before == schema:
             return
         interrupted = self.version(batch)
@@ -255,7 +255,7 @@ class StateStore:
 
     def _keep(self, stage: Mapping[str, Any] | None) -> None:
         self.place.keep({"root": os.fspath(self.root), "ranges": self.ranges, "first": self.first, "made": stage})
-        self.made = stage
+        self.description = stage
 
     def _refuse_other(self, what: str, before: str, now: str, until: str) -> None:
         if before != now:
