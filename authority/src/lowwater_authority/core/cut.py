@@ -2,8 +2,9 @@
 
 A computation registered with the keys ``g`` and ``p`` has the slices 0 ``[, g)``, 1 ``[g, p)`` and
 2 ``[p, )``. The computation itself is their *root*. This module has the ``slicing`` of a Spec: the
-``Cut`` of a root, or the ``SliceKeys`` of a slice. How a slice reports to its root is described in
-engine/slices.py.
+``Cut`` of a root, or the ``SliceKeys`` of a slice. Each slice is a computation of its own in the
+graph, named ``hourly~1``; shards share slices among themselves as any computations
+(cluster/membership.py). How a slice reports to its root is described in engine/slices.py.
 
 An operator cuts slice 1, here X, in two at ``k``. X keeps ``[g, k)``, and the new slice 3, Y, gets
 ``[k, p)``. Each step is durable before the next begins. After a crash, the shard that serves the

@@ -137,7 +137,7 @@ class Round:
     def may_publish(self, holding: Holding) -> bool:
         """Return whether a watermark may be published: a computation as this round staged it.
 
-        This is the one gate of rule 2 (docs/concepts/guarantees.md) for staged state. ``Rounds._round`` asks
+        This is the one gate of rule 2 (docs/concepts/guarantees.md) for staged state. ``Rounds._publish`` asks
         it after the append has returned, when the round's record is durable. Which value the
         watermark has was decided before, by ``Computation.take_record``, and is in that record.
 
@@ -149,7 +149,8 @@ class Round:
         process reads or loses a log.
 
         All other callers of ``Served.publish`` publish state that they have just read from the
-        store, or written whole to it: a take-over, a roll-back, a repair.
+        store, or written whole to it: a take-over, a roll-back, a repair. Incarnations that the
+        round's graph begins need no gate: they are in the graph's record.
         """
         same_reading = self.readings.get(holding.log) == holding.log.reading
         return holding.name not in self.dropped and holding.unwritten is None and same_reading

@@ -212,12 +212,15 @@ class Served:
 
         - ``Holdings.lose`` forgets the computation in memory, and the ownership of its log. What a
           round has staged of it is never published: it drops out, and the rest of the round goes on
-          (``Rounds._drop_out``). Callers stage again, and are sent to the new owner by Moved.
+          (``Rounds._drop_out``). A round that changes the graph is rolled back whole instead.
+        - Reports are answered with Moved. Other callers stage again and then get Moved, or
+          Unavailable if an earlier attempt may have been written.
         - A slice reports no more to its root.
         - Report streams are barred from the computation: the new owner may have newer reports.
         - Watchers get its new place instead of a value.
 
         Nothing is handed over: the new owner has read the log, and the journal lets it alone write.
+        An embedded journal has one process; if another took it, this process ends.
         A store that has itself lost an epoch raises JournalLost instead, and ``Logs.heal`` puts it
         back from memory.
         """
