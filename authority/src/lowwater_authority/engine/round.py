@@ -137,9 +137,10 @@ class Round:
     def may_publish(self, holding: Holding) -> bool:
         """Return whether a watermark may be published: a computation as this round staged it.
 
-        This is the one gate of rule 2 (docs/concepts/guarantees.md) for staged state. ``Rounds._publish`` asks
-        it after the append has returned, when the round's record is durable. Which value the
-        watermark has was decided before, by ``Computation.take_record``, and is in that record.
+        This is the one gate of rule 2 (docs/concepts/guarantees.md) for staged state.
+        ``Rounds._publish`` asks it after the append has returned, when the round's record is
+        durable. Which value the watermark has was decided before, by ``Computation.take_record``,
+        and is in that record.
 
         No, if the computation has dropped out of the round, even if this process serves it again:
         another process owned its log (``Rounds._drop_out``).
