@@ -101,6 +101,7 @@ class Pair(Counting):
                 self.steps["stand-ins"] += bool(cell.claim.masses and cell.claim.told is None)
         self.steps["shrunk"] += any(group.handles is not None for group in self.core.map.run_groups())
         assert self.core.map.minimum() == self.oracle.minimum()
+        assert self.core.masses.oldest_operation() == self.oracle.oldest_operation()
         assert list(self.core.history) == self.oracle.history
         assert self.core.vouched == self.oracle.vouched
         assert as_told(self.core.layout) == self.oracle.layout
@@ -130,6 +131,7 @@ class Pair(Counting):
         assert self.core.heuristics == self.oracle.heuristics
         assert self.core.low == (low if strong is None else beam_low(low, [minimum]))
         if taken is not None:
+            assert self.core.reference == self.oracle.reference
             self.records.append(taken[0])
             self.images.append(recovery.snapshot(self.core))
             self.flying = self.oracle.image()
@@ -139,6 +141,7 @@ class Pair(Counting):
         self.steps["steps completed in a later incarnation"] += (
             self.oracle.incarnation > 1 and len(self.oracle.history) > known
         )
+        self.steps["oldest operation"] += self.oracle.oldest_operation() > 0
         self.steps["high moved"] += (
             self.oracle.heuristics != high and max(self.oracle.heuristics.values()) > self.oracle.low
         )
@@ -193,6 +196,7 @@ class Pair(Counting):
             for sender, number in claim.numbers.items():
                 assert claim.durable_numbers.get(sender, (0, 0)) <= group.senders.get(sender, (0, 0)) <= number
             claim.numbers = dict(group.senders)
+            claim.operation = group.oldest_operation  # that of the last report that changed anything else
         assert core.batches.committed_by == oracle.committed_by
         oracle.crash(base)
         self.core, self.oracle = core, oracle

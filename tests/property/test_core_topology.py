@@ -84,10 +84,10 @@ BOUNDS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("field", BOUNDS)
 def test_as_much_as_is_allowed_is_registered_and_one_more_is_refused(field: str) -> None:
     most, more = (tuple(each) if isinstance(each, range) else each for each in BOUNDS[field])
-    spec = Topology().register(Spec("c", **{field: most})).get("c")
+    spec = Topology().register(Spec("c", **{field: most})).get("c")  # type: ignore[arg-type]
     assert getattr(spec, field) == most
     with pytest.raises(errors.InvalidArgument, match=field):
-        Topology().register(Spec("c", **{field: more}))
+        Topology().register(Spec("c", **{field: more}))  # type: ignore[arg-type]
 
 
 @given(edits=edits, root=st.sampled_from(NAMES))
