@@ -16,7 +16,7 @@ from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.layout import Layout
 from lowwater_authority.core.requests import GroupReport
 from lowwater_authority.core.topology import Spec
-from tests.property.core_driver import MIN, NOW, SECOND, durable
+from tests.property.core_driver import MAX, MIN, NOW, SECOND, durable
 from tests.property.oracle import Oracle
 from tests.property.oracle_words import Refusal, edge
 from tests.property.search import Counting
@@ -154,7 +154,8 @@ class Pair(Counting):
         assert self.flying is not None
         self.durable, self.flying, self.shown, self.wanted = self.flying, None, self.coming, self.coming_wanted
         # With an append in flight the shard stages nothing that publishing shows: only the watermarks are compared.
-        self.core.publish()
+        operation = self.core.publish().oldest_operation
+        assert operation == (0 if self.shown[0] == MAX else self.oracle.oldest_operation())
         self.steps["arrive"] += 1
         self.check()
 
