@@ -333,7 +333,7 @@ def main() -> int:
     arguments = parse.parse_args()
     number, parts = map(int, arguments.part.split("/"))
     ROOM.mkdir(parents=True, exist_ok=True)
-    chosen = "not notice and not switched and not broken and not _off"
+    chosen = "not notice and not switched and not broken"
     options = ["-q", "-n0", "-s", "-W", "ignore:Module already imported", "-k", chosen, *PROPERTIES]
     return int(
         pytest.main(

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from lowwater_authority.core.batches import MAX_PART_BYTES, PART_BYTES
 from lowwater_authority.core.requests import Fold, GroupReport, Prepare, TaskAttempt
 from tests.property.core_driver import MAX, MIN, column, flat, mass, part, request
 from tests.property.core_pair import SHARES, SKEW, Pair
@@ -22,6 +23,8 @@ whole = st.lists(st.integers(1, CELLS - 1), max_size=3, unique=True).map(lambda 
 edges = whole | inner
 picks = st.integers(0, 5)
 coins = st.booleans()
+UNREGISTERED = (0,)
+"""The fold of an input that was not registered yet."""
 masses = st.none() | st.tuples(st.lists(times, max_size=3), st.integers(0, 3), st.lists(times, min_size=2, max_size=2))
 
 
@@ -60,21 +63,20 @@ class CoreMachine(Pair):
         self.ask(self.requests[-1 - pick % len(self.requests)])
 
     def ask(self, asked: dict[str, Any]) -> None:
+        wanted = request(
+            [edge(e) for e in asked["edges"]],
+            worker=asked["worker"],
+            identity=asked["identity"],
+            generation=asked["order"][0],
+            ordinal=asked["order"][1],
+            request_id=asked["request"],
+            bound=asked["bounds"],
+            digest=asked["digest"],
+            instead_of=asked["instead_of"],
+        )
+
         def ours() -> Any:
-            grant = self.core.claim(
-                request(
-                    [edge(e) for e in asked["edges"]],
-                    worker=asked["worker"],
-                    identity=asked["identity"],
-                    generation=asked["order"][0],
-                    ordinal=asked["order"][1],
-                    request_id=asked["request"],
-                    bound=asked["bounds"],
-                    digest=asked["digest"],
-                    instead_of=asked["instead_of"],
-                ),
-                self.now,
-            )
+            grant = self.core.claim(wanted, self.now)
             self.sequencers.append(grant.sequencer)
             lost = {}
             for fenced in grant.fenced:
@@ -82,8 +84,12 @@ class CoreMachine(Pair):
                 lost[fenced.sequencer] = set(all_of_it if fenced.handles is None else fenced.handles)
             return grant.sequencer, grant.watermarks.tolist(), lost
 
-        past = self.oracle.committed
-        self.same("claim", ours, lambda: self.oracle.claim(**asked, now=self.now))
+        past, cells = self.oracle.committed, self.oracle.cells[asked["edges"][0] : asked["edges"][-1]]
+        first = self.oracle.identity is None and asked["request"] not in self.oracle.granted
+        assert self.core.revives(wanted) == any(cell.state == "RETIRED" for cell in cells)
+        begins = self.core.begins(wanted, self.now)
+        answer = self.same("claim", ours, lambda: self.oracle.claim(**asked, now=self.now))
+        assert begins == (first and not isinstance(answer, str))
         self.steps["batch committed by a claim"] += self.oracle.committed != past
         self.check()
 
@@ -97,6 +103,7 @@ class CoreMachine(Pair):
     @rule(pick=picks, through=times, older=coins)
     def vouch(self, pick: int, through: int, older: bool) -> None:
         sequencer, fold = self.sequencer(pick), (self.fold[0] - (older and pick == 3), self.fold[1])
+        fold = (fold[0], UNREGISTERED) if older and pick == 2 else fold
         self.same(
             "vouch",
             lambda: self.core.vouch(sequencer, self.tide + through, Fold(*fold), Fold(*self.fold), self.now),
@@ -105,8 +112,10 @@ class CoreMachine(Pair):
         self.check()
 
     @precondition(lambda self: self.oracle.last_sequencer % 4 == 3)
-    @rule(added=coins, bound=times)
-    def revoke(self, added: bool, bound: int) -> None:
+    @rule(added=coins, bound=times, mass_=masses)
+    def revoke(self, added: bool, bound: int, mass_: Any) -> None:
+        if mass_:  # what was reported right before, in the same round
+            self.say(self.sequencer(0), [bound], True, -1, mass_)
         self.fold = (self.fold[0] + 1, self.fold[1])
         # What is behind the published low watermark is refused before it comes here.
         low = max(self.tide + bound, self.oracle.low) if added else None
@@ -134,7 +143,7 @@ class CoreMachine(Pair):
         pick=picks,
         values=values,
         whole=coins,
-        special=st.integers(0, 9),
+        special=st.integers(0, 10),
         mass_=masses,
     )
     def report(self, pick: int, values: list[int], whole: bool, special: int, mass_: Any) -> None:
@@ -152,8 +161,8 @@ class CoreMachine(Pair):
         count = len(claim.edges) - 1 if claim else 1
         handles = None if whole else sorted({v % count for v in values}, reverse=bool(special % 2))
         limit = self.now + SKEW
-        extra = {0: MIN, 1: MAX, 2: MAX, 3: limit, 4: limit + 1, 5: MAX}.get(special)
-        said = [*values[1:], extra] if extra is not None else values
+        extra = {0: [MIN], 1: [MAX], 2: [MAX], 3: [limit], 4: [limit + 1, limit], 5: [MAX, limit]}.get(special, [])
+        said = [*extra, *values[len(extra) > 0 :]]
         wanted = count if handles is None else len(handles)
         said = [said[i % len(said)] for i in range(wanted if wanted != 1 and len(said) > 1 else 1)]
         self.numbers += 1
@@ -164,18 +173,19 @@ class CoreMachine(Pair):
             frontiers = {SHARES[1]: MAX}
         told = Told(tuple(sorted(self.tide + t for t in mass_[0])), mass_[1], frontiers) if mass_ else None
         version, incarnations = self.fold
-        fold = (version - (special == 8), incarnations if special != 9 else (incarnations[0] + 1,))
+        folded = {9: (incarnations[0] + 1,), 10: UNREGISTERED}.get(special, incarnations)
+        fold, operation = (version - (special == 8), folded), {7: self.now + 9}.get(special, values[-1] % 4)
         report = GroupReport(
             sequencer,
             column(said),
             None if handles is None else np.array(handles, dtype=np.uint32),
             special in (1, 2),
             Fold(*fold),
-            0,
+            operation,
             mass(told.pending, told.recent, told.frontiers) if told else None,
         )
         asked: dict[str, Any] = {"sequencer": sequencer, "handles": handles, "values": said}
-        asked |= {"finish": report.finish, "fold": fold, "mass": told}
+        asked |= {"finish": report.finish, "fold": fold, "mass": told, "operation": operation}
         self.reports.append((report, asked, b"%d" % (len(values) % 2), (1 + self.epoch, self.numbers)))
         self.send(*self.reports[-1])
 
@@ -199,14 +209,16 @@ class CoreMachine(Pair):
         self.put(self.sequencer(pick // 5), number, (task % 2, task // 2, 0), oldest, finished)
 
     def put(self, sequencer: int, number: int, name: tuple[int, int, int], oldest: list[int], finished: int) -> None:
+        most = 5 * PART_BYTES // 2 if finished == 2 else MAX_PART_BYTES
         claim = self.oracle.claims.get(sequencer)
         count = len(claim.edges) - 1 if claim else 1
         held = {t % count: self.tide + t if t < 20 else MAX for t in oldest}
         pending = [self.tide + t for t in oldest if t > 5]
+        task, told = TaskAttempt(*name), part(held, pending, finished)
         self.same(
             "stage",
-            lambda: self.core.stage_task(sequencer, number, TaskAttempt(*name), part(held, pending, finished)),
-            lambda: self.oracle.stage(sequencer, number, name, Part(held, pending, finished)),
+            lambda: self.core.stage_task(sequencer, number, task, told, most=most),
+            lambda: self.oracle.stage(sequencer, number, name, Part(held, pending, finished), most),
         )
 
     @precondition(lambda self: self.oracle.parts or self.turn % 7 == 1)
@@ -220,8 +232,9 @@ class CoreMachine(Pair):
     def prepare(self, pick: int, back: int, wanted: int, bound: int, covers_all: bool) -> None:
         sequencer, number = self.oracle.parts_of if pick else (self.sequencer(0), self.oracle.parts_of[1] - back)
         tasks = sorted(self.oracle.parts)[:wanted] if wanted < 3 else [(0, 9, 9)]
-        fold = self.fold if pick != 1 or back else (self.fold[0], (7,))
-        self.fix(sequencer, max(0, number), tasks, bound, covers_all, fold)
+        folded = UNREGISTERED if pick == 2 else (7,) if pick == 1 and not back else self.fold[1]
+        bound = MIN if pick == 2 and back else bound  # which may be folded as long as an input is not registered
+        self.fix(sequencer, max(0, number), tasks, bound, covers_all, (self.fold[0], folded))
 
     @rule(pick=picks, parts=st.lists(values, max_size=3), bound=times | st.just(MAX), covers_all=coins)
     def batch(self, pick: int, parts: list[list[int]], bound: int, covers_all: bool) -> None:
@@ -230,7 +243,7 @@ class CoreMachine(Pair):
         number = 1 + max(self.oracle.parts_of[1], self.oracle.committed[0] if self.oracle.committed else 0)
         names = [(index % 2, index, 0) for index in range(len(parts))]
         for name, oldest in zip(names, parts, strict=True):
-            self.put(sequencer, number, name, oldest, len(oldest) % 2)
+            self.put(sequencer, number, name, oldest, sum(oldest) % 4)
         self.fix(sequencer, number, names, bound, covers_all, self.fold)
 
     def fix(
@@ -243,11 +256,11 @@ class CoreMachine(Pair):
         fold: tuple[int, tuple[int, ...]],
     ) -> None:
         digest = b"%d" % number
-        bound = bound if bound == MAX else self.tide + bound
+        bound, operation = bound if bound in (MIN, MAX) else self.tide + bound, bound % 3
         frontiers = {SHARES[0]: min(bound, self.tide + 9), SHARES[1]: bound}
         named = [TaskAttempt(*task) for task in tasks]
-        asked = Prepare(sequencer, number, digest, named, bound, covers_all, Fold(*fold), 0, frontiers)
-        batch = Batch(sequencer, number, digest, bound, covers_all, frontiers, fold, {}, [], 0)
+        asked = Prepare(sequencer, number, digest, named, bound, covers_all, Fold(*fold), operation, frontiers)
+        batch = Batch(sequencer, number, digest, bound, covers_all, frontiers, fold, operation, {}, [], 0)
         self.same("prepare", lambda: list(self.core.prepare(asked)), lambda: self.oracle.prepare(batch, tasks))
 
     @precondition(lambda self: self.oracle.prepared or self.turn % 7 == 0)

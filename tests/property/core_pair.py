@@ -16,7 +16,7 @@ from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.layout import Layout
 from lowwater_authority.core.requests import GroupReport
 from lowwater_authority.core.topology import Spec
-from tests.property.core_driver import MIN, NOW, SECOND, durable
+from tests.property.core_driver import MAX, MIN, NOW, SECOND, durable
 from tests.property.oracle import Oracle
 from tests.property.oracle_words import Refusal, edge
 from tests.property.search import Counting
@@ -101,6 +101,7 @@ class Pair(Counting):
                 self.steps["stand-ins"] += bool(cell.claim.masses and cell.claim.told is None)
         self.steps["shrunk"] += any(group.handles is not None for group in self.core.map.run_groups())
         assert self.core.map.minimum() == self.oracle.minimum()
+        assert self.core.masses.oldest_operation() == self.oracle.oldest_operation()
         assert list(self.core.history) == self.oracle.history
         assert self.core.vouched == self.oracle.vouched
         assert as_told(self.core.layout) == self.oracle.layout
@@ -130,6 +131,7 @@ class Pair(Counting):
         assert self.core.heuristics == self.oracle.heuristics
         assert self.core.low == (low if strong is None else beam_low(low, [minimum]))
         if taken is not None:
+            assert self.core.reference == self.oracle.reference
             self.records.append(taken[0])
             self.images.append(recovery.snapshot(self.core))
             self.flying = self.oracle.image()
@@ -139,6 +141,7 @@ class Pair(Counting):
         self.steps["steps completed in a later incarnation"] += (
             self.oracle.incarnation > 1 and len(self.oracle.history) > known
         )
+        self.steps["oldest operation"] += self.oracle.oldest_operation() > 0
         self.steps["high moved"] += (
             self.oracle.heuristics != high and max(self.oracle.heuristics.values()) > self.oracle.low
         )
@@ -151,7 +154,8 @@ class Pair(Counting):
         assert self.flying is not None
         self.durable, self.flying, self.shown, self.wanted = self.flying, None, self.coming, self.coming_wanted
         # With an append in flight the shard stages nothing that publishing shows: only the watermarks are compared.
-        self.core.publish()
+        operation = self.core.publish().oldest_operation
+        assert operation == (0 if self.shown[0] == MAX else self.oracle.oldest_operation())
         self.steps["arrive"] += 1
         self.check()
 
@@ -193,6 +197,7 @@ class Pair(Counting):
             for sender, number in claim.numbers.items():
                 assert claim.durable_numbers.get(sender, (0, 0)) <= group.senders.get(sender, (0, 0)) <= number
             claim.numbers = dict(group.senders)
+            claim.operation = group.oldest_operation  # that of the last report that changed anything else
         assert core.batches.committed_by == oracle.committed_by
         oracle.crash(base)
         self.core, self.oracle = core, oracle

@@ -9,6 +9,9 @@ from tests.kit.times import MINUTE
 from tests.property.oracle_words import CELLS, Batch, Cell, Claim, Part, Refusal
 from tests.property.second_opinion import MAX, MIN, Told, completed, heuristic
 
+Folded = tuple[int, tuple[int, ...]]
+"""The version of the inputs that somebody has folded, and the incarnation of each; 0: not registered."""
+
 
 class Oracle:
     def __init__(self, shares: Sequence[int], skew: int, step: int, epoch_base: int) -> None:
@@ -31,7 +34,7 @@ class Oracle:
             self.layout = (self.layout[0], (), ())
         self.cells = [Cell() for _ in range(CELLS)]
         self.claims: dict[int, Claim] = {}
-        self.low = self.vouched = MIN
+        self.low = self.vouched = self.reference = MIN
         self.heuristics = dict.fromkeys(self.shares, MIN)
         self.identity: str | None = None
         self.order = (0, 0)
@@ -107,6 +110,7 @@ class Oracle:
             values.append(min(least, bounds[handle % len(bounds)]) if bounds else least)
         new = Claim(max(self.last_sequencer, self.epoch_base) + 1, edges, worker)
         new.masses = self.inherited(start, end, revives=bool(bounds))
+        new.stand_ins = new.masses or []
         lost = self.cut(start, end)
         for handle, value in enumerate(values):
             new.live.add(handle)
@@ -190,7 +194,7 @@ class Oracle:
                 if cell.state != "RETIRED":
                     cell.value = min(cell.value, bound)
                     if cell.claim is not None:
-                        cell.claim.masses = None
+                        cell.claim.masses, cell.claim.stand_ins = None, []
         self.changed = self.strong = True
         return owners
 
@@ -220,9 +224,10 @@ class Oracle:
         values: Sequence[int],
         *,
         finish: bool,
-        fold: tuple[int, tuple[int, ...]],
-        required: tuple[int, tuple[int, ...]],
+        fold: Folded,
+        required: Folded,
         mass: Told | None,
+        operation: int,
         sender: bytes,
         number: tuple[int, int],
         now: int,
@@ -241,11 +246,13 @@ class Oracle:
             # What an earlier stream has yet to say must not count, whatever is lost.
             self.changed, self.strong = True, self.strong or number[0] > 1
             self.dirty.add(sequencer)
-        foreign = fold[1] != required[1]
+        claim.operation = min(operation, now)
+        above = [*values, *(mass.frontiers.values() if mass else ())]
+        foreign = fold_refused(fold, required, max(above))
         refused: set[tuple[str, int | None]] = set()
         if foreign:
             spoken = (None,) if handles is None else [handle for handle in handles if handle in claim.live]
-            refused |= {("INCARNATION_CHANGED", handle) for handle in spoken}
+            refused |= {(foreign, handle) for handle in spoken}
         if mass is not None:
             if foreign:
                 mass = mass._replace(frontiers=dict.fromkeys(mass.frontiers, MIN))
@@ -287,17 +294,23 @@ class Oracle:
 
     # -- micro-batches -------------------------------------------------------------------------------------
 
-    def stage(self, sequencer: int, number: int, task: tuple[int, int, int], part: Part) -> None:
+    def stage(self, sequencer: int, number: int, task: tuple[int, int, int], part: Part, most: int) -> None:
         self.owner(sequencer)
         key = (sequencer, number)
         if key < self.parts_of or key <= self.ended:
             return
         if key > self.parts_of:
             self.parts_of, self.parts = key, {}
-        self.parts[task] = part
+        staged = self.parts | {task: part}
+        size, before = (sum(each.bytes for each in parts.values()) for parts in (staged, self.parts))
+        if size > max(most, before):
+            raise Refusal("OVERLOADED")
+        self.parts = staged
 
     def prepare(self, batch: Batch, tasks: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         self.owner(batch.sequencer)
+        if 0 in batch.fold[1] and max(batch.bound, *batch.frontiers.values()) > MIN:
+            raise Refusal("INVALID_ARGUMENT")
         key = (batch.sequencer, batch.number)
         if self.committed is not None:
             if batch.number < self.committed[0]:
@@ -323,9 +336,7 @@ class Oracle:
         self.prepared = batch
         return []
 
-    def commit(
-        self, sequencer: int, number: int, required: tuple[int, tuple[int, ...]], now: int
-    ) -> set[tuple[str, int | None]]:
+    def commit(self, sequencer: int, number: int, required: Folded, now: int) -> set[tuple[str, int | None]]:
         self.owner(sequencer)
         batch = self.prepared
         if batch is None or (batch.sequencer, batch.number) != (sequencer, number):
@@ -334,16 +345,16 @@ class Oracle:
             raise Refusal("NOT_PREPARED")
         if batch.fold[0] != required[0]:
             raise Refusal("INPUT_VERSION")
-        if batch.fold[1] != required[1]:
+        if was_reset(batch.fold, required):
             raise Refusal("INCARNATION_CHANGED")
         return self.apply_prepared(now)
 
-    def vouch(
-        self, sequencer: int, through: int, fold: tuple[int, tuple[int, ...]], required: object, now: int
-    ) -> None:
+    def vouch(self, sequencer: int, through: int, fold: Folded, required: Folded, now: int) -> None:
         self.owner(sequencer)
-        if fold != required:
+        if fold[0] != required[0]:
             raise Refusal("INPUT_VERSION")
+        if refusal := fold_refused(fold, required, through):
+            raise Refusal(refusal)
         if through > self.vouched:
             if now + self.skew < through < MAX:
                 raise Refusal("TOO_FAR_AHEAD")
@@ -360,6 +371,7 @@ class Oracle:
             claim = self.owner(batch.sequencer)
         except Refusal as refusal:
             return {(refusal.reason, None)}
+        claim.operation = min(batch.operation, now)
         if batch.finished:
             minute = now // MINUTE
             claim.minutes[minute] = claim.minutes.get(minute, 0) + batch.finished
@@ -388,6 +400,18 @@ class Oracle:
     def minimum(self) -> int:
         return min(cell.value for cell in self.cells)
 
+    def holders(self) -> list[Claim]:
+        return list({id(c.claim): c.claim for c in self.cells if c.claim is not None}.values())
+
+    def oldest_operation(self) -> int:
+        claims = [claim for claim in self.holders() if claim.owned and not self.finished(claim)]
+        return min((claim.operation for claim in claims if claim.operation), default=0)
+
+    def greatest_frontier(self) -> int:
+        """Of all claims that still have ranges: what they have told last, or what stands for it."""
+        masses = [mass for claim in self.holders() for mass in ([claim.told] if claim.told else claim.stand_ins)]
+        return max((time for mass in masses for time in mass.frontiers.values() if time != MAX), default=MIN)
+
     def record(self, now: int) -> bool | None:
         if not self.changed:
             return None
@@ -396,6 +420,7 @@ class Oracle:
         old, self.low = self.low, max(self.low, least)
         if found := completed(old, self.low, self.step):
             self.history.append((self.incarnation, *found, now))
+        self.reference = self.greatest_frontier()
         for share in self.shares:
             progress = heuristic(share, self.unfinished())
             self.heuristics[share] = max(self.heuristics[share], self.low, MIN if progress is None else progress)
@@ -409,7 +434,16 @@ class Oracle:
         told: list[list[Told] | None] = [
             None for c in self.cells if c.claim is None and c.state != "RETIRED" and c.value != MAX
         ]
-        for claim in {id(c.claim): c.claim for c in self.cells if c.claim is not None}.values():
-            if not self.finished(claim):
-                told.append(claim.masses)
-        return told
+        return told + [claim.masses for claim in self.holders() if not self.finished(claim)]
+
+
+def was_reset(fold: Folded, required: Folded) -> bool:
+    """Return whether an input was reset after it was folded; 0: it was not registered then."""
+    return any(folded not in (0, now) for folded, now in zip(fold[1], required[1], strict=True))
+
+
+def fold_refused(fold: Folded, required: Folded, above: int) -> str:
+    """Return why what goes up to a value does not count, by the inputs that it folds; empty: it counts."""
+    if was_reset(fold, required):
+        return "INCARNATION_CHANGED"
+    return "INVALID_ARGUMENT" if 0 in fold[1] and above > MIN else ""

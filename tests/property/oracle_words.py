@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from lowwater_authority.core.batches import PART_BYTES
 from tests.property.second_opinion import MIN, Told
 
 CELLS = 16
@@ -33,6 +34,8 @@ class Claim:
     durable_numbers: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     masses: list[Told] | None = None
     told: Told | None = None
+    stand_ins: list[Told] = field(default_factory=list)
+    operation: int = 0
     minutes: dict[int, int] = field(default_factory=dict)
 
     def cells(self, handle: int) -> range:
@@ -59,6 +62,10 @@ class Part:
     def records(self) -> int:
         return len(self.pending) + self.finished
 
+    @property
+    def bytes(self) -> int:
+        return PART_BYTES + 12 * len(self.oldest) + 16 * len(set(self.pending))
+
 
 @dataclass
 class Batch:
@@ -69,6 +76,7 @@ class Batch:
     covers_all: bool
     frontiers: Mapping[int, int]
     fold: tuple[int, tuple[int, ...]]
+    operation: int
     oldest: dict[int, int]
     pending: list[int]
     finished: int

@@ -31,6 +31,7 @@ def small(patch: Callable[[Any, str, int], None]) -> None:
     patch(tasks, "TASKS", SIZES.tasks)
     patch(tasks, "OPEN_INTERVALS", SIZES.open)
     patch(tasks, "REMEMBERED", SIZES.kept)
+    patch(tasks, "PAYLOAD_BYTES", SIZES.payload)
 
 
 class TaskMachine(Counting):
@@ -123,7 +124,8 @@ class TaskMachine(Counting):
     # -- tasks -----------------------------------------------------------------------------------------------
 
     def spelled(self, chosen: list[tuple[str, int, int]]) -> list[tuple[str, int, str, bytes]]:
-        return [(group, self.tide + at, f"n{pick % 3}", b"p" if pick < 7 else b"q") for group, at, pick in chosen]
+        payloads = {6: b"q", 7: b"pp"}
+        return [(group, self.tide + at, f"n{pick % 3}", payloads.get(pick, b"p")) for group, at, pick in chosen]
 
     @rule(pick=picks, chosen=new_tasks.filter(bool))
     def create(self, pick: int, chosen: list[tuple[str, int, int]]) -> None:
@@ -258,9 +260,10 @@ class TaskMachine(Counting):
     @rule(by=times)
     def advance(self, by: int) -> None:
         self.tide += by * SECOND // 2
+        lowers = self.tide < self.driver.core.map.minimum()
         self.driver.report(self.sequencer, self.tide, settle=False)
         self.oracle.low = max(self.oracle.low, self.tide)
-        self.settle()
+        self.make_durable(lowers=lowers)
 
     @precondition(lambda self: self.oracle.low > 10 * SECOND)
     @rule()
@@ -272,8 +275,12 @@ class TaskMachine(Counting):
 
     @rule()
     def settle(self) -> None:
-        self.driver.settle()
-        self.oracle.settle()
+        self.make_durable()
+
+    def make_durable(self, *, lowers: bool = False) -> None:
+        """Append a record. It is strong unless all it has can be lost together: an advance, and the intervals that this makes."""
+        answered = self.oracle.settle()
+        assert bool(self.driver.settle()) == (answered or lowers)
         self.check()
 
     @rule(by=times)

@@ -21,6 +21,7 @@ class Sizes:
     tasks: int = 8
     open: int = 3
     kept: int = 3
+    payload: int = 1
 
 
 @dataclass
@@ -49,10 +50,15 @@ class TaskOracle:
         self.epoch = 1
         self.groups: dict[str, Group] = {}
         self.saved: Any = None
+        self.saved_state: Any = {}
         self.settle()
 
-    def settle(self) -> None:
-        """All that was said is durable. The intervals that the watermark has passed get their tasks, one after the other."""
+    def settle(self) -> bool:
+        """All that was said is durable. The intervals that the watermark has passed get their tasks, one after the other.
+
+        Return whether anybody was answered since the last time: what nobody was told may be lost.
+        """
+        answered: bool = self.state() != self.saved_state
         for group in self.groups.values():
             if not group.every:
                 continue
@@ -69,6 +75,8 @@ class TaskOracle:
                 group.tasks[group.passed, ""] = new(b"", end)
                 group.passed = end
         self.saved = copy.deepcopy((self.low, self.incarnation, self.groups))
+        self.saved_state = copy.deepcopy(self.state())
+        return answered
 
     def crash(self) -> None:
         self.low, self.incarnation, self.groups = copy.deepcopy(self.saved)
@@ -118,6 +126,8 @@ class TaskOracle:
             for other, at, called, payload in tasks:
                 group = self.group(other or name)
                 if group.every:
+                    raise Refused("INVALID_ARGUMENT")
+                if len(payload) > self.sizes.payload:
                     raise Refused("INVALID_ARGUMENT")
                 if (at, called) in group.tasks:
                     if group.tasks[at, called]["payload"] != payload:

@@ -135,13 +135,10 @@ def groups_take_whatever_comes(_: Part) -> Part:
     return 1 << 62
 
 
-class WeakTasks(Computation):
+@bug("take_steps", Tasks)
+def tasks_are_weak(take: Part) -> Part:
     """A record of tasks may be lost (rule 10)."""
-
-    def take_record(self, now: int) -> tuple[bytes, bool] | None:
-        steps = self.tasks.changed
-        taken = super().take_record(now)
-        return taken if taken is None or not steps else (taken[0], False)
+    return lambda self: (take(self)[0], False)
 
 
 ALL = (
@@ -156,4 +153,5 @@ ALL = (
     (7, groups_take_whatever_comes),
     ("once an interval", snapshots_forget_intervals),
     (9, resets_keep_tasks),
+    (10, tasks_are_weak),
 )

@@ -28,10 +28,11 @@ def test_bounds_are_what_a_list_is(each: list[bytes], first: int, end: int | Non
             ours[outside]
 
 
-@given(keys)
-def test_bounds_are_encoded_as_protobuf_does(each: list[bytes]) -> None:
+@given(keys, st.integers(1, 40))
+def test_bounds_are_encoded_as_protobuf_does(each: list[bytes], field: int) -> None:
     wanted = pb.Group(bounds=each).SerializeToString()
     assert Bounds(each).encode(pb.Group.BOUNDS_FIELD_NUMBER) == wanted
+    assert Bounds(each).encode(field) == b"".join(head(field, len(one)) + one for one in each)
 
 
 def test_rule7_the_garbage_collector_has_no_million_bounds_to_walk() -> None:

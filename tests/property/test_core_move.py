@@ -13,6 +13,7 @@ from lowwater import errors
 from lowwater_authority.core import recovery
 from lowwater_authority.core.cut import Cut
 from lowwater_authority.core.groups import GroupState
+from lowwater_authority.core.layout import Layout
 from lowwater_authority.core.requests import NO_FOLD
 from lowwater_authority.core.slicing import SliceComputation, as_slice
 from lowwater_authority.core.topology import Spec as Registered
@@ -53,12 +54,15 @@ class Known:
     granted: dict[bytes, int] = field(default_factory=dict)
     sequencers: list[int] = field(default_factory=list)
     low: int = MIN
+    layout: Layout = field(default_factory=Layout)
 
     def moved(self, at: int) -> Known:
         there = {key: Key(known.value, known.retired) for key, known in self.keys.items() if key >= at}
         straddling = {known.sequencer for key, known in self.keys.items() if key >= at and known.sequencer}
         self.keys = {key: known for key, known in self.keys.items() if key < at}
         self.cut_off(straddling, at)
+        if self.layout.starts:  # it names keys that are not here any more
+            self.layout = Layout(self.layout.version + 1)
         return Known(there, self.order, dict(self.granted), list(self.sequencers))
 
     def cut_off(self, sequencers: set[int], at: int) -> None:
@@ -137,6 +141,12 @@ class Pair:
             self.driver.release(sequencer)
             self.known.cut_off({sequencer}, KEYS)
 
+    def lay_out(self, start: int) -> None:
+        before = self.known.layout
+        self.known.layout = Layout(before.version + 1, (0, start))
+        assert self.core.change_layout(1, before.version, (0, start), ()) == before.version + 1
+        assert self.driver.settle() is True
+
     def crash(self, *, short: bool) -> None:
         if short:
             self.driver.records = []
@@ -157,6 +167,7 @@ class Pair:
             owned = found.owner.sequencer if found.owner.state is GroupState.OWNED else 0
             assert owned == known.sequencer
         assert self.core.order == self.known.order
+        assert self.core.layout == self.known.layout
         assert self.core.last_sequencer == max(self.known.sequencers, default=0)
         assert {key: each.sequencer for key, each in self.core.granted.items()} == self.known.granted
         assert self.core.identity == ("w" if self.known.granted else None)
@@ -174,6 +185,7 @@ steps = st.lists(
         st.tuples(st.just("report"), st.integers(0, 9), values),
         st.tuples(st.just("retire"), keys),
         st.tuples(st.just("release"), st.integers(0, 9)),
+        st.tuples(st.just("lay out"), st.integers(1, 9)),
         st.tuples(st.just("crash"), st.booleans()),
     ),
     max_size=12,
@@ -191,6 +203,8 @@ def do(pair: Pair, some: list[tuple]) -> None:  # type: ignore[type-arg]
                 pair.retire(first)
             case "release", pick:
                 pair.release(pick)
+            case "lay out", start:
+                pair.lay_out(start)
             case "crash", short:
                 pair.crash(short=short)
         pair.check()

@@ -44,10 +44,13 @@ REFUSALS = [
     "TOO_FAR_AHEAD",
     "FINISH_REQUIRED",
     "INPUT_VERSION",
+    "INVALID_ARGUMENT",
+    "OVERLOADED",
 ]
 MOMENTS = (
     "low moved",
     "high moved",
+    "oldest operation",
     "steps completed",
     "steps completed in a later incarnation",
     "stand-ins",
@@ -78,6 +81,7 @@ CLASSES = (
     ("H2", switches.BatchesRepeat),
     ("H5b", switches.NoHandOver),
     ("H9", switches.AnySkew),
+    (1, switches.UnregisteredInputsCount),
     (4, switches.ChecksPublishedOwners),
     (4, switches.NoClaimOrder),
     (8, switches.NumbersIgnored),

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowwater import errors
+from lowwater_authority.core.budget import LEAST
+from lowwater_authority.core.history import LARGEST_STEP
 from lowwater_authority.core.requests import NO_FOLD, Fold
 from lowwater_authority.core.times import ANY_SKEW, DAY
 from lowwater_authority.core.topology import Spec, Topology
 
 NAMES = "abcdefgh"
+GUESSES = frozenset("gh")
+"""Names of those that are registered as estimated."""
 edits = st.lists(
     st.tuples(st.sampled_from(NAMES), st.lists(st.sampled_from(NAMES), max_size=3, unique=True).map(tuple)), max_size=16
 )
@@ -41,22 +46,48 @@ def graph(*edges: tuple[str, tuple[str, ...]]) -> Topology:
 def test_no_cycle_ever_and_nothing_else_is_refused(edits: list[tuple[str, tuple[str, ...]]]) -> None:
     found, inputs = Topology(), dict[str, tuple[str, ...]]()
     for name, wanted in edits:
-        cyclic = reaches(inputs | {name: wanted}, name, name)
-        before = found
+        after = inputs | {name: wanted}
+        cyclic, before, guess = reaches(after, name, name), found, name in GUESSES
+        guessed = any(GUESSES & after.keys() & {*reads} for each, reads in after.items() if each not in GUESSES)
         try:
-            found = found.set_inputs(name, wanted) if name in inputs else found.register(Spec(name, wanted))
+            new = Spec(name, wanted, estimated=guess)
+            found = found.set_inputs(name, wanted) if name in inputs else found.register(new)
         except errors.Cycle as error:
             assert cyclic
             path = error.metadata["cycle"].split(" -> ")
             assert path[0] == path[-1] == name
-            assert all(b in (inputs | {name: wanted})[a] for a, b in pairwise(path))
+            assert all(b in after[a] for a, b in pairwise(path))
             assert found is before
             continue
+        except errors.EstimatedInput:
+            assert guessed
+            assert not cyclic
+            continue
         assert not cyclic
+        assert not guessed
         inputs[name] = wanted
         assert found.version == before.version + 1
     assert {name: spec.inputs for name, spec in found.computations.items()} == inputs
+    assert {name for name in inputs if found.is_estimated(name)} == GUESSES & inputs.keys()
     assert Topology.decode(found.encode()) == found
+
+
+BOUNDS: dict[str, tuple[Any, Any]] = {
+    "heuristics": (range(1, 17), range(1, 18)),
+    "budgets": (range(LEAST, LEAST + 4), range(LEAST, LEAST + 5)),
+    "key_hash": ("h" * 64, "h" * 65),
+    "max_skew": (2**62 - 1, 2**62),
+    "history_step": (LARGEST_STEP, LARGEST_STEP + 1),
+}
+
+
+@pytest.mark.parametrize("field", BOUNDS)
+def test_as_much_as_is_allowed_is_registered_and_one_more_is_refused(field: str) -> None:
+    most, more = (tuple(each) if isinstance(each, range) else each for each in BOUNDS[field])
+    spec = Topology().register(Spec("c", **{field: most})).get("c")  # type: ignore[arg-type]
+    assert getattr(spec, field) == most
+    with pytest.raises(errors.InvalidArgument, match=field):
+        Topology().register(Spec("c", **{field: more}))  # type: ignore[arg-type]
 
 
 @given(edits=edits, root=st.sampled_from(NAMES))

@@ -14,13 +14,15 @@ from lowwater_authority.core import slicing
 from lowwater_authority.core.cut import Cut
 from lowwater_authority.core.groups import Mass
 from lowwater_authority.core.requests import ClaimRequest, GroupReport
-from lowwater_authority.core.topology import Spec
+from lowwater_authority.core.slicing import as_slice
+from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import slice as slice_module
 from lowwater_authority.engine.observer import Observer
 from lowwater_authority.engine.shard import Shard
 from tests.kit.clock import Clock
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.shards import turns
+from tests.property.core_driver import Driver
 
 SHARES = (990_000, 500_000)
 EDGES = [bytes([edge]) for edge in (0x20, 0x40, 0x60, 0x80, 0xA0)]
@@ -100,6 +102,24 @@ def test_what_is_cut_has_the_same_heuristics(
     steps: list[tuple[int, int, dict[int, int], int, tuple[int, int]]],
 ) -> None:
     asyncio.run(run(steps, exact=True))
+
+
+@given(claims=st.lists(st.tuples(pending, st.integers(0, 100)), min_size=2, max_size=2), most=st.integers(20, 400))
+def test_a_slice_tells_of_no_more_records_than_a_claim_may_have(
+    claims: list[tuple[dict[int, int], int]], most: int
+) -> None:
+    graph = Topology().register(Spec("cut", slicing=Cut(CUTS), heuristics=SHARES))
+    driver, records = Driver(graph.get("cut~0")), 0
+    for part, (pending, recent) in enumerate(claims):
+        owner = driver.claim(*PARTS[part]).sequencer
+        driver.report(owner, 0, mass=mass_of(pending, recent, (part, part)))
+        records += sum(pending.values()) + recent
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(slicing, "MOST_RECORDS", most)
+        whole = as_slice(driver.core).whole_mass()
+    told, parts = int(whole.counts.sum()) + sum(mass.recent for mass in whole.parts), len(whole.counts) + 2
+    divisor = max(1, -(-records // most))
+    assert records // divisor - parts <= told <= records // divisor
 
 
 @given(steps=st.lists(told, min_size=6, max_size=25))

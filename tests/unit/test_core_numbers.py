@@ -8,11 +8,12 @@ import pytest
 from lowwater import errors
 from lowwater_authority.core import recovery
 from lowwater_authority.core.computation import GRANTS_KEPT, LONGEST_STEP, SENDERS_KEPT, Computation
-from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Fold, GroupReport, Refused
+from lowwater_authority.core.cut import Cut
+from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, GroupReport, Refused
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.records import journal_pb2 as pb
 from tests.property import switches
-from tests.property.core_driver import MAX, MIN, SECOND, Driver, column, mass, request
+from tests.property.core_driver import MIN, SECOND, Driver, column, request
 from tests.property.switches import planted
 
 OLD = {("OLD_STREAM", None)}
@@ -104,45 +105,6 @@ def test_rule8_a_request_id_names_one_request(made: type[Computation]) -> None:
         assert again.sequencer == first, "a repeat has its answer"
 
 
-@planted(1, switches.UnregisteredInputsCount)
-def test_rule1_a_fold_of_an_input_that_is_not_registered_counts_as_unknown(made: type[Computation]) -> None:
-    fold = Fold(1, (1, 0))
-    d = Driver(Spec("c", ("a", "b"), (500_000,), max_skew=10**9), made=made)
-    owner = d.claim(b"", b"m", b"").sequencer
-    for values in ((10, 20), (10, MIN), (MAX, MAX)):
-        assert d.report(owner, *values, finish=True, fold=fold, required=fold) == {("INVALID_ARGUMENT", None)}
-        assert d.values() == [(b"", MIN), (b"m", MIN)]
-    ahead = mass(frontiers={500_000: 10})
-    assert d.report(owner, MIN, mass=ahead, fold=fold, required=fold) == {("INVALID_ARGUMENT", None)}
-    assert d.high(500_000) == MIN
-    assert d.report(owner, MIN, mass=mass(frontiers={500_000: MIN}), fold=fold, required=fold) == set(), (
-        "unknown is what it is"
-    )
-    known = Fold(1, (1, 1))
-    assert d.report(owner, 10, 20, fold=known, required=known) == set()
-    assert d.low == 10
-
-
-def test_a_batch_over_an_input_that_is_not_registered_is_not_prepared() -> None:
-    d = Driver(Spec("c", ("a", "b"), (500_000,)))
-    owner = d.claim(b"", b"").sequencer
-    fold = Fold(1, (1, 0))
-    for bound, frontiers, field in (
-        (10, {}, "bound_micros"),
-        (MAX, {}, "bound_micros"),
-        (MIN, {500_000: 10}, "frontiers"),
-    ):
-        with pytest.raises(errors.InvalidArgument, match=f"{field} must be .*b is folded as not registered") as error:
-            d.prepare(owner, 1, [], bound, fold=fold, frontiers=frontiers)
-        assert (error.value.metadata["field"], error.value.metadata["fix"]) == (
-            field,
-            f"send {MIN} until all inputs are registered",
-        )
-    assert d.prepare(owner, 1, [], MIN, fold=fold) == []
-    assert d.commit(owner, 1, required=fold) == set()
-    assert d.low == MIN
-
-
 def test_only_ranges_whose_own_values_are_refused_wait_for_the_clock() -> None:
     """Not those that another claim owns, nor the others of the claim. Reports of the others do not end the wait."""
     d = Driver()
@@ -232,5 +194,7 @@ def test_a_replay_checks_the_sequencers_again() -> None:
     with pytest.raises(recovery.ReplayError, match="goes back"):
         recovery.recover(d.spec, None, [low.SerializeToString(), *d.records[1:]], epoch_base=0)
     empty = pb.Record(incarnation=1, ops=[pb.Op()], low_micros=MIN)
-    with pytest.raises(recovery.ReplayError, match="unknown op"):
-        recovery.recover(d.spec, None, [empty.SerializeToString()], epoch_base=0)
+    cut = Spec("a", slicing=Cut((b"m",)))
+    for spec in (d.spec, cut, cut.slice_specs()["a~0"]):
+        with pytest.raises(recovery.ReplayError, match="unknown op"):
+            recovery.recover(spec, None, [empty.SerializeToString()], epoch_base=0)

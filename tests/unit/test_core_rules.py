@@ -9,12 +9,11 @@ import pytest
 
 from lowwater import errors
 from lowwater_authority.core import recovery
-from lowwater_authority.core.batches import PART_BYTES
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.core.requests import Fold, TaskAttempt
+from lowwater_authority.core.requests import Fold
 from lowwater_authority.core.topology import Spec
 from tests.property import switches
-from tests.property.core_driver import MAX, MIN, Driver, mass, part
+from tests.property.core_driver import MAX, MIN, Driver, mass
 from tests.property.switches import off, planted
 
 HALF = 500_000
@@ -175,22 +174,6 @@ def test_rule10_classes() -> None:
     d.settle()
     assert d.strong == [True, False, False, True, False, True, True, True, True]
     assert d.settle() is None
-
-
-def test_rule7_the_bytes_of_parts_are_bounded() -> None:
-    most = 3 * PART_BYTES
-    d = Driver()
-    run = d.claim(b"", b"").sequencer
-    small, large = part({0: 5}), part({0: 5}, pending=range(100))
-    for index in (0, 1, 1):
-        d.core.stage_task(run, 1, TaskAttempt(0, index, 0), small, most=most)
-    before = d.core.batches.bytes
-    with pytest.raises(errors.Overloaded, match="fewer partitions"):
-        d.core.stage_task(run, 1, TaskAttempt(0, 1, 0), large, most=most)
-    assert (len(d.core.batches), d.core.batches.bytes) == (2, before)
-    neighbour = Driver()
-    other = neighbour.claim(b"", b"").sequencer
-    neighbour.core.stage_task(other, 1, TaskAttempt(0, 1, 0), large, most=most)
 
 
 def test_rule7_nothing_of_a_batch_is_kept_after_its_commit() -> None:

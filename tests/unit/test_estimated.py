@@ -29,12 +29,6 @@ def test_only_estimated_computations_read_estimated_ones() -> None:
     assert found.register(Spec("hourly", ("guess",), estimated=True)).get("hourly").estimated
 
 
-def test_new_inputs_are_looked_at_too() -> None:
-    found = Topology().register(GUESS).register(Spec("hourly", ("a",)))
-    with pytest.raises(errors.EstimatedInput):
-        found.set_inputs("hourly", ["a", "guess"])
-
-
 def test_a_name_does_not_change_what_it_is() -> None:
     found = Topology().register(GUESS).register(Spec("sure"))
     assert found.register(GUESS) is found

@@ -20,9 +20,6 @@ from tests.kit.faults import FaultPlan
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.shards import turns
 from tests.kit.times import DAY, HOUR, MAX, SECOND
-from tests.property import task_switches
-from tests.property.core_driver import Driver
-from tests.property.switches import off
 from tests.unit.test_shard import Running
 
 nonces = count(1)
@@ -255,34 +252,6 @@ async def test_a_refused_request_leaves_its_neighbours_in_the_round(disk: Memory
     assert reasons == ["STALE_LEASE", "UNKNOWN_GROUP", "INVALID_ARGUMENT", None, None]
     assert await master.shown() == [(1, "n1", "DONE", 2), (1, "n3", "READY", 1)]
     await running.stop()
-
-
-def strong_steps(driver: Driver) -> None:
-    """Whatever was answered about a task waits for the strongest write; what a watermark makes is as strong as the watermark."""
-    sequencer = driver.claim(b"", b"").sequencer
-    driver.core.tasks.create_group(TaskGroup("repairs"))
-    assert driver.settle()
-    driver.core.tasks.create_group(TaskGroup("daily", every=DAY))
-    assert driver.settle()
-    driver.core.tasks.create("repairs", [task("n1")])
-    assert driver.settle()
-    taken = driver.core.tasks.take("repairs", "w", bytes(16), incarnation=1, epoch=1, now=0)
-    assert taken is not None
-    assert driver.settle()
-    driver.core.tasks.commit(taken.lease, [], b"", [], incarnation=1)
-    assert driver.settle()
-    driver.report(sequencer, 2 * DAY, settle=False)
-    assert driver.settle() is False, "losing it loses the advance too, and both come again"
-    assert len(driver.core.tasks.group("daily").tasks) == 2
-
-
-def test_rule10_steps_of_tasks_are_strong() -> None:
-    strong_steps(Driver())
-
-
-@off(10)
-def test_rule10_off() -> None:
-    strong_steps(Driver(made=task_switches.WeakTasks))
 
 
 def test_states_have_the_numbers_of_the_wire() -> None:
