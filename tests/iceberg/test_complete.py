@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 import lowwater_spark as lws
-from lowwater_spark.complete.mark import Claim, Standing
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.delta import app_id
-from lowwater_spark.track.iceberg_out import append
 from tests.iceberg.table import TableFlow, through
 from tests.kit.times import at, mark
+from tests.spark.outputs import OutputRun
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -20,16 +18,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 class Appender:
     """What a stage writes, without the query: a batch for each hour."""
 
-    def __init__(self, table: TableFlow, name: str = "stage", life: int = 1, checkpoint: str = "c") -> None:
-        self.table, self.checkpoint, self.life, self.batch = table, checkpoint, life, 0
-        self.app = app_id(name, checkpoint)
+    def __init__(self, table: TableFlow) -> None:
+        self.table, self.batch = table, 0
+        self.run = OutputRun(table.flow.folder / "ck", ["iceberg"], table.name)
 
     def __call__(self, hour: int) -> int:
-        said = {"checkpoint": self.checkpoint, "batch": self.batch, "digest": f"{self.batch}", "run": 1}
-        standing = Standing(mark(hour).micros, Claim(self.life, 7))
-        rows = self.table.rows(("k", hour))
-        newest = self.batch - 1
-        assert append(rows, self.table.log, self.app, self.batch, said, standing, replayed=False, newest=newest)
+        assert self.run.write(self.table.rows(("k", hour)), self.batch, through=mark(hour))
         self.batch += 1
         return self.table.head
 

@@ -7,46 +7,41 @@ from pyspark.sql import DataFrame
 
 import lowwater_spark as lws
 from tests.iceberg.table import TableFlow
-from tests.spark.outputs import (
-    Output,
-    test_a_batch_that_runs_again_is_there_once,
-    test_a_checkpoint_that_is_older_than_its_output_is_refused,
-    test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it,
-)
-
-__all__ = [
-    "test_a_batch_that_runs_again_is_there_once",
-    "test_a_checkpoint_that_is_older_than_its_output_is_refused",
-    "test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it",
-]
+from tests.spark.outputs import *  # noqa: F403 - the rules
+from tests.spark.outputs import OutputCase
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
-class IcebergTable(Output):
-    older = "the checkpoint is older than the table|not batch 1 of this plan"
+class IcebergTable(OutputCase):
+    kinds = ("iceberg", "delta")
 
     def __init__(self, table: TableFlow) -> None:
         super().__init__(table.flow)
-        self.table, self.place = table, table.name
+        self.made_table, self.place, self.to = table, table.name, table.name
 
     def write(self, rows: DataFrame, batch: lws.Batch) -> bool:
-        return batch.write_table(rows, self.table.name)
+        return batch.write_table(rows, self.to)
 
-    def keys(self) -> list[str]:
+    def table(self) -> DataFrame:
         # A batch has a session of its own, and each session keeps what it knows of a table for half a minute.
-        self.table.sql("refresh table {table}")
-        return sorted(each.key for each in self.flow.spark.table(self.table.name).collect())
+        self.made_table.sql("refresh table {table}")
+        return self.flow.spark.table(self.to)
 
     def read(self) -> DataFrame:
-        return self.table.read()
+        return self.made_table.read()
 
 
 @pytest.fixture
-def output(table: TableFlow) -> Output:
+def output(table: TableFlow) -> OutputCase:
     return IcebergTable(table)
 
 
 @pytest.fixture
-def marked(output: Output) -> Output:
+def marked(output: OutputCase) -> OutputCase:
+    return output
+
+
+@pytest.fixture
+def kind(output: OutputCase) -> OutputCase:
     return output

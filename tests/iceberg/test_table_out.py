@@ -7,19 +7,13 @@ from typing import Any
 
 import pytest
 
-from lowwater.watermark import MIN
-from lowwater_spark.complete.mark import Standing
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.iceberg_log import find
-from lowwater_spark.track import iceberg_out
-from lowwater_spark.track.iceberg_out import append
+from lowwater_spark.track import iceberg_out, table_out
 from tests.iceberg.table import TableFlow
+from tests.spark.outputs import OutputRun
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
-
-
-NOWHERE = Standing(MIN, None)
-"""Of who has nothing to say."""
 
 
 def keys(table: TableFlow) -> list[str]:
@@ -28,10 +22,14 @@ def keys(table: TableFlow) -> list[str]:
     return sorted(r.key for r in table.flow.spark.table(table.name).collect())
 
 
+def run_of(table: TableFlow, number: int = 1, to: str = "") -> OutputRun:
+    return OutputRun(table.flow.folder / "ck", ["iceberg"], to or table.name, number)
+
+
 def test_of_two_runs_one_fails_also_when_the_other_commits_between_the_look_and_the_commit(
     table: TableFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = {"batch": 0, "digest": "d", "run": 1}
+    first = run_of(table)
 
     class Late(iceberg_out.Unchanged):
         attempts = 0
@@ -41,74 +39,54 @@ def test_of_two_runs_one_fails_also_when_the_other_commits_between_the_look_and_
             passed = super().validate(ancestors)
             if Late.attempts == 1:
                 monkeypatch.undo()
-                assert append(
-                    table.rows(("b", 9)), table.log, "lowwater:c:stage", 0, said | {"run": 2}, NOWHERE, replayed=False
-                )
+                assert run_of(table, 2).write(table.rows(("b", 9)), 0)
             return passed
 
     monkeypatch.setattr(iceberg_out, "Unchanged", Late)
     with pytest.raises(CheckpointMismatch, match="another run of this checkpoint has written"):
-        append(table.rows(("a", 9)), table.log, "lowwater:c:stage", 0, said, NOWHERE, replayed=False)
+        first.write(table.rows(("a", 9)), 0)
     assert Late.attempts == 2
     assert keys(table) == ["b"]
 
 
 @pytest.mark.long  # of Delta: spark/test_table_out.py
 def test_what_a_table_does_not_show_any_more_is_refused(table: TableFlow) -> None:
-    said = {"batch": 0, "digest": "d", "run": 1}
+    run = run_of(table)
 
-    def write(batch: int, digest: str, *, replayed: bool) -> bool:
-        given = said | {"batch": batch, "digest": digest}
-        return append(
-            table.rows((f"{batch}", 9)), table.log, "lowwater:c:stage", batch, given, NOWHERE, replayed=replayed
-        )
+    def write(batch: int, **about: Any) -> bool:
+        return run.write(table.rows((f"{batch}", 9)), batch, **about)
 
-    assert write(0, "d", replayed=False)
-    first = table.head
-    assert not write(0, "d", replayed=True)
-    with pytest.raises(CheckpointMismatch, match="no run of this checkpoint had begun it"):
-        write(0, "d", replayed=False)
-    with pytest.raises(CheckpointMismatch, match="not batch 0 of this plan"):
-        write(0, "x", replayed=True)
-    assert write(1, "e", replayed=False)
-    with pytest.raises(CheckpointMismatch, match="the checkpoint is older than the table"):
-        write(0, "d", replayed=True)
+    assert write(0)
+    assert write(1)
+    with pytest.raises(CheckpointMismatch, match="the checkpoint is older than its output"):
+        write(0, replayed=True)
     table.put(("z", 9))
     table.expire()
-    assert not write(1, "e", replayed=True), "its snapshot has expired, and what came after it says that it was there"
+    assert not write(1, replayed=True), "its snapshot has expired, and what came after it says that it was there"
     table.put(("z", 9))
     table.expire()
     with pytest.raises(CheckpointMismatch, match="it has expired, so it is unknown"):
-        write(1, "e", replayed=True)
-    assert write(2, "f", replayed=False), "a new batch goes on"
+        write(1, replayed=True)
+    assert write(2), "a new batch goes on"
     before = table.head
-    assert write(3, "g", replayed=False)
+    assert write(3)
     table.call("rollback_to_snapshot", snapshot_id=before)
     with pytest.raises(CheckpointMismatch, match="it was rolled back"):
-        write(3, "g", replayed=True)
-    assert first != before
+        write(3, replayed=True)
     assert keys(table) == ["0", "1", "2", "z", "z"]
 
 
 def test_a_table_that_has_lost_a_batch_is_refused(table: TableFlow) -> None:
-    said = {"digest": "d", "run": 1}
-
-    def write(batch: int, newest: int) -> bool:
-        rows, mark = table.rows((f"{batch}", 9)), said | {"batch": batch}
-        return append(rows, table.log, "lowwater:c:stage", batch, mark, NOWHERE, replayed=False, newest=newest)
-
-    assert write(0, -1)
-    assert write(1, 0)
+    run = run_of(table)
+    for batch in (0, 1):
+        assert run.write(table.rows((f"{batch}", 9)), batch)
     table.drop()
     table.create()
     with pytest.raises(
         CheckpointMismatch, match="does not count batch 1 of this checkpoint, which was written, but none"
     ):
-        write(2, 1)
+        run.write(table.rows(("2", 9)), 2)
     assert keys(table) == []
-    assert write(2, -1), "nothing else would tell"
-    with pytest.raises(CheckpointMismatch, match="does not count batch 3 of this checkpoint, which was written, but 2"):
-        write(4, 3)
 
 
 def test_what_is_written_is_synced_before_it_counts(table: TableFlow, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,11 +94,10 @@ def test_what_is_written_is_synced_before_it_counts(table: TableFlow, monkeypatc
     table.flow.spark.sql(f"create table {table.name} (key string, t timestamp) using iceberg partitioned by (key)")
     synced: set[Path] = set()
     for name in ("sync_file", "sync_directory"):
-        monkeypatch.setattr(iceberg_out, name, synced.add)
+        monkeypatch.setattr(table_out, name, synced.add)
     root = Path(table.log.table().location)
     there = {*(root / "metadata").iterdir()}
-    said = {"batch": 0, "digest": "d", "run": 1}
-    assert append(table.rows(("a", 9), ("b", 9)), table.log, "lowwater:c:stage", 0, said, NOWHERE, replayed=False)
+    assert run_of(table).write(table.rows(("a", 9), ("b", 9)), 0)
     rows = {Path(path) for path in table.log.files(table.head)}
     assert len(rows) == 2
     new = {*(root / "metadata").iterdir()} - there
@@ -130,17 +107,14 @@ def test_what_is_written_is_synced_before_it_counts(table: TableFlow, monkeypatc
 
 
 def test_a_table_that_could_not_tell_is_refused_and_nothing_is_written(table: TableFlow) -> None:
-    said = {"batch": 0, "digest": "d", "run": 1}
     frame = table.rows(("a", 9))
     table.put(("z", 9))
     table.sql("alter table {table} create branch audit")
-    branch = find(table.flow.spark, f"{table.name}.branch_audit")
-    assert branch is not None
     with pytest.raises(Unsupported, match="audit is a branch of it"):
-        append(frame, branch, "lowwater:c:stage", 0, said, NOWHERE, replayed=False)
+        run_of(table, to=f"{table.name}.branch_audit").write(frame, 0)
     table.sql("alter table {table} set tblproperties ('write.wap.enabled' = 'true')")
     with pytest.raises(Unsupported, match=r"write\.wap\.enabled"):
-        append(frame, table.log, "lowwater:c:stage", 0, said, NOWHERE, replayed=False)
+        run_of(table).write(frame, 0)
     assert keys(table) == ["z"]
 
 

@@ -16,14 +16,11 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.complete.mark import Claim, Standing
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.delta import app_id
-from lowwater_spark.sources.delta_log import DeltaLog
-from lowwater_spark.track.table_out import append
 from tests.kit.times import at, mark
 from tests.spark.drive_support import HOUR
 from tests.spark.flow import Flow
+from tests.spark.outputs import OutputRun
 from tests.spark.support import Upstream, low, row
 from tests.spark.test_delta import PATIENCE
 from tests.spark.updates import HOURLY, hourly
@@ -117,17 +114,14 @@ def test_what_is_written_before_the_state_begins_is_refused(flow: Flow, out: Pat
 class Appender:
     """What a stage writes, without the query: a batch for each hour."""
 
-    def __init__(self, flow: Flow, path: Path, name: str = "stage", life: int = 1, checkpoint: str = "c") -> None:
-        self.flow, self.path = flow, path
-        self.app, self.life, self.batch, self.newest = app_id(name, checkpoint), life, 0, -1
+    def __init__(self, flow: Flow, path: Path, life: int = 1, checkpoint: str = "ck") -> None:
+        self.flow, self.batch = flow, 0
+        self.run = OutputRun(flow.folder / checkpoint, ["delta"], str(path), life=life)
 
     def __call__(self, hour: int) -> bool:
         rows = self.flow.spark.createDataFrame([("k", at(hour))], "key string, t timestamp")
-        log, said = DeltaLog(self.flow.spark, str(self.path)), {"digest": f"{self.batch}", "run": 1}
-        standing = Standing(mark(hour).micros, Claim(self.life, 7))
-        made = append(rows, log, self.app, self.batch, said, standing, replayed=False, newest=self.newest)
-        self.newest, self.batch = self.batch, self.batch + 1
-        return made
+        self.batch += 1
+        return self.run.write(rows, self.batch - 1, through=mark(hour))
 
 
 @pytest.fixture

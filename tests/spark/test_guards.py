@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -23,10 +24,14 @@ import lowwater_spark as lws
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
-from lowwater_spark.track.batch import Batch, Keyed
-from lowwater_spark.track.batch_log import BatchEntry, BatchLog
+from lowwater_spark.track.authority import Registration
+from lowwater_spark.track.batch import Batch, Ground, Keyed, MicroBatch
+from lowwater_spark.track.batch_log import BatchEntry
 from lowwater_spark.track.handover import publish_directory
 from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.outputs import OpenOutputs
+from lowwater_spark.track.part import Part
+from lowwater_spark.track.progress import Committed
 from lowwater_spark.track.ranges import range_bounds, range_column
 from lowwater_spark.track.receipt import Destination
 from lowwater_spark.track.status import KeyRange
@@ -40,27 +45,16 @@ NO_FRAME = cast(DataFrame, None)
 
 
 def a_batch(checkpoint: Path, *, replayed: bool) -> Batch:
-    return Batch(
-        BatchEntry(3, "aa", Reading(14), MIN),
-        Keyed(["key"], "t", 2, injector=False),
-        place(checkpoint),
-        BatchLog(checkpoint),
-        Destination(None, "stage", 1, 3),
-        replayed=replayed,
-        previous_frontier=MIN,
-        ordinal=1,
-        swept=set(),
-        probe=lambda _point, _batch: None,
-        logged=lambda _batch: None,
+    """Batch 3 of a stage without an authority."""
+    registration = Registration("stage", [], [], 2, "", 0, 1, b"", adopt=False)
+    authority = SimpleNamespace(
+        registration=registration, full_name="stage", destination=lambda batch: Destination(None, "stage", 1, batch)
     )
-
-
-def test_a_batch_that_had_not_begun_does_not_skip_its_write(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    publish_directory(out, "batch=3", "aa", lambda folder: (folder / "rows").touch(), ordinal=1)
-    assert not a_batch(tmp_path / "ck", replayed=True).write(NO_FRAME, out)
-    with pytest.raises(CheckpointMismatch, match="no run of this checkpoint had begun batch 3"):
-        a_batch(tmp_path / "ck", replayed=False).write(NO_FRAME, out)
+    part = Part(cast(Any, authority), Keyed(["key"], "t", 2, injector=False), checkpoint)
+    part.place = place(checkpoint)
+    part.open([], Committed())
+    side = SimpleNamespace(part=part, ground=Ground, vouch=lambda _: False)
+    return Batch(BatchEntry(3, "aa", Reading(14), MIN), cast(Any, side), MicroBatch(replayed, OpenOutputs()))
 
 
 def test_a_second_write_to_one_directory_is_found_under_any_name(tmp_path: Path) -> None:

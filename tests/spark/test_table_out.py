@@ -2,68 +2,28 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.checkpoint.identity import identity
-from lowwater_spark.complete.mark import Claim, Standing
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.delta import app_id
 from lowwater_spark.sources.delta_log import DeltaLog, path_of
 from lowwater_spark.track import table_out
-from lowwater_spark.track.table_out import append
 from tests.kit.times import mark
 from tests.spark.flow import Flow
+from tests.spark.outputs import OutputRun
 from tests.spark.support import Upstream, low, row
-from tests.spark.test_delta import PATIENCE, TableFlow, table
+from tests.spark.test_delta import TableFlow, table
 
 __all__ = ["table"]
-
-STANDING = Standing(0, Claim(1, 1))
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
-def keys(flow: Flow, path: Path) -> list[str]:
-    return sorted(r.key for r in flow.spark.read.format("delta").load(str(path)).collect())
-
-
-def test_t1_of_two_runs_that_write_a_batch_at_a_time_one_fails(
-    flow: Flow, table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    table.put(("filled", 1))
-    here, gone = flow.folder / "here", flow.folder / "gone"
-    os.mkfifo(gone)
-
-    def slow(batches: Iterator[Any]) -> Iterator[Any]:
-        here.touch()
-        if gone.exists():
-            gone.read_bytes()  # until the test has opened and closed it
-        yield from batches
-
-    def write(rows: DataFrame, batch: lws.Batch) -> None:
-        if not rows.isEmpty():
-            batch.write_table(rows.coalesce(1).mapInPandas(slow, rows.schema), table.path)
-
-    flow.feed.put([row("a", 9)])
-    upstream.at(9)
-    query = flow.start(write, ranges=2)
-    flow.eventually(here.exists, "the tasks run")
-    app = app_id("stage", identity(flow.folder / "ck"))
-    table.put(("b", 9), txnAppId=app, txnVersion="0")
-    gone.write_bytes(b"")
-    gone.unlink()
-    with pytest.raises(Exception, match="DELTA_CONCURRENT_TRANSACTION"):
-        query.await_termination(PATIENCE)
-    assert keys(flow, table.path) == ["b", "filled"]
-    assert low(lw, "stage").unknown
+def run_of(flow: Flow, table: TableFlow, number: int = 1) -> OutputRun:
+    return OutputRun(flow.folder / "ck", ["delta"], str(table.path), number)
 
 
 def test_what_is_written_is_synced_before_it_counts(
@@ -75,7 +35,7 @@ def test_what_is_written_is_synced_before_it_counts(
     synced: set[Path] = set()
     for name in ("sync_file", "sync_directory"):
         monkeypatch.setattr(table_out, name, synced.add)
-    assert append(frame, log, "lowwater:c:stage", 0, {"digest": "d", "run": 1}, STANDING, replayed=False)
+    assert run_of(flow, table).write(frame, 0)
     rows = {table.path / name for name in log.files(1)}
     assert len(rows) == 2
     folder = table.path / "_delta_log"
@@ -96,22 +56,16 @@ def test_a_plain_stage_leaves_its_mark_in_the_table_of_its_sink(
 
 
 def test_what_a_table_does_not_show_any_more_is_refused(flow: Flow, table: TableFlow) -> None:
-    said = {"digest": "d", "run": 1}
-    frame = flow.spark.createDataFrame([("a",)], "key string")
-    log = DeltaLog(flow.spark, str(table.path))
-    assert append(frame, log, "lowwater:c:stage", 0, said, STANDING, replayed=False)
-    assert not append(frame, log, "lowwater:c:stage", 0, said, STANDING, replayed=True)
-    with pytest.raises(CheckpointMismatch, match="no run of this checkpoint had begun it"):
-        append(frame, log, "lowwater:c:stage", 0, said, STANDING, replayed=False)
-    with pytest.raises(CheckpointMismatch, match="made from another plan"):
-        append(frame, log, "lowwater:c:stage", 0, said | {"digest": "x"}, STANDING, replayed=True)
-    assert append(frame, log, "lowwater:c:stage", 1, said | {"digest": "e"}, STANDING, replayed=False)
+    frame, run = flow.spark.createDataFrame([("a",)], "key string"), run_of(flow, table)
+    assert run.write(frame, 0)
+    assert run.write(frame, 1)
+    assert not run.write(frame, 0, replayed=True), "it is there, before a later one"
     table.sql("RESTORE TABLE {table} TO VERSION AS OF 0")
     with pytest.raises(CheckpointMismatch, match="its log no longer has the version"):
-        append(frame, log, "lowwater:c:stage", 1, said | {"digest": "e"}, STANDING, replayed=True)
+        run.write(frame, 1, replayed=True)
     table.sql("ALTER TABLE {table} SET TBLPROPERTIES ('delta.setTransactionRetentionDuration' = 'interval 1 day')")
     with pytest.raises(Unsupported, match="it forgets which batches it has"):
-        append(frame, log, "lowwater:c:stage", 2, said, STANDING, replayed=False)
+        run.write(frame, 2)
 
 
 def test_a_table_is_named_by_its_path_or_in_the_catalog(flow: Flow, table: TableFlow) -> None:
@@ -132,10 +86,9 @@ def test_a_directory_with_a_table_of_iceberg_gets_no_rows_of_delta(flow: Flow, t
     folder = table.path / "metadata"
     folder.mkdir(parents=True)
     (folder / "00000-a.metadata.json").write_text("{}")
-    frame = flow.spark.createDataFrame([("a",)], "key string")
-    log = DeltaLog(flow.spark, str(table.path))
+    frame, run = flow.spark.createDataFrame([("a",)], "key string"), run_of(flow, table)
     with pytest.raises(Unsupported, match="an Iceberg table is there"):
-        append(frame, log, "lowwater:c:stage", 0, {"digest": "d", "run": 1}, STANDING, replayed=False)
+        run.write(frame, 0)
     assert sorted(each.name for each in table.path.iterdir()) == ["metadata"]
     (folder / "00000-a.metadata.json").rename(folder / "other.json")
-    assert append(frame, log, "lowwater:c:stage", 0, {"digest": "d", "run": 1}, STANDING, replayed=False)
+    assert run.write(frame, 0)

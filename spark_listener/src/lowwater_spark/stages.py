@@ -23,8 +23,6 @@ from lowwater_spark.drive.frame import drive, drive_of
 from lowwater_spark.drive.watermark import Driving, is_approximate
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.settings import connection
-from lowwater_spark.sources.delta import DELTA, marked
-from lowwater_spark.sources.iceberg import ICEBERG, MARK
 from lowwater_spark.sources.sink_log import check_sink
 from lowwater_spark.sources.ticks import with_ticks
 from lowwater_spark.sources.writers import check_alone
@@ -34,6 +32,7 @@ from lowwater_spark.track.events import observe_oldest
 from lowwater_spark.track.frontier import PARTITION, Bounds
 from lowwater_spark.track.hook import Hook, WriteBatch
 from lowwater_spark.track.operators import is_windows
+from lowwater_spark.track.outputs import needed_options
 from lowwater_spark.track.part import Part
 from lowwater_spark.track.plain import Plain
 from lowwater_spark.track.plan import (
@@ -51,7 +50,6 @@ from lowwater_spark.track.query import INTERVAL, TrackedQuery
 from lowwater_spark.track.ranges import range_bounds
 from lowwater_spark.track.run import Run
 from lowwater_spark.track.shape import check_shape
-from lowwater_spark.track.times import check_times, exact_times
 from lowwater_spark.track.writer import Writer, writer_of
 
 if TYPE_CHECKING:
@@ -62,9 +60,6 @@ if TYPE_CHECKING:
     """``"event"``, the length of windows whose start is the stamp, or the column that is it."""
 
 __all__ = ["Declared", "Stage", "check_together", "injector", "stage"]
-
-_MARKED_BY: Final = {DELTA: "userMetadata", ICEBERG: f"snapshot-property.{MARK}"}
-"""Option of a table's sink that leaves a mark in each commit, by the table's format."""
 
 _RANGES: Final = 64
 """Default number of key ranges of a stage with a function."""
@@ -545,12 +540,9 @@ class Stage:
             check_sink(output, CheckpointLog(folder))
             check_alone(output, full_name(self._settings().namespace, self.name))
         check_shape(folder, "plain", checked)
-        check_times(frame, writer_options.format or "", writer_options.options)
-        writer_options = writer_options.with_options(**exact_times(writer_options.format or "", writer_options.options))
-        if option := _MARKED_BY.get((writer_options.format or "").lower()):
-            writer_options = writer_options.with_options(
-                **{option: marked(full_name(self._settings().namespace, self.name))}
-            )
+        writer_name = full_name(self._settings().namespace, self.name)
+        needed = needed_options(frame, writer_options.format or "", writer_options.options, writer_name)
+        writer_options = writer_options.with_options(**needed)
         stream_writer = writer_options.onto(observe_oldest(frame, self.keyed.event_time), folder, query_name)
         client = self._connect() if self.client is None else self.client
         registration = self._registration(folder, checked, adopt=adopt, estimated=is_approximate(driving))

@@ -5,42 +5,36 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import lowwater
 from lowwater.layout import SLOTS, Layout
 from lowwater.watermark import MAX, MIN
-from lowwater_spark.checkpoint.durable import NotDurable
 from lowwater_spark.checkpoint.identity import identity
-from lowwater_spark.checkpoint.location import Location, local, location_of, real
-from lowwater_spark.checkpoint.spark_path import SparkPath
-from lowwater_spark.complete.folder import first_of, say
+from lowwater_spark.checkpoint.location import local
 from lowwater_spark.complete.mark import Claim, Standing
-from lowwater_spark.errors import CheckpointMismatch, StateLost
-from lowwater_spark.sources.bookmarks import removed
-from lowwater_spark.sources.delta import app_id
-from lowwater_spark.sources.delta_log import DeltaLog, path_of
-from lowwater_spark.sources.iceberg_log import IcebergLog, find
-from lowwater_spark.sources.sink_log import refuse_sink
-from lowwater_spark.sources.writers import mark_writer
-from lowwater_spark.track import iceberg_out, table_out
-from lowwater_spark.track.batch_log import BatchEntry, BatchLog
+from lowwater_spark.errors import StateLost
+from lowwater_spark.track.batch_log import BatchEntry
 from lowwater_spark.track.cut import EQUAL, Cut
 from lowwater_spark.track.frontier import Bounds
-from lowwater_spark.track.handover import hand_over, sweep
-from lowwater_spark.track.inputs import floor_stamp
-from lowwater_spark.track.kafka_out import KafkaOut
+from lowwater_spark.track.inputs import Reading, floor_stamp
 from lowwater_spark.track.load import loads_of
-from lowwater_spark.track.outputs import remember, remembered
+from lowwater_spark.track.outputs import (
+    OpenOutputs,
+    OutputTurn,
+    check_resolution,
+    open_output,
+    remember,
+    remembered,
+    write_once,
+)
 from lowwater_spark.track.plan import check_windows, refuse_pattern
 from lowwater_spark.track.ranges import key_text, key_zone
-from lowwater_spark.track.receipt import Destination, Receipt
-from lowwater_spark.track.removal import Removal
+from lowwater_spark.track.receipt import Receipt
 from lowwater_spark.track.segments import SegmentUpdate, SendingUpdate, Unsent
 from lowwater_spark.track.state import Place, StateStore, Version
 from lowwater_spark.track.update import Update, build_version, can_pin, fixed, partitions_of, restage, rows_of
@@ -49,9 +43,11 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
+    from lowwater_spark.track.part import Part
     from lowwater_spark.track.rows import Actions, Rows
+    from lowwater_spark.track.run import Run
 
-__all__ = ["Batch", "Claimed", "Keyed", "Outcome"]
+__all__ = ["Batch", "Claimed", "Ground", "Keyed", "MicroBatch", "Outcome", "Side"]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -60,19 +56,32 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _Calls:
-    """The running calls of a batch's methods, on any thread and for all stages of its query.
+class MicroBatch:
+    """One micro-batch of a query: what the batches of its stages share.
 
-    There is no lock, because the closure of an update could not be pickled with one. A caller
-    notes its call before it tests ``ended``, and the closer sets ``ended`` before it looks for
-    calls, so one of the two always sees the other.
+    There is no lock for the running calls. A caller notes its call before it tests ``ended``, and
+    the closer sets ``ended`` before it looks for calls, so one of the two always sees the other.
     """
 
+    replayed: bool
+    """True: an earlier run began it, with the same rows and the same watermark."""
+    outputs: OpenOutputs
+    """Outputs that the run has begun to write to."""
+    probe: Callable[[str, int], None] = lambda _point, _batch: None
+    actions: Actions | None = None
+    """Watcher of the reads of emitted rows; None: they are not watched."""
+    stages: dict[str, Batch] = field(default_factory=dict)
+    """Batch of each stage, in the query's order."""
+    taken: set[Hashable] = field(default_factory=set)
+    """Outputs and folders of state that have been written to. If two stages wrote into one
+    directory, each would find the other's rows, and skip."""
+    failures: list[BaseException] = field(default_factory=list)
+    """Errors raised by methods of the batches."""
     under_way: list[str] = field(default_factory=list)
-    """The names of the methods that have not returned."""
+    """Names of the methods that have not returned, on any thread."""
     ended: bool = False
 
-    def begin(self, method: str, batch: int) -> None:
+    def begin_call(self, method: str, batch: int) -> None:
         """Note a call. Raises ValueError if the batch has ended."""
         self.under_way.append(method)
         if self.ended:
@@ -101,25 +110,16 @@ def _ends_the_batch(method: Callable[Concatenate[Batch, P], T]) -> Callable[Conc
     @functools.wraps(method)
     def call(batch: Batch, /, *args: P.args, **options: P.kwargs) -> T:
         batch._refuse_failed()
-        batch._calls.begin(method.__name__, batch.id)
+        batch._shared.begin_call(method.__name__, batch.id)
         try:
             return method(batch, *args, **options)
         except BaseException as failure:
-            batch._failures.append(failure)
+            batch._shared.failures.append(failure)
             raise
         finally:
-            batch._calls.under_way.remove(method.__name__)
+            batch._shared.under_way.remove(method.__name__)
 
     return call
-
-
-def _own_staging(place: Place) -> Path:
-    """Return the default staging folder for Kafka.
-
-    Raises Unsupported for a checkpoint that is not local.
-    """
-    fix = "Pass batch.write_kafka() a path= on a file system that the driver and all executors mount; the checkpoint may stay."
-    return local(place.home, "What is staged for Kafka in the checkpoint", fix) / "lowwater" / "kafka"
 
 
 def _own_state(place: Place) -> Path:
@@ -214,6 +214,60 @@ class Outcome:
     """Number of rows without an event time."""
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The driver's side of one stage in one micro-batch. Its answers are as of the moment."""
+
+    run: Run
+    part: Part
+    entry: BatchEntry
+    """Entry of the query's first stage, with the reading of the inputs."""
+
+    def ground(self) -> Ground:
+        """Return the stage's facts for an output, besides the batch's own values."""
+        part, reader, reading = self.part, self.run.reader, self.entry.reading
+        with self.run.lock:
+            lease, progress = part.authority.lease, part.progress
+            claim = None if lease is None or lease.lost else Claim(lease.incarnation, lease.epoch)
+            current = reader is None or not reader.progress.is_outdated(reading)
+            if current and reader is not None and part.reads and reading.low != MIN:
+                current = part.translated(reading, reader).low != MIN
+            return Ground(claim, current, min(progress.values(progress.reading), default=MIN))
+
+    def vouch(self, low: int) -> bool:
+        """Return whether an output may say that the stage is complete through ``low``.
+
+        The authority learns it first.
+        """
+        part = self.part
+        with self.run.lock:
+            reading = self.entry.reading
+            if part.earlier or part.keyed.injector:
+                reading = part.own(Reading(low))
+            elif self.run.reader is not None:
+                reading = part.translated(reading, self.run.reader)
+            return not part.authority.vouch(low, reading)
+
+    def claimed(self) -> Claimed | None:
+        """Return the stage's claim, whether or not it is still granted; None before the first."""
+        with self.run.lock:
+            authority = self.part.authority
+            if authority.lease is None:
+                return None
+            return Claimed(
+                authority.client.server_token,
+                authority.full_name,
+                authority.registration.identity,
+                authority.lease.incarnation,
+                authority.lease.sequencer,
+            )
+
+    def logged(self, batch: int) -> Layout | None:
+        """Return the stage's layout in a batch; None if the log does not have the batch."""
+        entry = self.run.parts[0].entries.read(batch)
+        return None if entry is None else entry.layouts.get(self.part.place.name, EQUAL)
+
+
 class Batch:
     """One micro-batch of a tracked stage.
 
@@ -225,66 +279,26 @@ class Batch:
     stage, and :meth:`of` returns the others. Times are microseconds since the epoch, in UTC.
     """
 
-    def __init__(
-        self,
-        entry: BatchEntry,
-        keyed: Keyed,
-        place: Place,
-        log: BatchLog,
-        destination: Destination,
-        *,
-        logged: Callable[[int], Layout | None],
-        replayed: bool,
-        previous_frontier: int,
-        ordinal: int,
-        swept: set[Location],
-        probe: Callable[[str, int], None],
-        writer: str = "",
-        ground: Callable[[], Ground] = Ground,
-        vouch: Callable[[int], bool] = lambda _: False,
-        claimed: Callable[[], Claimed | None] = lambda: None,
-        removals: dict[Path, Removal] | None = None,
-        topics: dict[Path, KafkaOut] | None = None,
-        stages: Mapping[str, Batch] | None = None,
-        earlier: Sequence[str] = (),
-        actions: Actions | None = None,
-    ) -> None:
+    def __init__(self, entry: BatchEntry, side: Side, shared: MicroBatch) -> None:
+        part = side.part
         self.id = entry.batch
         """Number of the batch; each batch has a greater one than the batch before."""
-        self.replayed = replayed
+        self.replayed = shared.replayed
         """True: an earlier run began this batch, with the same rows and the same watermark."""
         self._entry = entry
-        self._keyed = keyed
-        self._place = place
-        self._log = log
-        self._destination = destination
-        self._logged = logged
-        self._previous = previous_frontier
+        self._side = side
+        self._shared = shared
+        self._keyed = part.keyed
+        self._place = part.place
+        self._destination = part.authority.destination(entry.batch)
+        self._previous = part.progress.committed.reading.low
         self._frontier: int | None = None
-        self._ordinal = ordinal
-        self._swept = swept
-        self._removals = {} if removals is None else removals
-        self._topics = {} if topics is None else topics
-        self._writer = writer or destination.computation
-        self._ground = ground
-        self._vouch = vouch
-        self._claimed = claimed
         self._outcome = Outcome()
-        self._probe = probe
-        self._stages: Mapping[str, Batch] = {destination.computation: self} if stages is None else stages
-        self._earlier = [self._stages[name] for name in earlier]
+        self._earlier = [shared.stages[earlier.name] for earlier in part.earlier]
         self._counted_on = False
-        self._actions = actions
         self._emitted: tuple[DataFrame, str] | None = None
         """The frame that stateful() returned and the metric on it; None without rows."""
-        first = next(iter(self._stages.values()), self)
-        # If two stages wrote into one directory, each would find the other's rows, and skip.
-        self._output_folders: set[Location] = set() if first is self else first._output_folders
-        self._tables: set[str] = set()
-        """Tables to which this stage has written."""
-        self._failures: list[BaseException] = [] if first is self else first._failures
-        """Errors raised by methods of the batch, of any stage of the query."""
-        self._calls: _Calls = _Calls() if first is self else first._calls
+        shared.stages[part.name] = self
 
     @_ends_the_batch
     def of(self, name: str) -> Batch:
@@ -292,10 +306,10 @@ class Batch:
 
         Raises ValueError if the query has no stage of this name.
         """
-        if name not in self._stages:
-            msg = f"{name!r} is no stage of this query; it has {', '.join(self._stages)}"
+        if name not in self._shared.stages:
+            msg = f"{name!r} is no stage of this query; it has {', '.join(self._shared.stages)}"
             raise ValueError(msg)
-        return self._stages[name]
+        return self._shared.stages[name]
 
     @property
     @_ends_the_batch
@@ -360,17 +374,17 @@ class Batch:
 
         Only a store that compares it can refuse the writes of a former owner.
         """
-        return self._claimed()
+        return self._side.claimed()
 
     @_ends_the_batch
     def newest_in(self, output: str) -> int | None:
         """Return the newest batch that :meth:`note_in` noted for an output, or None."""
-        return remembered(self._place.manifest, self._writer, output)
+        return remembered(self._place.manifest, self._side.part.authority.full_name, output)
 
     @_ends_the_batch
     def note_in(self, output: str) -> None:
         """Note durably that an output of another package, by its name, contains this batch."""
-        remember(self._place.manifest, self._writer, output, self.id)
+        remember(self._place.manifest, self._side.part.authority.full_name, output, self.id)
 
     @property
     def previous_frontier(self) -> lowwater.Watermark:
@@ -448,68 +462,7 @@ class Batch:
         Unsupported for a path with pattern characters, a directory of a Spark file sink, and
         Parquet in a session that truncates times to milliseconds.
         """
-        check_windows(frame, self._keyed.window)
-        named = self._output(frame, os.fspath(path))
-        if keep is not None and keep < timedelta(0):
-            msg = f"keep is the least time that a batch stays, so it must not be negative: {keep!r}"
-            raise ValueError(msg)
-        refuse_pattern(str(named), "The path")
-        if keep is not None:
-            fix = "Leave keep= out, and remove old batches outside of Spark, by age."
-            named = local(named, "The removal of batches in", fix)
-        folder = real(named)
-        if folder in self._output_folders:
-            msg = (
-                f"batch {self.id} has been written to {folder} already; a second write would be skipped. Unite the rows first, and give each "
-                "stage a directory of its own."
-            )
-            raise ValueError(msg)
-        self._output_folders.add(folder)
-        if folder not in self._swept:
-            refuse_sink(named)
-            sweep(folder, self._ordinal)
-            mark_writer(folder, self._writer)
-            refuse_sink(named)  # a sink that started meanwhile has left its mark by now, or finds ours
-            if isinstance(folder, Path):
-                self._refuse_removed(folder)
-            self._swept.add(folder)
-        digest = self._entry.digest
-        mark = say(folder, self._writer, self.id, self._first(folder), self._standing())
-        written = hand_over(frame, folder, self.id, digest, ordinal=self._ordinal, mark=mark, file_format=file_format)
-        if not written and not self.replayed:
-            msg = (
-                f"{folder}/batch={self.id} exists, but no run of this checkpoint had begun batch {self.id}: the directory 'lowwater' of "
-                "the checkpoint is older than its output, or another run of it goes on beside this one. Let only one run, and start it again; if that ends here too, restore both from one moment."
-            )
-            raise CheckpointMismatch(msg)
-        if keep is not None and isinstance(folder, Path):
-            self._remove(folder, keep)
-        return written
-
-    def _first(self, folder: Location) -> int:
-        """Return the first batch written to a directory, noting it before the first write."""
-        manifest, output = self._place.manifest, str(folder)
-        first = remembered(manifest, self._writer, output)
-        if first is None:
-            first = first_of(folder, self.id)
-            remember(manifest, self._writer, output, first)
-        return first
-
-    @staticmethod
-    def _output(frame: DataFrame, path: str) -> Location:
-        """Return the directory at a path.
-
-        Raises ValueError for a relative path, Unsupported for a file system without renames.
-        """
-        named = SparkPath.of_text(path)
-        if named.local is None:
-            fix = "Write it with batch.write_table(), or with Spark's file sink by Stage.start(); or use a directory on one of these."
-            return location_of(frame.sparkSession, path, "The path", fix)
-        folder = Path(named.path)
-        if not folder.is_absolute():
-            msg = f"{path} is not an absolute path of a local directory or of HDFS. Pass an absolute path, or hdfs://... for HDFS"
-            raise ValueError(msg)
-        return folder
+        return self._write(frame, ["folder"], path, file_format=file_format, keep=keep)
 
     @_ends_the_batch
     def write_kafka(
@@ -545,24 +498,7 @@ class Batch:
         copy, or another checkpoint took the computation over); ValueError for a frame with other
         columns; OSError when Kafka does not answer.
         """
-        check_windows(frame, self._keyed.window)
-        folder = (_own_staging(self._place) if path is None else Path(path)) / topic
-        if not folder.is_absolute():
-            msg = f"{path} is not an absolute path of a local directory. Pass an absolute path"
-            raise ValueError(msg)
-        folder = Path(os.path.realpath(folder))
-        if folder in self._output_folders:
-            msg = f"batch {self.id} has been written to {topic} already; unite the rows first, and give each stage a path of its own"
-            raise ValueError(msg)
-        self._output_folders.add(folder)
-        claim = self._ground().claim
-        life = 0 if claim is None else claim.life
-        output = self._topics.get(folder)
-        if output is None or output.options != options or slots not in (None, output.slots):
-            new_output = KafkaOut(self._place, folder, self._writer, topic, dict(options), self._ordinal)
-            new_output.open(frame.sparkSession, self.id, slots, life)
-            self._topics[folder] = output = new_output
-        return output.write(frame, self.id, self._entry.digest, replayed=self.replayed, probe=self._probe, life=life)
+        return self._write(frame, ["kafka"], topic, options=options, slots=slots, path=path)
 
     @_ends_the_batch
     def write_table(self, frame: DataFrame, table: str | os.PathLike[str]) -> bool:
@@ -584,58 +520,46 @@ class Batch:
         that; ValueError for a second write to the table in this batch. When another run of the
         checkpoint writes at the same time, Delta's own error or, for Iceberg, CheckpointMismatch.
         """
-        check_windows(frame, self._keyed.window)
-        spark = frame.sparkSession
-        log = find(spark, os.fspath(table)) or DeltaLog(spark, path_of(spark, table))
-        place = log.table().location
-        if place in self._tables:
-            msg = f"batch {self.id} has been written to {table} already; a second write would be skipped. Unite the rows first."
-            raise ValueError(msg)
-        self._tables.add(place)
-        checkpoint = identity(self._place.manifest.checkpoint)
-        mark = {
-            "checkpoint": checkpoint,
-            "run": self._ordinal,
-            "batch": self.id,
-            "digest": self._entry.digest,
-        }
-        app = app_id(self._writer, checkpoint)
-        manifest = self._place.manifest
-        noted = remembered(manifest, self._writer, place)
-        newest = -1 if noted is None else noted
-        standing = self._standing()
-        if isinstance(log, IcebergLog):
-            appended = iceberg_out.append(
-                frame, log, app, self.id, mark, standing, replayed=self.replayed, newest=newest
-            )
-        else:
-            appended = table_out.append(frame, log, app, self.id, mark, standing, replayed=self.replayed, newest=newest)
-        if newest < self.id:
-            remember(manifest, self._writer, place, self.id)
-        return appended
+        return self._write(frame, ["iceberg", "delta"], table)
 
-    def _refuse_removed(self, folder: Path) -> None:
-        """Refuse a batch that was never in this output, if later batches were read and removed."""
-        through = removed(os.fspath(folder)).through
-        if self.id <= through and not (folder / f"batch={self.id}").exists():
-            msg = (
-                f"{folder} has had the batches up to {through}, which were removed when all readers had read them, and not this batch {self.id}: the "
-                "checkpoint is older than its output, or another one's. Use a directory of its own for each checkpoint; restore both from one moment."
-            )
-            raise CheckpointMismatch(msg)
+    @_ends_the_batch
+    def write_to(self, /, frame: DataFrame, kind: str, place: str | os.PathLike[str], **options: Any) -> bool:
+        """Write rows to an output of any kind, exactly once; False if an earlier run has done it.
 
-    def _remove(self, folder: Path, keep: timedelta) -> None:
-        """Remove the batches that no reader needs.
-
-        A failed removal does not fail the batch: the files stay.
+        ``kind`` is a name in ``lowwater_spark.track.outputs.KINDS``: ``folder``, ``kafka``,
+        ``delta``, ``iceberg``, or one that was added there. ``options`` are those of the kind.
+        Raises ValueError for an unknown kind, and as :meth:`write`.
         """
-        removal = self._removals.setdefault(folder, Removal(folder))
-        removal.probe = lambda point: self._probe(point, self.id)
-        try:
-            # Spark starts a batch only after it has committed the one before.
-            removal.remove(keep, self.id - 1, time.time())
-        except (OSError, NotDurable) as error:
-            logger.warning("stopped removing old batches from %s for now: %s", folder, error)
+        return self._write(frame, [kind], place, **options)
+
+    def _write(self, frame: DataFrame, kinds: Sequence[str], place: str | os.PathLike[str], **options: Any) -> bool:
+        check_windows(frame, self._keyed.window)
+        turn = self._turn()
+        output = open_output(kinds, frame, turn, os.fspath(place), options)
+        check_resolution(output, os.fspath(place), self._keyed.window)
+        if output.key in self._shared.taken:
+            msg = (
+                f"batch {self.id} has been written to {place} already; a second write would be skipped. Unite the rows first, and give each "
+                "stage an output of its own."
+            )
+            raise ValueError(msg)
+        self._shared.taken.add(output.key)
+        return write_once(self._shared.outputs.begun(output, frame, turn), frame, turn)
+
+    def _turn(self) -> OutputTurn:
+        """Return the batch as its outputs see it."""
+        authority = self._side.part.authority
+        return OutputTurn(
+            self.id,
+            self._entry.digest,
+            self.replayed,
+            authority.registration.ordinal,
+            authority.full_name,
+            self._place,
+            lambda: self._side.ground().claim,
+            self._standing,
+            lambda point: self._shared.probe(point, self.id),
+        )
 
     @_ends_the_batch
     def stateful(
@@ -685,14 +609,16 @@ class Batch:
             raise ValueError(msg)
         refuse_pattern(os.fspath(root), "The path")
         real = Path(os.path.realpath(root))
-        if real in self._output_folders:
+        if real in self._shared.taken:
             msg = f"{root} is taken by another stage of this query; give each its own"
             raise ValueError(msg)
-        self._output_folders.add(real)
+        self._shared.taken.add(real)
         columns = schema if isinstance(schema, StructType) else cast(StructType, StructType.fromDDL(schema))
         self._fix_frontier()
-        store = StateStore.opened(self._place, root, self._keyed.ranges, self.id, ordinal=self._ordinal)
-        if root not in self._swept:
+        store = StateStore.opened(
+            self._place, root, self._keyed.ranges, self.id, ordinal=self._side.part.authority.registration.ordinal
+        )
+        if root not in self._shared.outputs.states:
             zone = key_zone(frame, self._keyed.key)
             store.match(
                 {
@@ -704,7 +630,7 @@ class Batch:
                 self.id,
             )
             store.sweep()
-            self._swept.add(root)
+            self._shared.outputs.states.add(root)
         manifest, receipts = build_version(
             store,
             frame,
@@ -721,9 +647,9 @@ class Batch:
             window=self._keyed.window,
             destination=self._destination,
             cut=self._keyed.cut,
-            logged=self._logged,
+            logged=self._side.logged,
         )
-        self._probe("state", self.id)
+        self._shared.probe("state", self.id)
         if not receipts:
             receipts = restage(frame.sparkSession, manifest, self._reference(), self._destination)
         partitions = partitions_of(frame.sparkSession)
@@ -753,8 +679,8 @@ class Batch:
         )
         emitted = rows_of(frame.sparkSession, store, manifest, columns)
         # A replay may find all of its emitted rows in the sink already, and read none of them.
-        if self._actions is not None and not self.replayed and any(entry.emitted for entry in manifest.ranges):
-            emitted, metric = self._actions.watch(emitted)
+        if self._shared.actions is not None and not self.replayed and any(entry.emitted for entry in manifest.ranges):
+            emitted, metric = self._shared.actions.watch(emitted)
             self._emitted = emitted, metric
         return emitted
 
@@ -798,7 +724,7 @@ class Batch:
 
         Later calls that would lower it are refused.
         """
-        ground, low = self._ground(), self._through()
+        ground, low = self._side.ground(), self._through()
         current = ground.current and ground.claim is not None and self._vouched(low)
         return Standing(low, ground.claim, current)
 
@@ -808,11 +734,13 @@ class Batch:
         From then on, no input below it can be added to the stage or to the stages of the query that
         it reads. A later stage's promise also rests on earlier stages, which have not reported yet.
         """
-        return low == MIN or (all(batch._vouched(batch._through()) for batch in self._earlier) and self._vouch(low))
+        return low == MIN or (
+            all(batch._vouched(batch._through()) for batch in self._earlier) and self._side.vouch(low)
+        )
 
     def _through(self) -> int:
         """Return the lowest stamp that later batches of the stage can still write, as known now."""
-        manifest, ground = self._outcome.manifest, self._ground()
+        manifest, ground = self._outcome.manifest, self._side.ground()
         if manifest is None and StateStore.existing(self._place) is not None:
             return ground.stands  # stateful() has not yet decided what the stage will hold
         if self._keyed.injector and self._frontier is None and manifest is None:
@@ -832,8 +760,8 @@ class Batch:
             raise ValueError(msg)
 
     def _refuse_failed(self) -> None:
-        if self._failures:
-            raise self._failures[0]
+        if self._shared.failures:
+            raise self._shared.failures[0]
 
     def _reference(self) -> int:
         """Return the event time from which the ages of held records are counted."""
@@ -843,7 +771,7 @@ class Batch:
     def _fix_frontier(self) -> None:
         """Make the frontier durable before any output depends on it."""
         if self._keyed.injector:
-            self._log.set_frontier(self.id, self._low())
+            self._side.part.entries.set_frontier(self.id, self._low())
 
     def _close(self, rows: Rows) -> Outcome:
         """End the batch: fix the frontier, and count the rows of a stage without state.
@@ -851,7 +779,7 @@ class Batch:
         Raises StateLost, an earlier error of one of the batch's methods, and ValueError when a
         method is still running. All later calls are refused.
         """
-        running = self._calls.end()
+        running = self._shared.end()
         self._refuse_failed()
         if running:
             msg = (
@@ -865,8 +793,8 @@ class Batch:
                 "one, and let its errors pass. What the state holds would count as written otherwise."
             )
             raise StateLost(msg)
-        if self._actions is not None and self._emitted is not None:
-            self._actions.tell_unread(*self._emitted, self._destination.computation, self.id)
+        if self._shared.actions is not None and self._emitted is not None:
+            self._shared.actions.tell_unread(*self._emitted, self._destination.computation, self.id)
         self._fix_frontier()
         if self._outcome.manifest is None:
             self._outcome = self._count(rows)
@@ -878,7 +806,7 @@ class Batch:
             # The stage has read what the earlier ones finished; they have counted their late rows.
             return Outcome(finished=sum(batch._outcome.finished for batch in self._earlier))
         counted = rows.counted()
-        if self is not next(iter(self._stages.values())):
+        if self is not next(iter(self._shared.stages.values())):
             # The first stage has counted the late rows, by its own key.
             return Outcome(finished=counted.rows)
         return Outcome(

@@ -1,20 +1,14 @@
-"""Hands the rows of a batch over to readers as one directory that appears at once, whole.
+"""A directory that appears at once, whole: filled under a hidden name, then renamed.
 
-A batch writes to a hidden directory beside the target and renames it to ``batch=N``. If that name
-exists, the batch is a replay and was handed over before: the write is skipped. If it appended
-instead, a replay's rows would get new file names, and a reader would read both; if it overwrote
-files, no reader would see it, since Spark never re-reads a path. Readers use
-``recursiveFileLookup``.
+If the name exists, the batch is a replay and its directory was published before: it is not filled.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import uuid
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from lowwater_spark.checkpoint.durable import (
     make_directory,
@@ -24,52 +18,15 @@ from lowwater_spark.checkpoint.durable import (
     sync_tree,
     write_over,
 )
-from lowwater_spark.checkpoint.location import Location, spark_path
-from lowwater_spark.complete.folder import WATERMARK
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.writers import HANDED_OVER, digest_of
-from lowwater_spark.track.times import check_times, exact_times
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-__all__ = ["hand_over", "publish_directory", "sweep"]
+__all__ = ["publish_directory", "sweep"]
 
 L = TypeVar("L", bound=Location)
 
-_SMALL: Final = 1 << 20
-"""Greatest size, in bytes, of a remote file that is fetched to test whether it has rows."""
-
 _HIDDEN: Final = ".lowwater-"
-
-
-def hand_over(
-    frame: DataFrame,
-    path: Location,
-    batch: int,
-    digest: str,
-    *,
-    ordinal: int,
-    mark: bytes,
-    file_format: str = "parquet",
-) -> bool:
-    """Write the rows to ``path/batch=N``, durably; False if an earlier run has done it.
-
-    ``mark`` is the batch's mark of how far the directory is complete, ``digest`` the plan's,
-    ``ordinal`` the run's number. Raises CheckpointMismatch if another plan has made the directory,
-    because a skip would lose rows. A batch without rows leaves a directory without data files.
-    """
-
-    def write(folder: Location) -> None:
-        check_times(frame, file_format)
-        frame.write.format(file_format).options(**exact_times(file_format)).save(spark_path(folder / "rows").text)
-        for file in (folder / "rows").iterdir():
-            if not file.name.startswith((".", "_")) and not _is_empty(file, file_format):
-                rename_once(file, folder / file.name)
-        remove_tree(folder / "rows")
-        write_over(folder / WATERMARK, mark, durable=False)
-
-    return publish_directory(path, f"batch={batch}", digest, write, ordinal=ordinal)
 
 
 def publish_directory(parent: L, name: str, digest: str, fill: Callable[[L], None], *, ordinal: int) -> bool:
@@ -124,15 +81,3 @@ def _must_match(target: Location, digest: str) -> None:
             "Use a directory of its own for each checkpoint; after restoring a checkpoint, restore its output as well."
         )
         raise CheckpointMismatch(msg)
-
-
-def _is_empty(file: Location, file_format: str) -> bool:
-    size = file.stat().st_size if isinstance(file, Path) else file.size()
-    if file_format != "parquet":
-        return size == 0
-    import pyarrow.parquet
-
-    if isinstance(file, Path):
-        return bool(pyarrow.parquet.read_metadata(file).num_rows == 0)
-    # A file without rows is little more than its schema, so a larger one is not fetched.
-    return size < _SMALL and bool(pyarrow.parquet.read_metadata(io.BytesIO(file.read_bytes())).num_rows == 0)

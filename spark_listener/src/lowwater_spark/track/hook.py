@@ -14,26 +14,21 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
-from lowwater.layout import Layout
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
-from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import Plan
-from lowwater_spark.complete.mark import Claim
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Line, OpenSource
 from lowwater_spark.sources.kafka import KAFKA, PACE, KafkaSource, OpenKafka, Partition, unread, vector_of
 from lowwater_spark.sources.paced import Pace
 from lowwater_spark.sources.ticks import Ticks
-from lowwater_spark.track.batch import Batch, Claimed, Ground, Outcome
+from lowwater_spark.track.batch import Batch, MicroBatch, Outcome, Side
 from lowwater_spark.track.batch_log import BatchEntry
-from lowwater_spark.track.cut import EQUAL
 from lowwater_spark.track.frontier import Seen, look
 from lowwater_spark.track.inputs import UNREAD, Reading, fold
-from lowwater_spark.track.kafka_out import KafkaOut
+from lowwater_spark.track.outputs import OpenOutputs
 from lowwater_spark.track.part import Part, committed
 from lowwater_spark.track.progress import Committed, bound_of, passed_on, stamped
 from lowwater_spark.track.removal import Removal
@@ -110,9 +105,7 @@ class Hook:
     """Clock of the newest batch, microseconds, and ``elapsed`` at that time, seconds."""
     _newest: BatchEntry | None = field(default=None, init=False)
     """Log entry of the newest batch that this run knows; None before the first."""
-    _swept: set[Location] = field(default_factory=set, init=False)
-    _removals: dict[Path, Removal] = field(default_factory=dict, init=False)
-    _topics: dict[Path, KafkaOut] = field(default_factory=dict, init=False)
+    _outputs: OpenOutputs = field(default_factory=OpenOutputs, init=False)
 
     # -- called by the run -------------------------------------------------------------------------
 
@@ -194,13 +187,12 @@ class Hook:
     def removals(self) -> list[Removal]:
         """The removals from its outputs."""
         with self.run.lock:
-            return list(self._removals.values())
+            return self._outputs.removals
 
     def close(self) -> None:
         """Stop the listener and close the outputs."""
         self._actions.close()
-        for topic in self._topics.values():
-            topic.close()
+        self._outputs.close()
 
     def _renew(self) -> None:
         since = None if self._running is None else self._running.since
@@ -343,77 +335,14 @@ class Hook:
 
     def _batches(self, running: _Running) -> list[Batch]:
         """Make the stages' batches. The function gets the first one's, and by it the others."""
-        batches: dict[str, Batch] = {}
+        shared = MicroBatch(running.replayed, self._outputs, self.probe, self._actions)
         for part in self.run.parts:
-            entry, silent = running.entry, not part.reads
-            if silent:
+            entry = running.entry
+            if not part.reads:
                 promised = MIN if part.keyed.injector else part.promised(entry.promised)
                 entry = dataclasses.replace(entry, reading=UNREAD, promised=promised)
-            batches[part.name] = Batch(
-                entry,
-                part.keyed,
-                part.place,
-                part.entries,
-                part.authority.destination(entry.batch),
-                logged=functools.partial(self._logged, part),
-                replayed=running.replayed,
-                previous_frontier=part.progress.committed.reading.low,
-                ordinal=part.authority.registration.ordinal,
-                swept=self._swept,
-                removals=self._removals,
-                topics=self._topics,
-                probe=self.probe,
-                writer=part.authority.full_name,
-                ground=functools.partial(self._ground, part, running),
-                vouch=functools.partial(self._vouch, part, running),
-                claimed=functools.partial(self._claimed, part),
-                stages=batches,
-                earlier=[earlier_part.name for earlier_part in part.earlier],
-                actions=self._actions,
-            )
-        return list(batches.values())
-
-    def _ground(self, part: Part, running: _Running) -> Ground:
-        """Return a stage's facts for an output of a batch, besides the batch's own values."""
-        with self.run.lock:
-            lease, progress, reader, reading = (
-                part.authority.lease,
-                part.progress,
-                self.run.reader,
-                running.entry.reading,
-            )
-            claim = None if lease is None or lease.lost else Claim(lease.incarnation, lease.epoch)
-            current = reader is None or not reader.progress.is_outdated(reading)
-            if current and reader is not None and part.reads and reading.low != MIN:
-                current = part.translated(reading, reader).low != MIN
-            return Ground(claim, current, min(progress.values(progress.reading), default=MIN))
-
-    def _claimed(self, part: Part) -> Claimed | None:
-        """Return a stage's claim, whether or not it is still granted."""
-        with self.run.lock:
-            authority = part.authority
-            if authority.lease is None:
-                return None
-            return Claimed(
-                authority.client.server_token,
-                authority.full_name,
-                authority.registration.identity,
-                authority.lease.incarnation,
-                authority.lease.sequencer,
-            )
-
-    def _vouch(self, part: Part, running: _Running, low: int) -> bool:
-        """Return whether an output may say that a stage is complete through ``low``.
-
-        The authority learns it first.
-        """
-        with self.run.lock:
-            reading = running.entry.reading
-            if part.earlier or part.keyed.injector:
-                reading = part.own(Reading(low))
-            elif self.run.reader is not None:
-                reading = part.translated(reading, self.run.reader)
-            return not part.authority.vouch(low, reading)
+            Batch(entry, Side(self.run, part, running.entry), shared)
+        return list(shared.stages.values())
 
     def _prepare(
         self, running: _Running, batches: Sequence[Batch], outcomes: Sequence[Outcome]
@@ -446,11 +375,6 @@ class Hook:
             ):  # for driven frames Spark's events count them, before windows drop such rows
                 part.count_untimed(batch.id, outcome.untimed)
         return list(ended.values())
-
-    def _logged(self, part: Part, number: int) -> Layout | None:
-        """Return the layout of a stage in a batch; None if the log does not have the batch."""
-        entry = self.run.parts[0].entries.read(number)
-        return None if entry is None else entry.layouts.get(part.place.name, EQUAL)
 
     def _passed_on(self, part: Part, state: Committed) -> Reading:
         """Return the reading for later stages after a batch; UNREAD if the inputs changed since."""

@@ -1,4 +1,4 @@
-"""Hands the rows of a batch over to readers as one snapshot of an Iceberg table.
+"""An output that is an Iceberg table: one batch is one snapshot.
 
 Iceberg appends without a check for conflicts, and would write a batch twice. So lowwater counts in
 the table: for each writer one of its properties has the last batch, the digest of that batch's
@@ -17,129 +17,138 @@ The files are written as for a rewrite: Spark writes them, and commits nothing.
 from __future__ import annotations
 
 import json
-import logging
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lowwater_spark.checkpoint.durable import sync_directory, sync_file
 from lowwater_spark.checkpoint.spark_path import SparkPath
-from lowwater_spark.complete.mark import COMPLETE, Standing, follow
+from lowwater_spark.complete.mark import COMPLETE, History, Mark
 from lowwater_spark.complete.snapshots import said_of, snapshots_of
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.delta import marked, writer_of
 from lowwater_spark.sources.iceberg import MARK, Table, Written
-from lowwater_spark.sources.iceberg_log import IcebergLog
+from lowwater_spark.sources.iceberg_log import IcebergLog, find
+from lowwater_spark.track.outputs import FoundBatch, OutputTurn
+from lowwater_spark.track.table_out import TableOut, sync_files
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
-__all__ = ["Unchanged", "append"]
-
-logger = logging.getLogger("lowwater.spark")
+__all__ = ["IcebergOut", "Unchanged"]
 
 _VALIDATOR: Final = "org.apache.iceberg.SnapshotAncestryValidator"
 
 _RESTORE: Final = "Restore table and checkpoint from one moment, or start from a new checkpoint and a new table."
 
 
-def append(
-    frame: DataFrame,
-    log: IcebergLog,
-    app: str,
-    batch: int,
-    mark: Mapping[str, Any],
-    standing: Standing,
-    *,
-    replayed: bool,
-    newest: int = -1,
-) -> bool:
-    """Append rows to a table as one snapshot, once and durably; False if it was done before.
+class IcebergOut(TableOut):
+    """An Iceberg table. Costs, besides Iceberg's own write, three reads of the table's metadata."""
 
-    ``app`` is the writer's name in the table. ``mark`` is what the snapshot says about the batch,
-    with its ``digest`` and the number of its ``run``; ``standing`` decides how far the table is
-    complete. ``newest`` is the newest written batch by the checkpoint. Raises CheckpointMismatch if
-    the table has a batch of another plan or a later one, has lost one, has a later life of the
-    computation, or if another run of the checkpoint writes at the same time; Unsupported for a
-    table that cannot be checked; and Iceberg's errors. Costs, besides Iceberg's own write, two
-    reads of the table's metadata.
-    """
-    spark = frame.sparkSession
-    before = log.table()
-    _check(spark, log, before)
-    log.refresh(before)
-    stored = before.properties.get(app)
-    last_written = None if stored is None else Written.parse(stored)
-    if last_written is not None and last_written.batch >= batch:
-        _must_match(last_written, log, before, batch, mark)
-        if not replayed:
+    log: IcebergLog
+    head: Table
+    _stored: str | None = None
+    """Value of the app's property; None: the table has none."""
+
+    @classmethod
+    def at(cls, frame: DataFrame, turn: OutputTurn, place: str) -> IcebergOut | None:
+        """Return the table of a name in the session's catalogs, or at a path; None: no such one."""
+        log = find(frame.sparkSession, place)
+        return None if log is None else cls(log, log.name, turn)
+
+    def _check(self) -> None:
+        """Raise Unsupported if a batch could be written twice, or written unnoticed."""
+        what = f"batch.write_table() to the Iceberg table {self.name}"
+        if not self.log.knows(_VALIDATOR):
+            raise Unsupported(
+                what,
+                "this version of Iceberg cannot check the table's metadata within a commit, so two drivers could write one batch twice",
+                "Use Iceberg 1.11 or newer.",
+            )
+        if self.head.refusal:
+            raise Unsupported(what, self.head.refusal, "Unset the property of the table.")
+        if self.log.branch:
+            raise Unsupported(
+                what,
+                f"{self.log.branch} is a branch of it, and its readers see rows later than they are reported",
+                "Name the table.",
+            )
+        scheme = SparkPath.of_text(self.head.location).scheme
+        if self.log.by_number and scheme not in ("", "file", "hdfs"):
+            raise Unsupported(
+                f"{what}, which has no catalog but files in {scheme}:",
+                "two drivers that write there at the same time may both get success, and one snapshot is lost",
+                "Keep the table in a catalog that replaces metadata in one step (REST, Hive, JDBC, Glue), or on HDFS.",
+            )
+
+    def counted(self, turn: OutputTurn) -> FoundBatch | None:
+        """Return the batch in the app's property, whose snapshot must be in the lineage."""
+        self._check()
+        self.log.refresh(self.head)
+        self._stored = self.head.properties.get(self.app)
+        last = None if self._stored is None else Written.parse(self._stored)
+        if last is not None and last.batch >= turn.batch:
+            found = FoundBatch(last.batch, last.digest, f"snapshot {last.snapshot} of the Iceberg table {self.name}")
+            if (last.batch, last.digest) == (turn.batch, turn.digest):
+                self._must_have(last)
+            return found
+        if (newest := -1 if last is None else last.batch) < self.newest:
             msg = (
-                f"{log.name} has batch {batch} already, but no run of this checkpoint had begun it: the directory 'lowwater' of the checkpoint is older than its "
-                "output, or another run of it goes on beside this one. Let only one run, and start it again; if that ends here too, restore both from one moment."
+                f"the Iceberg table {self.name} does not count batch {self.newest} of this checkpoint, which was written, but {'none' if newest < 0 else newest} as the last: it was made "
+                f"anew, an older copy of it was put back, another writer has replaced its metadata, or its catalog answers from a cache (then a later start succeeds). {_RESTORE}"
             )
             raise CheckpointMismatch(msg)
-        _sync(log, before, last_written.snapshot, set())
-        return False
-    if (last := -1 if last_written is None else last_written.batch) < newest:
-        msg = (
-            f"the Iceberg table {log.name} does not count batch {newest} of this checkpoint, which was written, but {'none' if last < 0 else last} as the last: it was made "
-            f"anew, an older copy of it was put back, another writer has replaced its metadata, or its catalog answers from a cache (then a later start succeeds). {_RESTORE}"
-        )
+        return None
+
+    def _must_have(self, last: Written) -> None:
+        """Raise CheckpointMismatch unless the lineage has the app's last batch."""
+        lineage = self.head.lineage
+        if last.snapshot in {snapshot.id for snapshot in lineage} | {snapshot.parent for snapshot in lineage}:
+            return
+        if last.snapshot in self.head.snapshots:
+            why = "it was rolled back"
+        else:
+            why = "it has expired, so it is unknown whether the table was rolled back before that"
+        msg = f"the Iceberg table {self.name} counts batch {last.batch} of this checkpoint as written, and snapshot {last.snapshot} is not in its lineage: {why}. {_RESTORE}"
         raise CheckpointMismatch(msg)
-    complete, news = follow(app, standing, snapshots_of(before))
-    if news:
-        logger.warning("%s no longer says how far it is complete: %s", log.name, news)
-    mark = {**mark, COMPLETE: said_of(complete, before)}
-    metadata_before = _metadata_files(before)
-    snapshot = _commit(log, _write(frame, log), app, stored, mark)
-    _sync(log, log.table(), snapshot, metadata_before)
-    return True
 
+    def history(self) -> History:
+        """Return the lineage of the table."""
+        return snapshots_of(self.head)
 
-def _check(spark: SparkSession, log: IcebergLog, table: Table) -> None:
-    """Raise Unsupported if a batch could be written twice, or written unnoticed."""
-    what = f"batch.write_table() to the Iceberg table {log.name}"
-    if not log.knows(_VALIDATOR):
-        raise Unsupported(
-            what,
-            "this version of Iceberg cannot check the table's metadata within a commit, so two drivers could write one batch twice",
-            "Use Iceberg 1.11 or newer.",
-        )
-    if table.refusal:
-        raise Unsupported(what, table.refusal, "Unset the property of the table.")
-    if log.branch:
-        raise Unsupported(
-            what,
-            f"{log.branch} is a branch of it, and its readers see rows later than they are reported",
-            "Name the table.",
-        )
-    scheme = SparkPath.of_text(table.location).scheme
-    if log.by_number and scheme not in ("", "file", "hdfs"):
-        raise Unsupported(
-            f"{what}, which has no catalog but files in {scheme}:",
-            "two drivers that write there at the same time may both get success, and one snapshot is lost",
-            "Keep the table in a catalog that replaces metadata in one step (REST, Hive, JDBC, Glue), or on HDFS.",
-        )
+    def named(self, mark: Mark) -> Mapping[str, Any]:
+        """Return the mark with snapshots by id: places would change when snapshots expire."""
+        return said_of(mark, self.head)
 
+    def commit(self, frame: DataFrame, turn: OutputTurn, mark: Mapping[str, Any]) -> bool:
+        """Write the files, and commit them with the app's property."""
+        metadata_before = _metadata_files(self.head)
+        files = _write(frame, self.log)
+        turn.probe("rows written")
+        snapshot = _commit(self.log, files, self.app, self._stored, mark)
+        turn.probe("rows committed")
+        self._sync(self.log.table(), snapshot, metadata_before)
+        return True
 
-def _must_match(last_written: Written, log: IcebergLog, table: Table, batch: int, mark: Mapping[str, Any]) -> None:
-    """Raise CheckpointMismatch unless the table's last batch is this plan's, with its rows."""
-    if (last_written.batch, last_written.digest) != (batch, mark["digest"]):
-        msg = (
-            f"the Iceberg table {log.name} has batch {last_written.batch} of this checkpoint, and not batch {batch} of this plan: the checkpoint is older than the table, or "
-            "another run has gone on with it. Restore both from one moment, or start from a new checkpoint and a new table."
-        )
-        raise CheckpointMismatch(msg)
-    lineage = table.lineage
-    if last_written.snapshot in {snapshot.id for snapshot in lineage} | {snapshot.parent for snapshot in lineage}:
-        return
-    if last_written.snapshot in table.snapshots:
-        why = "it was rolled back"
-    else:
-        why = "it has expired, so it is unknown whether the table was rolled back before that"
-    msg = f"the Iceberg table {log.name} counts batch {batch} of this checkpoint as written, and snapshot {last_written.snapshot} is not in its lineage: {why}. {_RESTORE}"
-    raise CheckpointMismatch(msg)
+    def sync(self) -> None:
+        """Make the snapshot durable, with its rows."""
+        assert self._stored is not None
+        self._sync(self.head, Written.parse(self._stored).snapshot, set())
+
+    def _sync(self, table: Table, snapshot: int, metadata_before: set[Path]) -> None:
+        """Make a snapshot durable, with the rows that it adds and all new metadata."""
+        folder = _metadata_folder(table)
+        if folder is None:
+            return
+        named = self.log.files(snapshot) if snapshot in table.snapshots else []
+        rows = [Path(SparkPath.of_text(name).path) for name in named]
+        entries = {*folder.iterdir()} - metadata_before | {folder / "version-hint.text"}
+        sync_files(folder.parent, rows, folder, entries)
+
+    @classmethod
+    def sink_options(cls, frame: DataFrame, name: str, options: Mapping[str, Any], writer: str) -> dict[str, str]:
+        """Return the mark that each snapshot of Spark's own sink has."""
+        return {f"snapshot-property.{MARK}": marked(writer)}
 
 
 def _write(frame: DataFrame, log: IcebergLog) -> list[Any]:
@@ -225,22 +234,3 @@ def _metadata_folder(table: Table) -> Path | None:
 def _metadata_files(table: Table) -> set[Path]:
     folder = _metadata_folder(table)
     return set() if folder is None else set(folder.iterdir())
-
-
-def _sync(log: IcebergLog, table: Table, snapshot: int, metadata_before: set[Path]) -> None:
-    """Make a snapshot durable, with the rows that it adds and all new metadata."""
-    folder = _metadata_folder(table)
-    if folder is None:
-        return
-    root = folder.parent
-    named = log.files(snapshot) if snapshot in table.snapshots else []
-    rows = {Path(SparkPath.of_text(name).path) for name in named}
-    files = {*folder.iterdir()} - metadata_before | {folder / "version-hint.text"} | rows
-    for path in files | {path.with_name(f".{path.name}.crc") for path in files}:
-        if path.is_file():
-            sync_file(path)
-    folders = {folder, root, root.parent}
-    for path in rows:
-        folders |= {parent for parent in path.parents if root in parent.parents}
-    for parent in folders:
-        sync_directory(parent)

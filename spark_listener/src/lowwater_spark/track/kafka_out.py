@@ -23,9 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lowwater_spark.checkpoint.identity import identity
+from lowwater_spark.checkpoint.location import local
+from lowwater_spark.complete.mark import Standing
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.kafka_client import client_settings, confluent, consumer_of
 from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, parse, same_id
+from lowwater_spark.sources.writers import digest_of
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.kafka_slot import (
     PATIENCE,
@@ -37,6 +40,7 @@ from lowwater_spark.track.kafka_slot import (
     published_of,
     until,
 )
+from lowwater_spark.track.outputs import BatchOutput, FoundBatch, OutputTurn
 from lowwater_spark.track.state import Place
 
 if TYPE_CHECKING:
@@ -124,7 +128,7 @@ def spread(files: Iterable[tuple[str, int]], slots: int) -> list[list[str]]:
 
 
 @dataclass(slots=True)
-class KafkaOut:
+class KafkaOut(BatchOutput):
     """One stage's output into one topic, for one run. The function's threads call it in turn."""
 
     place: Place
@@ -134,6 +138,8 @@ class KafkaOut:
     topic: str
     options: Mapping[str, object]
     ordinal: int
+    wanted_slots: int | None = None
+    """Number of slots that the user passes; None: the checkpoint's, or the default."""
     settings: dict[str, str] = field(init=False)
     checkpoint: str = field(init=False, default="")
     slots: int = field(init=False, default=0)
@@ -146,6 +152,46 @@ class KafkaOut:
     _partitions: int = field(init=False, default=0)
     _admin: Any = field(init=False, default=None)
     _reader: Any = field(init=False, default=None)
+
+    @classmethod
+    def at(
+        cls,
+        frame: DataFrame,
+        turn: OutputTurn,
+        place: str,
+        *,
+        options: Mapping[str, object],
+        slots: int | None = None,
+        path: str | os.PathLike[str] | None = None,
+    ) -> KafkaOut:
+        """Return the output into a topic. ``path`` is the folder for staged files.
+
+        Raises ValueError for a relative path, Unsupported for a checkpoint that is not local.
+        """
+        if path is None:
+            fix = "Pass batch.write_kafka() a path= on a file system that the driver and all executors mount; the checkpoint may stay."
+            path = local(turn.place.home, "What is staged for Kafka in the checkpoint", fix) / "lowwater" / "kafka"
+        folder = Path(path) / place
+        if not folder.is_absolute():
+            msg = f"{path} is not an absolute path of a local directory. Pass an absolute path"
+            raise ValueError(msg)
+        folder = Path(os.path.realpath(folder))
+        return cls(turn.place, folder, turn.writer, place, dict(options), turn.run, slots)
+
+    @property
+    def key(self) -> Path:
+        """The folder of the staged batches, which the topic is a part of."""
+        return self.folder
+
+    def resume(self, earlier: BatchOutput) -> BatchOutput | None:
+        """Go on with the open connections; None if this batch has other options."""
+        if not isinstance(earlier, KafkaOut) or earlier.options != self.options:
+            return None
+        return earlier if self.wanted_slots in (None, earlier.slots) else None
+
+    def begin(self, frame: DataFrame, turn: OutputTurn) -> None:
+        """Open the topic: see :meth:`open`."""
+        self.open(frame.sparkSession, turn.batch, self.wanted_slots, _life(turn))
 
     def open(self, session: SparkSession, batch: int, slots: int | None, life: int = 0) -> None:
         """Open the topic for a run, and fix what stays as long as the checkpoint.
@@ -206,45 +252,48 @@ class KafkaOut:
         if reader is not None:
             reader.close()
 
-    def write(
-        self,
-        frame: DataFrame,
-        batch: int,
-        digest: str,
-        *,
-        replayed: bool,
-        probe: Callable[[str, int], None],
-        life: int = 0,
-    ) -> bool:
-        """Stage a batch unless it is staged, and publish its missing rows; False if none were.
+    def find(self, turn: OutputTurn) -> FoundBatch | None:
+        """Return the batch, if its rows are staged. Some may not be published yet."""
+        staged = self.folder / f"batch={turn.batch}"
+        return FoundBatch(turn.batch, digest_of(staged), str(staged)) if staged.exists() else None
 
-        The rows are durable and visible on return. ``digest`` is the plan's; ``life`` is the
-        computation's, 0 while the run has not claimed it. Raises CheckpointMismatch when Kafka has
-        another batch of this checkpoint than expected, and OSError when Kafka does not answer.
+    def append(self, frame: DataFrame, turn: OutputTurn, standing: Standing | None) -> bool:
+        """Stage the rows, and publish them."""
+        rows = frame.select(*kafka_columns(frame, self._partitions))
+        staged = publish_directory(
+            self.folder,
+            f"batch={turn.batch}",
+            turn.digest,
+            lambda folder: self._stage(rows, turn.batch, folder),
+            ordinal=self.ordinal,
+        )
+        if staged:
+            self.settle(frame, turn)
+        return staged
+
+    def settle(self, frame: DataFrame, turn: OutputTurn) -> bool:
+        """Publish the staged rows that are missing; False if none were.
+
+        The rows are durable and visible on return. Raises CheckpointMismatch when Kafka has another
+        batch of this checkpoint than expected, and OSError when Kafka does not answer.
         """
-        name, rows = f"batch={batch}", frame.select(*kafka_columns(frame, self._partitions))
-        if life > self.life:
+        if (life := _life(turn)) > self.life:
             # A run of an earlier life must not write rows behind what this one promises.
             self._end_others(life)
             self._keep({**self._sections()[self.place.name][self.topic], "life": life})
             self.life = life
-        if (self.folder / name).exists() and not replayed:
-            msg = (
-                f"{self.folder / name} exists, but no run of this checkpoint had begun batch {batch}: the directory 'lowwater' of the checkpoint is older "
-                "than what is staged, or another run goes on beside this one. Let only one run, and start it again; if that ends here too, restore both from one moment."
-            )
-            raise CheckpointMismatch(msg)
-        publish_directory(
-            self.folder, name, digest, lambda folder: self._stage(rows, batch, folder), ordinal=self.ordinal
-        )
-        probe("rows staged", batch)
-        staged = self._read(batch)
-        done = self._publish(frame.sparkSession, batch, digest, staged)
-        probe("rows published", batch)
-        self._verify(done, batch, staged)
+        turn.probe("rows staged")
+        staged = self._read(turn.batch)
+        done = self._publish(frame.sparkSession, turn.batch, turn.digest, staged)
+        turn.probe("rows published")
+        self._verify(done, turn.batch, staged)
         self._confirm()
-        self._clean(batch)
         return any(slot.wrote for slot in done)
+
+    def remove(self, turn: OutputTurn) -> None:
+        """Remove the staged files of batches that were committed long ago."""
+        for old in [number for number in self._batches() if number <= turn.batch][:-_KEPT]:
+            shutil.rmtree(self.folder / f"batch={old}", ignore_errors=True)
 
     # -- what stays --------------------------------------------------------------------------------
 
@@ -322,11 +371,6 @@ class KafkaOut:
             msg = f"{path} is of format {content['format']}; this release reads {_FORMAT}. Use the release that wrote it, or a newer one."
             raise CheckpointMismatch(msg)
         return _Staged(content["staged"], content["after"], content["slots"])
-
-    def _clean(self, batch: int) -> None:
-        """Remove the staged files of batches that were committed long ago."""
-        for old in [number for number in self._batches() if number <= batch][:-_KEPT]:
-            shutil.rmtree(self.folder / f"batch={old}", ignore_errors=True)
 
     # -- published ---------------------------------------------------------------------------------
 
@@ -585,6 +629,12 @@ class KafkaOut:
         finally:
             consumer.close()
         return [slot for slot, ended in begun.items() if not ended and slot[0].checkpoint != self.checkpoint]
+
+
+def _life(turn: OutputTurn) -> int:
+    """Return the life of the computation that the run has claimed; 0: it has claimed none."""
+    claim = turn.claim()
+    return 0 if claim is None else claim.life
 
 
 def kafka_columns(frame: DataFrame, partitions: int) -> list[Column]:
