@@ -56,6 +56,10 @@ def test_a_pipeline_from_registration_to_its_end(lw: lowwater.Client) -> None:
     assert "held by [0x40, 0x80) at 2013-01-09T13:00:00Z, owned by exec-7" in str(why)
     assert [each.watermark for each in lw.ranges("enriched")] == [mark(13), mark(14), mark(14)]
     assert lw.ranges("enriched", below=at(14)).total == 1
+    lw.register("ns/daily", inputs=["enriched"])
+    with lowwater.connect(lw.settings.address, namespace="ns") as other:
+        gaps = other.interval("daily", at(13), at(14)).gaps
+    assert [(gap.computation, gap.ranges and gap.ranges.total) for gap in gaps] == [("ns/daily", 1), ("enriched", 1)]
 
     enriched.advance(seen, oldest={1: None})
     assert lw.wait("enriched", at(14), timeout=30).low == mark(14)

@@ -53,7 +53,7 @@ from lowwater_server.tls import BadCertificate, Certificates, Files
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from lowwater_authority.access.policy import Limits
     from lowwater_authority.core.topology import Topology
@@ -129,8 +129,7 @@ def address(text: str, flag: str) -> tuple[str, int]:
     """Return host and port of an argument. Raises CannotServe."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal():
-        msg = f"{flag} takes HOST:PORT, for example 127.0.0.1:7420, not {text!r}"
-        raise CannotServe(msg)
+        raise CannotServe(f"{flag} takes HOST:PORT, for example 127.0.0.1:7420, not {text!r}")
     return host, int(port)
 
 
@@ -165,16 +164,33 @@ def choose_places(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the authority until it is told to stop. Returns the exit code."""
-    args = parser().parse_args(argv)
+    return run(parser(), argv, serve)
+
+
+def run(
+    parse: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    serving: Callable[[argparse.Namespace, ExitStack], Coroutine[Any, Any, int]],
+) -> int:
+    """Run a server with a journal until it is told to stop. Returns the exit code."""
+    args = parse.parse_args(argv)
     set_up(args.log_format, verbose=args.verbose)
     try:
         args.store = store_of(args.store)
         choose_places(args)
         with ExitStack() as leaving:
-            return asyncio.run(serve(args, leaving))
+            return asyncio.run(serving(args, leaving))
     except (JournalError, CannotServe) as error:
-        print(f"lowwater serve: {error}", file=sys.stderr)  # noqa: T201 - the answer to a command
+        print(f"{parse.prog}: {error}", file=sys.stderr)  # noqa: T201 - the answer to a command
         return FAILED
+
+
+def told_to_stop() -> asyncio.Event:
+    """Return an event that SIGTERM and SIGINT set."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    return stopping
 
 
 def store_of(url: str) -> str:
@@ -346,8 +362,7 @@ def _page(
 def _refuse_page(args: argparse.Namespace, why: str, fix: str) -> None:
     """Log why there is no page, or raise CannotServe if ``--page`` names one."""
     if args.page is not None:
-        msg = f"cannot serve the page: {why}. {fix}"
-        raise CannotServe(msg)
+        raise CannotServe(f"cannot serve the page: {why}. {fix}")
     log.warning("there is no status page: %s. %s", why, fix, extra=event("page_absent", reason=why))
 
 
@@ -481,9 +496,7 @@ async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
 
     It stops in order: clients first, the journal last. ``leaving`` is closed by the caller.
     """
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    stopping = told_to_stop()
     host, _ = address(args.listen, "--listen")
     place = _page_place(args)
     metrics = Metrics(version("lowwater-authority"))

@@ -83,8 +83,7 @@ class Histogram:
         histogram = cls(reference_micros)
         times, numbers = all_to_micros(starts), list(counts)
         if len(times) != len(numbers):
-            msg = f"{len(times)} starts with {len(numbers)} counts; pass one count per start"
-            raise ValueError(msg)
+            raise ValueError(f"{len(times)} starts with {len(numbers)} counts; pass one count per start")
         for start, count in zip(times, numbers, strict=True):
             histogram.add(start, count)
         return histogram
@@ -108,8 +107,7 @@ class Histogram:
         try:
             total = self._buckets.get(start, 0) + operator.index(n)
         except TypeError:
-            msg = f"n={n!r} is no number of records; pass an integer, 0 or more"
-            raise TypeError(msg) from None
+            raise TypeError(f"n={n!r} is no number of records; pass an integer, 0 or more") from None
         if n < 0:
             msg = f"{n} records cannot be added: a histogram holds what is pending now; build a new one instead"
             raise ValueError(msg)
@@ -137,8 +135,7 @@ class Histogram:
         """
         value: Any = other
         if not isinstance(value, Histogram):
-            msg = f"only a Histogram can be merged, not {type(value).__name__}; add_many() takes event times"
-            raise TypeError(msg)
+            raise TypeError(f"only a Histogram can be merged, not {type(value).__name__}; add_many() takes event times")
         if self.total + other.total > MOST_RECORDS:
             msg = f"{self.total + other.total} records are more than any claim has; count at most {MOST_RECORDS}"
             raise ValueError(msg)

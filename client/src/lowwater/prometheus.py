@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -27,7 +27,9 @@ from lowwater import errors
 from lowwater._sync.client import Client
 from lowwater.core.statistics import ClientStatistics
 
-__all__ = ["FIGURES", "Collector", "Figure", "register"]
+__all__ = ["FIGURES", "Collector", "Figure", "counter", "gauge", "register"]
+
+Family = CounterMetricFamily | GaugeMetricFamily
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +42,38 @@ class Figure:
     says: str
     labels: tuple[str, ...] = ()
 
-    def family(self) -> CounterMetricFamily | GaugeMetricFamily:
-        """Return an empty family for samples. Only for counters and gauges."""
+    def family(self, samples: Iterable[tuple[Sequence[str], float]] = ()) -> Family:
+        """Return a family with samples, each its label values and its value.
+
+        Only for counters and gauges.
+        """
         kind = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
-        return kind(self.name, self.says, labels=self.labels)
+        family = kind(self.name, self.says, labels=self.labels)
+        for labels, value in samples:
+            family.add_metric(labels, value)
+        return family
+
+    def value(self, value: float | None) -> Family:
+        """Return a family with one sample without labels; None: without any sample."""
+        return self.family([] if value is None else [((), value)])
+
+
+def counter(name: str, says: str, *labels: str) -> Figure:
+    """Return a counter of this project; ``name`` is without its prefix and ``_total``."""
+    return Figure("counter", f"lowwater_{name}_total", says, labels)
+
+
+def gauge(name: str, says: str, *labels: str) -> Figure:
+    """Return a gauge of this project; ``name`` is without its prefix."""
+    return Figure("gauge", f"lowwater_{name}", says, labels)
 
 
 def _counter(name: str, says: str) -> Figure:
-    return Figure("counter", f"lowwater_client_{name}_total", says)
+    return counter(f"client_{name}", says)
 
 
 def _gauge(name: str, says: str) -> Figure:
-    return Figure("gauge", f"lowwater_client_{name}", says)
+    return gauge(f"client_{name}", says)
 
 
 _READ: Final[dict[Figure, Callable[[ClientStatistics], int]]] = {
@@ -96,11 +118,11 @@ class Collector(BaseCollector):
         """Last statistics by process, since a forked child counts from 0, and by position of the
         client."""
 
-    def describe(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+    def describe(self) -> Iterable[Family]:
         """Return the families without samples."""
         return [figure.family() for figure in FIGURES]
 
-    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+    def collect(self) -> Iterable[Family]:
         """Return the current values; without samples when all the clients are closed."""
         open_clients: dict[int, ClientStatistics] = {}
         lock, last = self._last_read.setdefault(os.getpid(), (threading.Lock(), {}))
@@ -110,15 +132,10 @@ class Collector(BaseCollector):
                     open_clients[place] = client.statistics()
             last |= open_clients
             all_clients = list(last.values())
-        families: list[CounterMetricFamily | GaugeMetricFamily] = []
-        for figure, read in _READ.items():
-            family = figure.family()
-            if open_clients:
-                family.add_metric(
-                    [], sum(map(read, all_clients if figure.kind == "counter" else open_clients.values()))
-                )
-            families.append(family)
-        return families
+        if not open_clients:
+            return self.describe()
+        counted = {"counter": all_clients, "gauge": list(open_clients.values())}
+        return [figure.value(sum(map(read, counted[figure.kind]))) for figure, read in _READ.items()]
 
 
 def register(*clients: Client, registry: CollectorRegistry = REGISTRY) -> Collector:

@@ -83,8 +83,7 @@ class Adoption:
         True
         """
         if not 0 <= batch < 1 << BATCH_BITS or self.number >= 1 << (63 - BATCH_BITS):
-            msg = f"batch {batch} of number {self.number} does not fit into 63 bits"
-            raise errors.InvalidArgument(msg)
+            raise errors.InvalidArgument(f"batch {batch} of number {self.number} does not fit into 63 bits")
         return self.number << BATCH_BITS | batch
 
 

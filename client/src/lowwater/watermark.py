@@ -44,8 +44,7 @@ class Watermark:
         value: Any = self.micros
         if type(value) is not int or not MIN <= value <= MAX:
             if isinstance(value, Watermark | dt.datetime):
-                msg = f"Watermark takes microseconds, not a {type(value).__name__}; use Watermark.of(...)"
-                raise TypeError(msg)
+                raise TypeError(f"Watermark takes microseconds, not a {type(value).__name__}; use Watermark.of(...)")
             # Integers of other types, such as numpy's, become plain ones.
             object.__setattr__(self, "micros", to_micros(value))
 
@@ -71,8 +70,7 @@ class Watermark:
     def datetime(self) -> dt.datetime:
         """Return it as an aware datetime in UTC. Raises ValueError when it has no date."""
         if self.unknown or self.finished:
-            msg = f"the watermark is {self} and has no date; ask .unknown and .finished first"
-            raise ValueError(msg)
+            raise ValueError(f"the watermark is {self} and has no date; ask .unknown and .finished first")
         try:
             return _EPOCH + dt.timedelta(microseconds=self.micros)
         except OverflowError:
@@ -152,20 +150,17 @@ def to_micros(value: EventTime | SupportsIndex) -> int:
         return value.micros
     if isinstance(value, dt.datetime):
         if value.utcoffset() is None:
-            msg = f"{value.isoformat()} has no time zone; add one, for example .replace(tzinfo=UTC)"
-            raise ValueError(msg)
+            raise ValueError(f"{value.isoformat()} has no time zone; add one, for example .replace(tzinfo=UTC)")
         return (value - _EPOCH) // _MICROSECOND
     if isinstance(value, bool):
-        msg = f"an event time is microseconds, an aware datetime or a Watermark, not {value!r}"
-        raise TypeError(msg)
+        raise TypeError(f"an event time is microseconds, an aware datetime or a Watermark, not {value!r}")
     try:
         micros = operator.index(value)
     except TypeError:
         msg = f"an event time is microseconds, an aware datetime or a Watermark, not {type(value).__name__} {value!r}"
         raise TypeError(msg) from None
     if not MIN <= micros <= MAX:
-        msg = f"{micros} is beyond 64 bits; event times are microseconds since the epoch"
-        raise ValueError(msg)
+        raise ValueError(f"{micros} is beyond 64 bits; event times are microseconds since the epoch")
     return micros
 
 
@@ -191,6 +186,5 @@ def all_to_micros(values: Iterable[EventTime | None]) -> list[int]:
     times = cast(Iterable[EventTime | None], plain)
     micros = [time if type(time) is int else MAX if time is None else to_micros(time) for time in times]
     if micros and not MIN <= min(micros) <= max(micros) <= MAX:
-        msg = "an event time is beyond 64 bits; event times are microseconds since the epoch"
-        raise ValueError(msg)
+        raise ValueError("an event time is beyond 64 bits; event times are microseconds since the epoch")
     return micros

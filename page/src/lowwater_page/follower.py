@@ -114,8 +114,7 @@ class Follower:
         """Return the client for further questions. Raises Closed."""
         with self._lock:
             if self._stopping.is_set():
-                msg = "this process is stopping; ask again, at the next one"
-                raise errors.Closed(msg)
+                raise errors.Closed("this process is stopping; ask again, at the next one")
             if self._asking is None:
                 self._asking = self._connect(0.0)
             return self._asking

@@ -14,7 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["EVERY_NAME", "Hosts"]
 
@@ -33,20 +33,18 @@ class Hosts:
         own = socket.gethostname() if machine is None else machine
         self._names = frozenset(map(_plain, ("localhost", "*.localhost", own, own.partition(".")[0], *names)))
 
-    def look_up_machine(self, look_up: Callable[[], str] = socket.getfqdn) -> threading.Thread:
-        """Also take the machine's full name, as soon as ``look_up`` returns it.
+    def look_up_machine(self) -> None:
+        """Also take the machine's full name, as soon as the name service tells it.
 
-        The look-up asks the name service, and may take many seconds. Only the thread that this
-        method starts and returns waits for it, so the page starts at once.
+        That may take many seconds. Only the thread that this method starts waits for it, so the
+        page starts at once.
         """
 
         def add() -> None:
             with contextlib.suppress(UnicodeError):  # the name is none that the name service can look up
-                self._names |= {_plain(look_up())}
+                self._names |= {_plain(socket.getfqdn())}
 
-        thread = threading.Thread(target=add, name="lowwater-machine-name", daemon=True)
-        thread.start()
-        return thread
+        threading.Thread(target=add, name="lowwater-machine-name", daemon=True).start()
 
     def take(self, headers: Sequence[str]) -> bool:
         """Return whether a request with these Host headers may be answered.

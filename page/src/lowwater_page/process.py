@@ -214,8 +214,7 @@ def _listen(place: str) -> socket.socket:
     """Return a listening socket. Raises ValueError, OSError."""
     host, _, port = place.rpartition(":")
     if not host or not port.isdecimal():
-        msg = f"--listen takes HOST:PORT, for example 127.0.0.1:7422, not {place!r}"
-        raise ValueError(msg)
+        raise ValueError(f"--listen takes HOST:PORT, for example 127.0.0.1:7422, not {place!r}")
     return listen(host, int(port))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lowwater.cli.render import promise_record
 from lowwater.core.text import describe_range
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
         History,
         Hop,
         LatenessBudget,
-        Promise,
         Ranges,
         RangeView,
         ShardView,
@@ -78,19 +78,8 @@ def computation(view: WatermarkView, board: Board) -> Record:
         "local_lag_seconds": board.local_lag(name),
         "global_lag_seconds": board.global_lag(name),
         "holder": None if view.holder is None else key_range(view.holder),
-        "promise": None if view.promise is None else promise(view.promise),
+        "promise": None if view.promise is None else promise_record(view.promise),
         "budgets": [budget(view_budget) for view_budget in view.budgets],
-    }
-
-
-def promise(value: Promise) -> Record:
-    """Return a computation's promise, as ``lowwater status --json`` does."""
-    return {
-        "late_seconds": None if value.late is None else value.late.total_seconds(),
-        "owner": value.owner,
-        "team": value.team,
-        "runbook": value.runbook,
-        "logs": value.logs,
     }
 
 

@@ -49,6 +49,12 @@ CALL_SECONDS: Final = 5.0
 READ_SECONDS: Final = 2.0
 """Longest time that a sign of life waits for the local authority, seconds."""
 
+SHOWN: Final = (
+    *("owner", "number", "policy", "published_micros", "accepted_micros", "written_off", "complete_of"),
+    *("moving_to", "move_step"),
+)
+"""Fields of a reference in the agent's state."""
+
 log = logging.getLogger(__name__)
 
 
@@ -150,9 +156,7 @@ class RegionAgent:
 
         Raises UnknownReference, Unconfirmed, StaleAdoption, RegionRefused.
         """
-        metadata = {"reference": reference, "region": self.name}
-        if reference not in self.configs:
-            raise errors.UnknownReference(f"{reference!r} is not in the file of region {self.name}", metadata=metadata)
+        metadata = self._check_named(reference)
         view = self.views.get(reference)
         if view is None:
             msg = f"region {self.name} has not been confirmed since its agent was started: commit nothing until it is"
@@ -172,8 +176,7 @@ class RegionAgent:
             raise errors.RegionRefused(
                 f"{reference} has stopped to be moved to {view.moving_to}: {fix}", metadata={**metadata, "fix": fix}
             )
-        report = self.pipeline_reports.get(reference)
-        if view.moving_to and report is not None and report.stopped and report.number == view.number:
+        if view.moving_to and self._has_stopped(view):
             fix = "commit nothing more; the move may still be cancelled"
             raise errors.RegionRefused(
                 f"the pipeline of {reference} has said that it has stopped: {fix}", metadata={**metadata, "fix": fix}
@@ -202,7 +205,7 @@ class RegionAgent:
         self.owned(reference)
         async with self._asking:
             if self.linked:
-                await self._take(await self._call(self._stub.Report, pb.RegionReportRequest()))
+                await self._ask(self._stub.Report, pb.RegionReportRequest())
             else:
                 await self._talk()
         return self.owned(reference)
@@ -220,14 +223,12 @@ class RegionAgent:
 
     def arrived(self, reference: str, report: PipelineReport) -> None:
         """Note that the state of a batch is here. Raises UnknownReference."""
-        if reference not in self.configs:
-            raise errors.UnknownReference(f"{reference!r} is not in the file of region {self.name}")
+        self._check_named(reference)
         self.arrivals[reference] = report
 
     def mirrors(self, reference: str, positions: list[pb.SourcePosition]) -> None:
         """Note how far the sources are mirrored here. Raises UnknownReference."""
-        if reference not in self.configs:
-            raise errors.UnknownReference(f"{reference!r} is not in the file of region {self.name}")
+        self._check_named(reference)
         self.mirrored[reference] = positions
 
     async def raised(self, reference: str, number: int, sink: str, cut: str) -> None:
@@ -237,7 +238,14 @@ class RegionAgent:
             raise errors.StaleAdoption(msg, metadata={"reference": reference})
         async with self._asking:
             request = pb.FenceRequest(reference=reference, number=number, sink=sink, cut=cut)
-            await self._take(await self._call(self._stub.Fence, request))
+            await self._ask(self._stub.Fence, request)
+
+    def _check_named(self, reference: str) -> dict[str, str]:
+        """Return the metadata of errors about a reference. Raises UnknownReference."""
+        metadata = {"reference": reference, "region": self.name}
+        if reference not in self.configs:
+            raise errors.UnknownReference(f"{reference!r} is not in the file of region {self.name}", metadata=metadata)
+        return metadata
 
     # -- the round, once a second ------------------------------------------------------------------
 
@@ -250,13 +258,14 @@ class RegionAgent:
             self._read_under = {name: view.number for name, view in self.views.items()}
             self._values = await self._read()
             try:
-                await self._talk()
+                try:
+                    await self._talk()
+                except (errors.Unconfirmed, errors.OldStream):
+                    self.linked = False  # the authority restarted, or heard a newer request: confirm at once
+                    await self._talk()
             except FATAL:
                 self.views, self.linked = {}, False
                 raise
-            except (errors.Unconfirmed, errors.OldStream):
-                self.linked = False  # the authority restarted, or heard a newer request: confirm at once
-                await self._away(self._talk())
             except errors.LowwaterError as error:
                 self._lost(error)
         # A task of its own: a slow local authority must not delay signs of life to the global one.
@@ -269,15 +278,6 @@ class RegionAgent:
         if self._relaying is not None:
             self._relaying.cancel()
             await asyncio.gather(self._relaying, return_exceptions=True)
-
-    async def _away(self, talking: Any) -> None:
-        try:
-            await talking
-        except FATAL:
-            self.views, self.linked = {}, False
-            raise
-        except errors.LowwaterError as error:
-            self._lost(error)
 
     def _lost(self, error: errors.LowwaterError) -> None:
         if self._away_for != error.reason:
@@ -292,7 +292,7 @@ class RegionAgent:
 
     async def _talk(self) -> None:
         if self.linked:
-            await self._take(await self._call(self._stub.Report, self._report()))
+            await self._ask(self._stub.Report, self._report())
             await self._move()
             return
         # The greatest numbers that this region knows, whoever owned them. A store that knows less
@@ -315,11 +315,7 @@ class RegionAgent:
                 self._refuse(f"{refusal.reference}, enrolment", refusal.reason, refusal.message)
             if not answer.serving:
                 raise
-            self._belong(
-                errors.ServerTokenMismatch(
-                    "", metadata={"found": answer.store_token, "recovers": self.folder.state.store}
-                )
-            )
+            self._belong_to(answer.store_token)
             answer = await self._call(self._stub.Confirm, pb.ConfirmRequest(numbers=numbers))
         # Taken at once: a registration below may have no answer, and the region then goes on by
         # this one.
@@ -334,7 +330,7 @@ class RegionAgent:
             if config.name in self._registered:
                 continue
             try:
-                await self._take(await self._call(self._stub.RegisterReference, registration(config)))
+                await self._ask(self._stub.RegisterReference, registration(config))
                 self._registered.add(config.name)
                 self.refusals.pop(f"{config.name}, registration", None)
                 view = self.views.get(config.name)
@@ -363,10 +359,14 @@ class RegionAgent:
 
         Raises the error for any other store.
         """
-        state = self.folder.state
-        if not state.store or error.metadata.get("recovers") != state.store:
+        store = self.folder.state.store
+        if not store or error.metadata.get("recovers") != store:
             raise error
-        state.store, state.seen = error.metadata["found"], 0
+        self._belong_to(error.metadata["found"])
+
+    def _belong_to(self, store: str) -> None:
+        state = self.folder.state
+        state.store, state.seen = store, 0
         self.folder.save()
         log.warning(
             "the global store was recovered, as %s", state.store, extra=event("store_recovered", token=state.store)
@@ -402,51 +402,49 @@ class RegionAgent:
         values = self._values
         if not config.replicated or config.replicated not in values or (config.output and config.output not in values):
             return None
-        if not self._read_under.get(config.name):
+        number = self._read_under.get(config.name)
+        if not number:
             return None
-        output = values[config.output].low.micros if config.output else MAX
-        replicated = values[config.replicated].low.micros
-        positions = self.mirrored.get(config.name, ())
         return pb.ReferenceReplica(
             reference=config.name,
             region=self.name,
-            replicated_micros=replicated,
-            output_micros=output,
-            positions=positions,
-            number=self._read_under.get(config.name, 0),
+            replicated_micros=values[config.replicated].low.micros,
+            output_micros=values[config.output].low.micros if config.output else MAX,
+            positions=self.mirrored.get(config.name, ()),
+            number=number,
         )
+
+    def _has_stopped(self, view: pb.ReferenceView) -> bool:
+        """True when the pipeline of an owned reference has reported that it stopped."""
+        report = self.pipeline_reports.get(view.name)
+        return report is not None and report.stopped and report.number == view.number
+
+    async def _ask(self, method: Any, request: Any) -> None:
+        """Make one call, and take its answer."""
+        await self._take(await self._call(method, request))
 
     async def _move(self) -> None:
         """Take this region's next step of each planned move."""
         for name, view in list(self.views.items()):
-            report, arrival = self.pipeline_reports.get(name), self.arrivals.get(name)
+            config, arrival = self.configs[name], self.arrivals.get(name)
+            owner = view.owner == self.name
             try:
-                if (
-                    view.owner == self.name
-                    and view.move_step == "wanted"
-                    and report
-                    and report.stopped
-                    and report.number == view.number
-                ):
-                    low = self._values.get(self.configs[name].low)
+                if owner and view.move_step == "wanted" and self._has_stopped(view):
+                    low = self._values.get(config.low)
                     if low is not None:
-                        await self._take(
-                            await self._call(
-                                self._stub.Stop, pb.StopRequest(progress=self._progress(self.configs[name], view, low))
-                            )
-                        )
-                elif view.owner == self.name and view.move_step == "arrived":
+                        await self._ask(self._stub.Stop, pb.StopRequest(progress=self._progress(config, view, low)))
+                elif owner and view.move_step == "arrived":
                     # The pipeline commits nothing after `stopped`. From here on the agent does not
                     # hand out the number either, whether the call succeeds or not.
                     request = pb.ReleaseReferenceRequest(reference=name, number=view.number, digest=view.digest)
-                    await self._take(await self._call(self._stub.ReleaseReference, request))
+                    await self._ask(self._stub.ReleaseReference, request)
                 elif view.moving_to == self.name and view.move_step == "stopped" and arrival is not None:
-                    replica = self._replica(self.configs[name])
+                    replica = self._replica(config)
                     if replica is not None:
                         del replica.positions[:]
                         replica.positions.extend(arrival.positions)
                         arrive = pb.ArriveRequest(replica=replica, batch=arrival.batch, digest=arrival.digest)
-                        await self._take(await self._call(self._stub.Arrive, arrive))
+                        await self._ask(self._stub.Arrive, arrive)
                 elif view.moving_to == self.name and view.move_step == "released" and arrival is not None:
                     claim = pb.ClaimReferenceRequest(
                         reference=name,
@@ -455,7 +453,7 @@ class RegionAgent:
                         digest=arrival.digest,
                         positions=arrival.positions,
                     )
-                    await self._take(await self._call(self._stub.ClaimReference, claim))
+                    await self._ask(self._stub.ClaimReference, claim)
             except (errors.RegionRefused, errors.StaleAdoption, errors.Rewound) as error:
                 self._refuse(f"{name}, move", error.reason, error.message)
 
@@ -463,6 +461,10 @@ class RegionAgent:
         if self.refusals.get(name) != message:
             log.warning("%s: %s", name, message, extra=event("reference_refused", reference=name, reason=reason))
         self.refusals[name] = message
+
+    def _refuse_local(self, name: str, what: str, error: errors.LowwaterError | TimeoutError) -> None:
+        reason = error.reason if isinstance(error, errors.LowwaterError) else "TIMEOUT"
+        self._refuse(name, reason, f"{what}: {str(error) or f'no answer within {READ_SECONDS:g} s'}")
 
     async def _take(self, answer: pb.RegionResponse) -> None:
         """Take an answer: it is all that the region owns.
@@ -552,9 +554,7 @@ class RegionAgent:
             except errors.UnknownComputation:
                 pass  # the computation was never here, so it has published nothing
             except (errors.LowwaterError, TimeoutError) as error:
-                reason = error.reason if isinstance(error, errors.LowwaterError) else "TIMEOUT"
-                what = str(error) or f"no answer within {READ_SECONDS:g} s"
-                self._refuse(f"{name}, reset", reason, f"{low} cannot be reset at the local authority: {what}")
+                self._refuse_local(f"{name}, reset", f"{low} cannot be reset at the local authority", error)
                 return
             finally:
                 self._values.pop(low, None)  # this value is from before the region was the owner
@@ -590,9 +590,7 @@ class RegionAgent:
             async with asyncio.timeout(READ_SECONDS):
                 views = await self._get(sorted(names))
         except (errors.LowwaterError, TimeoutError) as error:
-            reason = error.reason if isinstance(error, errors.LowwaterError) else "TIMEOUT"
-            what = str(error) or f"no answer within {READ_SECONDS:g} s"
-            self._refuse("local authority", reason, f"it cannot be read, and nothing that it has is reported: {what}")
+            self._refuse_local("local authority", "it cannot be read, and nothing that it has is reported", error)
             return {}
         self.refusals.pop("local authority", None)
         for name in names:
@@ -706,20 +704,7 @@ class RegionAgent:
             "linked": self.linked,
             "stale_seconds": self.stale,
             "store": self.folder.state.store,
-            "references": {
-                name: {
-                    "owner": view.owner,
-                    "number": view.number,
-                    "policy": view.policy,
-                    "published_micros": view.published_micros,
-                    "accepted_micros": view.accepted_micros,
-                    "written_off": view.written_off,
-                    "complete_of": view.complete_of,
-                    "moving_to": view.moving_to,
-                    "move_step": view.move_step,
-                }
-                for name, view in self.views.items()
-            },
+            "references": {name: {field: getattr(view, field) for field in SHOWN} for name, view in self.views.items()},
             "global": {
                 watermark.computation: {
                     "incarnation": watermark.incarnation,

@@ -111,8 +111,7 @@ def decode(record: bytes) -> Change:
     if message.format > FORMAT:
         raise NewerFormat(message.format)
     if message.format != FORMAT:
-        msg = f"it has format {message.format}, and the oldest of these messages is {FORMAT}"
-        raise ValueError(msg)
+        raise ValueError(f"it has format {message.format}, and the oldest of these messages is {FORMAT}")
     references: list[Reference] = []
     unread: dict[str, Unread] = {}
     for stored in message.references:
@@ -134,11 +133,9 @@ def decode(record: bytes) -> Change:
 def checked(name: str, reference: Reference) -> Reference:
     """Return a reference that was read under a name. Raises ValueError when it is another one."""
     if reference.name != name:
-        msg = f"the record is of {reference.name}"
-        raise ValueError(msg)
+        raise ValueError(f"the record is of {reference.name}")
     if not (0 < reference.number < MOST_NUMBER and 0 < reference.incarnation < MOST_NUMBER):
-        msg = "a number is out of range"
-        raise ValueError(msg)
+        raise ValueError("a number is out of range")
     return reference
 
 

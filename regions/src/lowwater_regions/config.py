@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
-import os
 import secrets
 import tomllib
 from dataclasses import asdict, dataclass, field
@@ -14,6 +13,7 @@ from typing import Any, TextIO
 
 from lowwater.cli.arguments import parse_duration
 from lowwater.core.checks import is_name
+from lowwater.core.durable import write_durably
 from lowwater.core.private import make_private_folder, open_private
 from lowwater.v1 import regions_pb2 as pb
 from lowwater_regions.reference import REPLICATED, Sink, name_of
@@ -23,8 +23,7 @@ def positive_duration(text: str) -> float:
     """Return seconds above zero: a period of zero would be a loop without a pause."""
     seconds = parse_duration(text)
     if seconds <= 0:
-        msg = f"{text!r} is too short; write it like 500ms, 1s or 5m"
-        raise argparse.ArgumentTypeError(msg)
+        raise argparse.ArgumentTypeError(f"{text!r} is too short; write it like 500ms, 1s or 5m")
     return seconds
 
 
@@ -66,8 +65,7 @@ def read_config(path: Path, region: str | None) -> list[ReferenceConfig]:
         _check_apart(configs)
         return configs
     except OSError as error:
-        msg = f"{path} cannot be read: {error.strerror}"
-        raise BadConfig(msg) from error
+        raise BadConfig(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         msg = (
@@ -85,8 +83,7 @@ def _check_apart(configs: list[ReferenceConfig]) -> None:
     for which, names in fields:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            msg = f"{twice[0]} is the {which} of two tables: give each its own"
-            raise ValueError(msg)
+            raise ValueError(f"{twice[0]} is the {which} of two tables: give each its own")
 
 
 def _config(table: dict[str, Any], region: str | None) -> ReferenceConfig:
@@ -104,12 +101,10 @@ def _config(table: dict[str, Any], region: str | None) -> ReferenceConfig:
     table.setdefault("low", table["computation"])
     config = ReferenceConfig(inputs=inputs, regions=regions, sinks=sinks, **table)
     if region is not None and region not in regions:
-        msg = f"{config.name} may not be owned by {region}: its regions are {', '.join(regions)}"
-        raise ValueError(msg)
+        raise ValueError(f"{config.name} may not be owned by {region}: its regions are {', '.join(regions)}")
     for name in filter(None, (config.low, config.replicated, config.output)):
         if not is_name(name):
-            msg = f"{name!r} is no name of a local computation"
-            raise ValueError(msg)
+            raise ValueError(f"{name!r} is no name of a local computation")
     if config.policy == REPLICATED and not config.replicated:
         msg = f"{config.name} is {REPLICATED}: say with replicated = ... which local computation tells R while another region owns it"
         raise ValueError(msg)
@@ -150,8 +145,7 @@ class StateFolder:
             make_private_folder(folder)
             self._lock: TextIO = open_private(folder / "lock", "w")
         except OSError as error:
-            msg = f"{folder} cannot be used: {error.strerror}"
-            raise BadConfig(msg) from error
+            raise BadConfig(f"{folder} cannot be used: {error.strerror}") from error
         try:
             self.state = self._begin(now)
         except BadConfig:
@@ -173,8 +167,7 @@ class StateFolder:
             msg = f"another agent uses {self._path.parent}: stop it, or give this one a folder of its own"
             raise BadConfig(msg) from None
         except OSError as error:
-            msg = f"{self._path} cannot be read: {error.strerror}"
-            raise BadConfig(msg) from error
+            raise BadConfig(f"{self._path} cannot be read: {error.strerror}") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             msg = f"{self._path} is damaged ({error}): remove it; this region then starts as a new one"
             raise BadConfig(msg) from error
@@ -185,17 +178,7 @@ class StateFolder:
         state = asdict(self.state)
         if {**state, "seen": 0} == {**self._written, "seen": 0}:
             return
-        new = self._path.with_suffix(".new")
-        with open_private(new, "w") as file:
-            json.dump(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_durably(self._path, json.dumps(state), private=True)
         self._written = state
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client.registry import Collector
 
-from lowwater.prometheus import Figure
+from lowwater.prometheus import Figure, counter, gauge
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_regions.reference import SERVING
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _reference(name: str, says: str) -> Figure:
-    return Figure("gauge", f"lowwater_reference_{name}", says, ("reference", "region"))
+    return gauge(f"reference_{name}", says, "reference", "region")
 
 
 PUBLISHED: Final = _reference("published_timestamp_seconds", "What is published of a reference, while it is a time.")
@@ -29,24 +29,19 @@ HOLDS: Final = _reference("holds", "Lost regions for which it holds until an ope
 WRITTEN_OFF: Final = _reference(
     "written_off", "1 when rows were written off or broken, and nobody has said since that they arrived."
 )
-REGION_HEARD: Final = Figure(
-    "gauge",
-    "lowwater_region_heard_timestamp_seconds",
+REGION_HEARD: Final = gauge(
+    "region_heard_timestamp_seconds",
     "When the agent of a region was heard of last; absent before that, since the start.",
-    ("region",),
+    "region",
 )
-REGION_SUSPECT: Final = Figure(
-    "gauge", "lowwater_region_suspect", "1 while a region is silent for too long.", ("region",)
-)
-DAMAGED: Final = Figure("gauge", "lowwater_damaged_references", "References whose record cannot be read.")
-SERVES: Final = Figure(
-    "gauge", "lowwater_global_serving", "0 while the store has to be recovered, and nobody is answered."
-)
-REFUSED: Final = Figure(
-    "counter",
-    "lowwater_region_refusals_total",
+REGION_SUSPECT: Final = gauge("region_suspect", "1 while a region is silent for too long.", "region")
+DAMAGED: Final = gauge("damaged_references", "References whose record cannot be read.")
+SERVES: Final = gauge("global_serving", "0 while the store has to be recovered, and nobody is answered.")
+REFUSED: Final = counter(
+    "region_refusals",
     "Calls refused, and single references refused within calls that were taken, by the name of the error.",
-    ("method", "reason"),
+    "method",
+    "reason",
 )
 
 BUILD: Final = Figure("info", "lowwater_global_build_info", "What is running.", ("version",))

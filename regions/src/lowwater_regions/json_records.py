@@ -55,8 +55,7 @@ def decode(fields: Mapping[str, Any]) -> Reference:
     reference = Reference(**values)
     stored: Reference = from_message(to_message(reference))
     if encode(stored) != encode(reference):
-        msg = "a field has a value of another type"
-        raise TypeError(msg)
+        raise TypeError("a field has a value of another type")
     return checked(reference.name, stored)
 
 

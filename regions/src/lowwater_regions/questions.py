@@ -126,8 +126,7 @@ class Questions:
         """See Part. Raises Unavailable when the agent hangs: this thread would still answer."""
         idle = self._agent.idle_seconds
         if idle > self._longest_idle:
-            msg = f"the agent has ended no round and no call for {idle:.0f} s: it hangs; restart it"
-            raise errors.Unavailable(msg)
+            raise errors.Unavailable(f"the agent has ended no round and no call for {idle:.0f} s: it hangs; restart it")
         return {"idle_seconds": round(idle, 1)}
 
     def routes(self) -> list[web.RouteDef]:
@@ -189,8 +188,7 @@ class Questions:
         reference, report, body = await report_in(request)
         sink, cut = body.get("sink"), body.get("cut", "")
         if not isinstance(sink, str) or not isinstance(cut, str) or len(cut) > MOST_TEXT:
-            msg = f"sink and cut must be texts, and cut has at most {MOST_TEXT} characters"
-            raise errors.InvalidArgument(msg)
+            raise errors.InvalidArgument(f"sink and cut must be texts, and cut has at most {MOST_TEXT} characters")
         await self._ask(lambda: self._agent.raised(reference, report.number, sink, cut))
         return {}
 
@@ -222,5 +220,4 @@ async def report_in(request: web.Request) -> tuple[str, PipelineReport, dict[str
             raise TypeError("reference is no text")
         return body["reference"], report, body
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        msg = f"the body of the request is malformed ({error!r})"
-        raise errors.InvalidArgument(msg) from None
+        raise errors.InvalidArgument(f"the body of the request is malformed ({error!r})") from None

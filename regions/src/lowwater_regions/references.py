@@ -275,8 +275,7 @@ class References:
                 msg = f"{registration.computation} and {other.computation} would both be relayed as {relayed_name(registration.computation)}: rename one of them"
                 raise errors.RegistrationConflict(msg, metadata={"reference": registration.name, "other": other.name})
         if len(self.references) >= MOST_REFERENCES:
-            msg = f"{MOST_REFERENCES} references are registered already: forget some first"
-            raise errors.Overloaded(msg)
+            raise errors.Overloaded(f"{MOST_REFERENCES} references are registered already: forget some first")
         before = self.forgotten.get(registration.name, Tombstone(0, -1))
         return Change((replace(registration, number=before.number + 1, incarnation=before.incarnation + 2),))
 
@@ -771,8 +770,7 @@ class References:
         """
         session = self.sessions.get(caller.region)
         if session is None and len(self.sessions) >= MOST_REGIONS:
-            msg = f"{MOST_REGIONS} regions have sent requests already: check the names"
-            raise errors.Overloaded(msg)
+            raise errors.Overloaded(f"{MOST_REGIONS} regions have sent requests already: check the names")
         if session is None or session.agent != caller.agent:
             if session is not None and not self._succeeds(session, caller.agent, now):
                 msg = f"another agent speaks for region {caller.region}: this one was refused; stop one of the two"

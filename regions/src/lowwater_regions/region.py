@@ -28,9 +28,9 @@ from lowwater_regions.agent import FATAL, RegionAgent
 from lowwater_regions.config import BadConfig, ReferenceConfig, StateFolder, positive_duration, read_config
 from lowwater_regions.questions import Pipelines, Questions
 from lowwater_server.http import HttpServer, listen, listen_at
-from lowwater_server.logging import FORMATS, set_up
+from lowwater_server.logging import add_logging, set_up
 from lowwater_server.tls import BadCertificate, Certificates, Files
-from lowwater_server.tokens import LEAST_TOKEN
+from lowwater_server.tokens import LEAST_TOKEN, warn_in_clear
 
 EXAMPLES: Final = """\
 examples:
@@ -101,10 +101,7 @@ def parser() -> CommandParser:
     )
     parse.add_argument("--cert", default="", metavar="PEM", help="this agent's certificates")
     parse.add_argument("--key", default="", metavar="PEM", help="this agent's key")
-    parse.add_argument(
-        "--log-format", choices=FORMATS, help="how to log to standard error (default: text on a terminal, else json)"
-    )
-    parse.add_argument("--verbose", action="store_true", help="log more")
+    add_logging(parse)
     return parse
 
 
@@ -154,13 +151,11 @@ def open_door(args: argparse.Namespace) -> _Door:
     certificates = None if files is None else Certificates(files)
     if args.listen.startswith(UNIX):
         if certificates is not None:
-            msg = "--tls-cert is of no use with --listen unix:PATH: leave one of the two out"
-            raise BadConfig(msg)
+            raise BadConfig("--tls-cert is of no use with --listen unix:PATH: leave one of the two out")
         return _Door(listen_at(args.listen.removeprefix(UNIX)), args.listen, tokens, None)
     host, _, port = args.listen.rpartition(":")
     if not host or not port.isdecimal():
-        msg = f"--listen takes HOST:PORT or unix:PATH, for example 127.0.0.1:7440, not {args.listen!r}"
-        raise BadConfig(msg)
+        raise BadConfig(f"--listen takes HOST:PORT or unix:PATH, for example 127.0.0.1:7440, not {args.listen!r}")
     if not tokens and not is_loopback(host):
         msg = (
             f"other machines can reach --listen {args.listen}, and the agent would believe the "
@@ -169,10 +164,7 @@ def open_door(args: argparse.Namespace) -> _Door:
         )
         raise BadConfig(msg)
     if certificates is None and not is_loopback(host):
-        log.warning(
-            "tokens go over the network as they are: give --tls-cert and --tls-key, unless something before this process encrypts",
-            extra=event("tokens_in_clear", address=args.listen),
-        )
+        warn_in_clear(args.listen)
     listening = listen(host, int(port))
     place = f"{host}:{listening.getsockname()[1]}"
     return _Door(listening, place if certificates is None else f"https://{place}", tokens, certificates)

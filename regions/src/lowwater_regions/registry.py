@@ -154,20 +154,17 @@ class Registry:
     async def _change(self, plan: Plan) -> Change:
         async with self._lock:
             if self.stopping or (self.ended is not None and self.ended.done()):
-                msg = "this global authority is stopping"
-                raise errors.ShuttingDown(msg)
+                raise errors.ShuttingDown("this global authority is stopping")
             running = asyncio.current_task()
             assert running is not None
             self._begun.add(running)
             since = self.monotonic()
             try:
-                refusal: errors.LowwaterError | None = None
-                change: Change | None = None
                 try:
                     change = plan(self.references)
                 except errors.LowwaterError as error:
-                    refusal = error
-                if change is None or change.empty:
+                    change = Change(raises=error)
+                if change.empty:
                     await self._durable(None)
                 else:
                     record = change.encode()
@@ -180,9 +177,6 @@ class Registry:
                 raise
             finally:
                 self.references.held_up(since, self.monotonic())
-        if change is None:
-            assert refusal is not None
-            raise refusal
         if change.raises is not None:
             raise change.raises
         if self._behind >= self._snapshot_records:

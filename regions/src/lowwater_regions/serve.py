@@ -7,8 +7,6 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -23,9 +21,8 @@ from lowwater.cli.arguments import CommandParser, parse_duration
 from lowwater.core.events import event
 from lowwater.v1 import regions_pb2_grpc
 from lowwater_authority import serve as local
-from lowwater_authority.commands.serve_arguments import add_expect_deployment, add_limit, add_listen, limits_given
+from lowwater_authority.commands.serve_arguments import add_journal, add_limit, add_listen, add_tls, limits_given
 from lowwater_authority.engine.writes import StoreState
-from lowwater_authority.journal import JournalError
 from lowwater_authority.ops.metrics import Metrics
 from lowwater_authority.ops.resources import FILES, MEMORY, Watch
 from lowwater_authority.ops.shard_figures import ProcessCollector
@@ -37,7 +34,7 @@ from lowwater_regions.config import positive_duration
 from lowwater_regions.figures import BUILD, ReferenceFigures
 from lowwater_regions.registry import Registry
 from lowwater_regions.servicer import RegionServicer
-from lowwater_server.logging import FORMATS, set_up
+from lowwater_server.logging import add_logging
 
 SERVICE: Final = "lowwater.v1.RegionService"
 
@@ -68,20 +65,13 @@ def parser() -> CommandParser:
         description="Serve as the global authority of several regions: who owns what, and what is complete for all.",
         epilog=EXAMPLES,
     )
-    parse.add_argument(
-        "--data", type=Path, default=Path("lowwater-global"), help="folder of the journal (default: %(default)s)"
-    )
-    parse.add_argument(
-        "--store",
-        metavar="URL",
-        default="",
-        help="journal in Redis instead of --data, by the same URLs as for `lowwater serve`; one with a password only in the environment's "
+    add_journal(
+        parse,
+        "lowwater-global",
+        "global",
+        "journal in Redis instead of --data, by the same URLs as for `lowwater serve`; one with a password only in the environment's "
         "LOWWATER_STORE, or in the file LOWWATER_STORE_FILE. A Redis that replicates without waiting may lose what was decided: consensus over three sites is better",
     )
-    parse.add_argument(
-        "--deployment", metavar="NAME", default="global", help="which deployment of the store (default: %(default)s)"
-    )
-    add_expect_deployment(parse)
     add_listen(parse, 7430)
     parse.add_argument(
         "--suspect-after",
@@ -97,12 +87,7 @@ def parser() -> CommandParser:
         default=600.0,
         help="for so long after an adoption, and after the start, nothing is adopted without an operator (default: 10m)",
     )
-    for flag, what in (
-        ("--tls-cert", "certificate, and those between it and the root; turns TLS on"),
-        ("--tls-key", "its key, without a passphrase"),
-        ("--tls-client-ca", "take only clients with a certificate signed by one of these (mutual TLS)"),
-    ):
-        parse.add_argument(flag, metavar="PEM", type=Path, help=what)
+    add_tls(parse)
     parse.add_argument(
         "--access",
         metavar="FILE",
@@ -110,33 +95,19 @@ def parser() -> CommandParser:
         help="who may do what (docs/operate/security.md): regions need their name in `regions`, operators `operate` on all",
     )
     add_limit(parse, LIMITS)
-    parse.add_argument(
-        "--log-format", choices=FORMATS, help="how to log to standard error (default: text on a terminal, else json)"
-    )
-    parse.add_argument("--verbose", action="store_true", help="log more")
+    add_logging(parse)
     parse.set_defaults(peer_ca=None)
     return parse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the global authority until it is told to stop. Returns the exit code."""
-    args = parser().parse_args(argv)
-    set_up(args.log_format, verbose=args.verbose)
-    try:
-        args.store = local.store_of(args.store)
-        local.choose_places(args)
-        with ExitStack() as leaving:
-            return asyncio.run(serve(args, leaving))
-    except (JournalError, local.CannotServe) as error:
-        print(f"lowwater global: {error}", file=sys.stderr)  # noqa: T201 - the answer to a command
-        return local.FAILED
+    return local.run(parser(), argv, serve)
 
 
 async def serve(args: argparse.Namespace, leaving: ExitStack) -> int:
     """Start everything, run until SIGTERM or SIGINT, or until another one has the store."""
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    stopping = local.told_to_stop()
     host, _ = local.address(args.listen, "--listen")
     metrics = Metrics(version("lowwater-regions"), BUILD)
     leaving.enter_context(metrics.counting_log())

@@ -189,9 +189,8 @@ class RegionServicer(regions_pb2_grpc.RegionServiceServicer):
         name, region = request.reference, request.region
         token = registry.references.store.token
         if request.store_token not in ("", token):
-            raise errors.ServerTokenMismatch(
-                "another global store answers here: check --global", metadata={"found": token}
-            )
+            msg = "another global store answers here: check --global"
+            raise errors.ServerTokenMismatch(msg, metadata={"found": token})
         who, caller = request.who or "somebody", calling()
         if caller is not None:  # the name in the request proves nothing
             who = f"{caller.principal.name} ({who})"[:MOST_NAME]
@@ -269,50 +268,42 @@ _DECISIONS: Final[dict[int, Callable[[References, str, str, str, Registry], Chan
 """Changes by decision. ADOPT is missing: `Registry.adopt` makes it, and logs it."""
 
 
+_SAME: Final = (
+    *("name", "computation", "inputs", "regions", "policy", "owner", "number", "incarnation", "written_off"),
+    *("batch", "digest", "automatic", "decision_number"),
+)
+"""Fields that the message has as the reference has them."""
+
+
 def view(core: References, reference: Reference, now: int) -> pb.ReferenceView:
     """Encode a reference."""
     return pb.ReferenceView(
-        name=reference.name,
-        computation=reference.computation,
-        inputs=reference.inputs,
-        regions=reference.regions,
-        policy=reference.policy,
-        owner=reference.owner,
-        number=reference.number,
-        incarnation=reference.incarnation,
+        **{field: getattr(reference, field) for field in _SAME},
         low_micros=reference.low,
         replicated_micros=reference.replicated,
         published_micros=reference.published,
         accepted_micros=reference.accepted,
-        written_off=reference.written_off,
         complete_of=reference.words(),
         suspect=core.is_suspect(reference.owner, now),
         silent_millis=core.silent(reference.owner, now) // 1000,
         moving_to="" if reference.move is None else reference.move.to,
         move_step="" if reference.move is None else reference.move.step,
         holds_for=[hold.region for hold in reference.holds],
-        batch=reference.batch,
-        digest=reference.digest,
-        positions=[_position_message(place) for place in reference.positions],
-        sinks=[
-            pb.ReferenceSink(name=sink.name, fences=sink.fences, fenced=sink.fenced, cut=sink.cut)
-            for sink in reference.sinks
-        ],
+        positions=_position_messages(reference.positions),
+        sinks=[pb.ReferenceSink(**sink._asdict()) for sink in reference.sinks],
         replicas=[
             pb.ReferenceReplica(
                 reference=reference.name,
                 region=replica.region,
                 replicated_micros=replica.replicated,
                 output_micros=replica.output,
-                positions=[_position_message(place) for place in replica.positions],
+                positions=_position_messages(replica.positions),
                 number=replica.number,
             )
             for replica in reference.current_replicas
         ],
-        automatic=reference.automatic,
         decisions=_decisions(reference),
         record=encode(reference),
-        decision_number=reference.decision_number,
     )
 
 
@@ -379,5 +370,5 @@ def _positions(messages: Iterable[pb.SourcePosition]) -> tuple[Position, ...]:
     return tuple(Position(place.cluster, place.topic, place.partition, place.offset) for place in messages)
 
 
-def _position_message(place: Position) -> pb.SourcePosition:
-    return pb.SourcePosition(cluster=place.cluster, topic=place.topic, partition=place.partition, offset=place.offset)
+def _position_messages(positions: Iterable[Position]) -> list[pb.SourcePosition]:
+    return [pb.SourcePosition(**place._asdict()) for place in positions]

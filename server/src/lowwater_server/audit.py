@@ -68,33 +68,22 @@ class Audit:
             registered = computation if self._registered(computation) else ""
             limited = self._refusals if outcome == "refused" else self._acts
             count = limited.count((act, who, outcome, reason, registered), self._monotonic())
-        if count != 0:
-            level = logging.WARNING if outcome == "refused" else logging.INFO
-            _tell(level, act, who, computation, outcome, reason, count)
-
-
-def _tell(
-    level: int,
-    act: str,
-    who: Actor,
-    computation: str,
-    outcome: str,
-    reason: str | None = None,
-    count: int | None = None,
-) -> None:
-    computation = shortened(computation)
-    what = f" {computation!r}" if computation else ""
-    why = f", {reason}" if reason else ""
-    fields = event(
-        "audit",
-        act=act,
-        principal=who.principal,
-        token=who.token,
-        **{"from": who.peer},
-        computation=computation,
-        outcome=outcome,
-        reason=reason,
-        count=count,
-    )
-    by = f" by token {who.token}" if who.token else ""
-    log.log(level, "%s of %s%s: %s%s %s%s", who.principal, who.peer, by, act, what, outcome, why, extra=fields)
+            if not count:
+                return
+        computation = shortened(computation)
+        what = f" {computation!r}" if computation else ""
+        why = f", {reason}" if reason else ""
+        fields = event(
+            "audit",
+            act=act,
+            principal=who.principal,
+            token=who.token,
+            **{"from": who.peer},
+            computation=computation,
+            outcome=outcome,
+            reason=reason,
+            count=count,
+        )
+        by = f" by token {who.token}" if who.token else ""
+        level = logging.WARNING if outcome == "refused" else logging.INFO
+        log.log(level, "%s of %s%s: %s%s %s%s", who.principal, who.peer, by, act, what, outcome, why, extra=fields)

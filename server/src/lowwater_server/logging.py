@@ -21,16 +21,27 @@ from lowwater.core.events import ATTRIBUTE
 from lowwater.core.text import on_one_line, without_passwords
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import MutableMapping
 
     Fields = MutableMapping[str, Any]
 
-__all__ = ["FORMATS", "formatter", "set_up"]
+__all__ = ["FORMATS", "add_logging", "formatter", "set_up"]
 
 FORMATS: Final = ("text", "json")
 
 _QUIET: Final = ("aiohttp", "asyncio", "grpc", "opentelemetry", "redis")
 """Libraries whose records are only logged from a warning on."""
+
+
+def add_logging(parse: argparse.ArgumentParser) -> None:
+    """Add ``--log-format`` and ``--verbose``, which :func:`set_up` takes."""
+    parse.add_argument(
+        "--log-format",
+        choices=FORMATS,
+        help="how to log to standard error: a line of text, or of JSON with the fields of docs/logs.md (default: text on a terminal, else json)",
+    )
+    parse.add_argument("--verbose", action="store_true", help="log more")
 
 
 def set_up(chosen: str | None, *, verbose: bool = False, stream: TextIO | None = None) -> None:

@@ -272,8 +272,7 @@ def _content(flag: str, path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        msg = f"{flag} {path} cannot be read: {error.strerror}"
-        raise BadCertificate(msg) from error
+        raise BadCertificate(f"{flag} {path} cannot be read: {error.strerror}") from error
 
 
 def _trusted(flag: str, content: bytes) -> None:
@@ -298,8 +297,7 @@ def _context(files: Files) -> ssl.SSLContext:
             msg = f"--tls-cert and --tls-key cannot be used: {error.reason or error}"
         raise BadCertificate(msg) from error
     except OSError as error:
-        msg = f"--tls-cert and --tls-key cannot be read: {error.strerror}"
-        raise BadCertificate(msg) from error
+        raise BadCertificate(f"--tls-cert and --tls-key cannot be read: {error.strerror}") from error
     return context
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
+
+from lowwater.core.events import event
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SCHEME: Final = "bearer"
+
+log = logging.getLogger(__name__)
 
 
 def bearer(headers: Sequence[str]) -> str:
@@ -17,18 +22,24 @@ def bearer(headers: Sequence[str]) -> str:
     Raises ValueError, whose message does not quote them.
     """
     if len(headers) > 1:
-        msg = "there are several authorization headers"
-        raise ValueError(msg)
+        raise ValueError("there are several authorization headers")
     scheme, _, token = headers[0].partition(" ")
     if scheme.lower() != SCHEME or not is_token(token.strip()):
-        msg = "the authorization header is not of the form 'Bearer TOKEN'"
-        raise ValueError(msg)
+        raise ValueError("the authorization header is not of the form 'Bearer TOKEN'")
     return token.strip()
 
 
 LEAST_TOKEN: Final = 32
 """Length of the shortest token that is accepted; `lowwater access token` makes longer ones. Digests
 have no salt, so a short token could be guessed from it."""
+
+
+def warn_in_clear(address: str) -> None:
+    """Log that whoever sees the network between callers and an address sees their tokens."""
+    log.warning(
+        "tokens go over the network unencrypted: give --tls-cert and --tls-key, unless a proxy before this process encrypts",
+        extra=event("tokens_in_clear", address=address),
+    )
 
 
 def is_token(text: str) -> bool:

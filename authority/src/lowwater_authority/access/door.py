@@ -12,7 +12,7 @@ from lowwater_authority.access.file import AccessFile
 from lowwater_authority.access.policy import PEER, SELF, insider
 from lowwater_authority.files.secret import secret
 from lowwater_authority.files.table import BadFile
-from lowwater_server.tokens import LEAST_TOKEN
+from lowwater_server.tokens import LEAST_TOKEN, warn_in_clear
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,11 +80,7 @@ def open_door(
     local = is_loopback(host)
     if path is not None:
         if not local and not encrypted:
-            log.warning(
-                "tokens go over the network unencrypted: give --tls-cert and --tls-key, unless a proxy before this process "
-                "encrypts",
-                extra=event("tokens_in_clear", address=address),
-            )
+            warn_in_clear(address)
         return Door(path, shared=shared, environment=environment, limits=limits)
     if not local:
         log.warning(

@@ -96,11 +96,9 @@ def _hash(args: argparse.Namespace) -> int:
     del args
     token = sys.stdin.read().rstrip("\r\n")
     if not token:
-        msg = "standard input is empty: give it a token, such as lowwater access hash < token.txt"
-        raise _Refused(msg)
+        raise _Refused("standard input is empty: give it a token, such as lowwater access hash < token.txt")
     if not is_token(token):
-        msg = "standard input is no token: a token is one line of printable ASCII without spaces around it"
-        raise _Refused(msg)
+        raise _Refused("standard input is no token: a token is one line of printable ASCII without spaces around it")
     if len(token) < LEAST_TOKEN:
         msg = f"the token has less than {LEAST_TOKEN} characters, and could be guessed from its hash: make one with `lowwater access token`"
         raise _Refused(msg)
@@ -119,16 +117,13 @@ def _check(args: argparse.Namespace) -> int:
 
 def _may(access: Access, args: argparse.Namespace) -> int:
     if args.principal is None:
-        msg = "--may needs --as PRINCIPAL: who?"
-        raise _Refused(msg)
+        raise _Refused("--may needs --as PRINCIPAL: who?")
     action, name = args.may
     actions = [action.value for action in Action]
     if action not in actions:
-        msg = f"--may: {action!r} is no action; name one of {', '.join(actions)}"
-        raise _Refused(msg)
+        raise _Refused(f"--may: {action!r} is no action; name one of {', '.join(actions)}")
     if not is_name(name):
-        msg = f"--may: {name!r} is no computation; write [namespace/]name"
-        raise _Refused(msg)
+        raise _Refused(f"--may: {name!r} is no computation; write [namespace/]name")
     principal = _named(access, args)
     namespace, plain = name_parts(name)
     over = principal.ends is not None and principal.ends <= time.time()
@@ -142,8 +137,7 @@ def _named(access: Access, args: argparse.Namespace) -> Principal:
     principal = access.named(args.principal)
     if principal is None:
         names = ", ".join(principal.name for principal in access.principals)
-        msg = f"--as: {args.file} has no principal {args.principal!r}; it has {names}"
-        raise _Refused(msg)
+        raise _Refused(f"--as: {args.file} has no principal {args.principal!r}; it has {names}")
     return principal
 
 

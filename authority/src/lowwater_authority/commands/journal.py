@@ -112,8 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _copy(args: argparse.Namespace) -> str:
     source, target = parse_place(args.source), parse_place(args.target)
     if str(source) == str(target):
-        msg = f"SOURCE and TARGET are both {source}"
-        raise CopyRefused(msg)
+        raise CopyRefused(f"SOURCE and TARGET are both {source}")
     async with _opened(await _present(source), served=False) as old:
         with speaking_of(str(source)):
             facts = await survey(old, fence=True)
@@ -126,8 +125,7 @@ async def _copy(args: argparse.Namespace) -> str:
             try:
                 await copy.run()
             except TargetNotEmpty as error:
-                msg = f"{error}. Name an empty place; or, to remove it, {target.removal()}"
-                raise CopyRefused(msg) from error
+                raise CopyRefused(f"{error}. Name an empty place; or, to remove it, {target.removal()}") from error
         token = old.server_token
     logs, records, size = len(facts), sum(log.records for log in facts), sum(log.bytes for log in facts)
     if args.json:
@@ -161,8 +159,7 @@ async def _present(source: Store) -> Store:
     """Return the store. Raises CopyRefused when it holds no journal: opening would make one."""
     with speaking_of(str(source)):
         if not await source.exists():
-            msg = f"there is no journal in {source}: look at the name, see lowwater journal show --help"
-            raise CopyRefused(msg)
+            raise CopyRefused(f"there is no journal in {source}: look at the name, see lowwater journal show --help")
     return source
 
 
@@ -264,6 +261,5 @@ def parse_place(text: str) -> Store:
 
 def _folder(path: Path) -> Folder:
     if path.is_file():
-        msg = f"{path} is a file: name its folder, as for lowwater serve --data"
-        raise CopyRefused(msg)
+        raise CopyRefused(f"{path} is a file: name its folder, as for lowwater serve --data")
     return Folder(path)

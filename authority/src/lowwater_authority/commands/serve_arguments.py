@@ -15,7 +15,7 @@ from lowwater.cli.arguments import CommandParser
 from lowwater_authority.access.policy import DEFAULT_LIMITS, LIMITS, Limits, limits_of
 from lowwater_authority.cluster.pace import DEAD_AFTER
 from lowwater_authority.files.table import BadFile, Table
-from lowwater_server.logging import FORMATS
+from lowwater_server.logging import add_logging
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,20 +40,13 @@ def parser() -> CommandParser:
         "  lowwater serve --data /var/lib/lowwater --access access.toml\n"
         "  lowwater serve --store redis://redis:6379 --advertise lowwater-0.lowwater:7420 --access access.toml   (as often as you like)",
     )
-    parse.add_argument(
-        "--data", type=Path, default=Path("lowwater-data"), help="folder of the journal (default: %(default)s)"
-    )
-    parse.add_argument(
-        "--store",
-        metavar="URL",
-        default="",
-        help="shared journal for any number of shards instead of --data: redis://, rediss://, redis+sentinel://HOST:PORT,.../NAME or "
+    add_journal(
+        parse,
+        "lowwater-data",
+        "default",
+        "shared journal for any number of shards instead of --data: redis://, rediss://, redis+sentinel://HOST:PORT,.../NAME or "
         "redis+cluster://HOST:PORT,...; one with a password only in the environment's LOWWATER_STORE, or in the file LOWWATER_STORE_FILE",
     )
-    parse.add_argument(
-        "--deployment", metavar="NAME", default="default", help="which deployment of the store (default: %(default)s)"
-    )
-    add_expect_deployment(parse)
     parse.add_argument(
         "--advertise",
         metavar="HOST:PORT",
@@ -82,19 +75,7 @@ def parser() -> CommandParser:
         help="names by which browsers reach the page, as behind a proxy; *.example.org stands for all that end so, * for all (default: its addresses, "
         "localhost, and the names of --page and of this machine)",
     )
-    parse.add_argument(
-        "--tls-cert",
-        metavar="PEM",
-        type=Path,
-        help="certificate, and those between it and the root, for gRPC and the page; turns TLS on",
-    )
-    parse.add_argument("--tls-key", metavar="PEM", type=Path, help="its key, without a passphrase")
-    parse.add_argument(
-        "--tls-client-ca",
-        metavar="PEM",
-        type=Path,
-        help="gRPC takes only clients with a certificate signed by one of these (mutual TLS)",
-    )
+    add_tls(parse)
     parse.add_argument(
         "--peer-ca",
         metavar="PEM",
@@ -116,13 +97,34 @@ def parser() -> CommandParser:
         "(docs/operate/monitoring.md)",
     )
     parse.add_argument("--reflection", action="store_true", help="let tools such as grpcurl list the services")
-    parse.add_argument(
-        "--log-format",
-        choices=FORMATS,
-        help="how to log to standard error: a line of text, or of JSON with the fields of docs/reference/logs.md (default: text on a terminal, else json)",
-    )
-    parse.add_argument("--verbose", action="store_true", help="log more")
+    add_logging(parse)
     return parse
+
+
+def add_journal(parse: argparse.ArgumentParser, data: str, deployment: str, store: str) -> None:
+    """Add the place of a journal, with its defaults; ``store`` describes ``--store``."""
+    parse.add_argument("--data", type=Path, default=Path(data), help="folder of the journal (default: %(default)s)")
+    parse.add_argument("--store", metavar="URL", default="", help=store)
+    parse.add_argument(
+        "--deployment", metavar="NAME", default=deployment, help="which deployment of the store (default: %(default)s)"
+    )
+    parse.add_argument(
+        "--expect-deployment",
+        metavar="TOKEN",
+        default="",
+        help="serve only the journal of this server token, and begin no other: a volume that is not mounted is refused "
+        "(lowwater status --json and the line journal_created have the token)",
+    )
+
+
+def add_tls(parse: argparse.ArgumentParser) -> None:
+    """Add the certificates of a server."""
+    for flag, what in (
+        ("--tls-cert", "certificate, and those between it and the root, for all that is served; turns TLS on"),
+        ("--tls-key", "its key, without a passphrase"),
+        ("--tls-client-ca", "gRPC takes only clients with a certificate signed by one of these (mutual TLS)"),
+    ):
+        parse.add_argument(flag, metavar="PEM", type=Path, help=what)
 
 
 def add_listen(parse: argparse.ArgumentParser, port: int) -> None:
@@ -158,17 +160,6 @@ def add_limit(parse: argparse.ArgumentParser, names: Sequence[str]) -> None:
     )
 
 
-def add_expect_deployment(parse: argparse.ArgumentParser) -> None:
-    """Add ``--expect-deployment``, which every process with a journal of its own has."""
-    parse.add_argument(
-        "--expect-deployment",
-        metavar="TOKEN",
-        default="",
-        help="serve only the journal of this server token, and begin no other: a volume that is not mounted is refused "
-        "(lowwater status --json and the line journal_created have the token)",
-    )
-
-
 def refuse_password(given: str, where: str, fix: str) -> None:
     """Raise ValueError when an argument is a URL with a password in it.
 
@@ -182,8 +173,7 @@ def refuse_password(given: str, where: str, fix: str) -> None:
     ValueError: --store has a password in it, ...: set LOWWATER_STORE
     """
     if _PASSWORD.search(given) or _PASSWORD_OPTION.search(unquote(given)):
-        msg = f"{where} has a password in it, which the list of processes shows to everybody: {fix}"
-        raise ValueError(msg)
+        raise ValueError(f"{where} has a password in it, which the list of processes shows to everybody: {fix}")
 
 
 def limits_given(limits: Sequence[Limits]) -> Limits:
@@ -215,6 +205,5 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if not LEAST_DEAD_AFTER <= value <= MOST_DEAD_AFTER:
-        msg = f"{text!r} is not from {LEAST_DEAD_AFTER:g} to {MOST_DEAD_AFTER:g} seconds"
-        raise argparse.ArgumentTypeError(msg)
+        raise argparse.ArgumentTypeError(f"{text!r} is not from {LEAST_DEAD_AFTER:g} to {MOST_DEAD_AFTER:g} seconds")
     return value

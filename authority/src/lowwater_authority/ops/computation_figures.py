@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
 
 from lowwater.core.lag import lag_seconds, root_lows, upstream_first
 from lowwater.core.text import describe_range
@@ -162,26 +163,6 @@ class Reading:
             if MIN < budget.micros < MAX:
                 yield [view.name, f"{budget.ppm / PPM:g}"], budget.micros / 1e6
 
-    def budget_records(self, view: View) -> Iterator[Sample]:
-        """Return the samples of BUDGET_RECORDS."""
-        for budget in view.budgets:
-            yield [view.name, f"{budget.ppm / PPM:g}"], budget.records
-
-    def budget_behind(self, view: View) -> Iterator[Sample]:
-        """Return the samples of BUDGET_BEHIND."""
-        for budget in view.budgets:
-            yield [view.name, f"{budget.ppm / PPM:g}"], budget.behind
-
-    def budget_excused(self, view: View) -> Iterator[Sample]:
-        """Return the samples of BUDGET_EXCUSED."""
-        for budget in view.budgets:
-            yield [view.name, f"{budget.ppm / PPM:g}"], budget.excused
-
-    def budget_worst(self, view: View) -> Iterator[Sample]:
-        """Return the samples of BUDGET_WORST."""
-        for budget in view.budgets:
-            yield [view.name, f"{budget.ppm / PPM:g}"], budget.worst / PPM
-
     def state(self, view: View) -> Iterator[Sample]:
         """Return the samples of STATE."""
         yield [view.name, "unknown"], float(view.low == MIN)
@@ -299,14 +280,24 @@ class Reading:
         return self._upstream.low(name) if here is None else here.low
 
 
+def _budgets(read: Callable[[Any], float]) -> Callable[[Reading, View], Iterator[Sample]]:
+    """Return the reader of a figure that each lateness budget has."""
+
+    def samples(_: Reading, view: View) -> Iterator[Sample]:
+        for budget in view.budgets:
+            yield [view.name, f"{budget.ppm / PPM:g}"], read(budget)
+
+    return samples
+
+
 READ: Final[dict[Figure, Callable[[Reading, View], Iterator[Sample]]]] = {
     LOW: Reading.low,
     SHARE: Reading.shares,
     BUDGET: Reading.budget,
-    BUDGET_RECORDS: Reading.budget_records,
-    BUDGET_BEHIND: Reading.budget_behind,
-    BUDGET_EXCUSED: Reading.budget_excused,
-    BUDGET_WORST: Reading.budget_worst,
+    BUDGET_RECORDS: _budgets(attrgetter("records")),
+    BUDGET_BEHIND: _budgets(attrgetter("behind")),
+    BUDGET_EXCUSED: _budgets(attrgetter("excused")),
+    BUDGET_WORST: _budgets(lambda budget: budget.worst / PPM),
     STATE: Reading.state,
     LOCAL_LAG: Reading.local_lag,
     GLOBAL_LAG: Reading.global_lag,

@@ -24,7 +24,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import choose_encoder
 
-from lowwater.prometheus import Figure
+from lowwater.prometheus import Figure, counter
 from lowwater_authority.engine.observer import Observer
 from lowwater_authority.ops import shard_figures
 from lowwater_authority.ops.log_events import LogCounter
@@ -51,49 +51,43 @@ REQUESTS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 20_000)
 """Buckets of the requests in a round."""
 
 
-def _counter(name: str, says: str, *labels: str) -> Figure:
-    return Figure("counter", f"lowwater_{name}_total", says, labels)
-
-
 def _histogram(name: str, says: str, *labels: str) -> Figure:
     return Figure("histogram", f"lowwater_{name}", says, labels)
 
 
 BUILD: Final = Figure("info", "lowwater_build_info", "Version that runs.", ("version",))
-REPORTS: Final = _counter("reports", "Report messages answered.")
-REPORTED_RANGES: Final = _counter("reported_ranges", "Range states in report messages, refused ones included.")
-REFUSED_REPORTS: Final = _counter(
-    "refused_reports", "Refusals within reports: one for each claim and reason.", "reason"
-)
-REFUSED_CALLS: Final = _counter(
+REPORTS: Final = counter("reports", "Report messages answered.")
+REPORTED_RANGES: Final = counter("reported_ranges", "Range states in report messages, refused ones included.")
+REFUSED_REPORTS: Final = counter("refused_reports", "Refusals within reports: one for each claim and reason.", "reason")
+REFUSED_CALLS: Final = counter(
     "refused_calls", "Calls and streams refused, by the name of the error.", "method", "reason"
 )
-CALLS: Final = _counter("calls", "Unary calls, by how they ended.", "method", "code")
+CALLS: Final = counter("calls", "Unary calls, by how they ended.", "method", "code")
 CALL_SECONDS: Final = _histogram("call_seconds", "Time of a unary call, from its arrival to its answer.", "method")
-CLAIMS: Final = _counter(
+CLAIMS: Final = counter(
     "claims", "Claims, granted or refused; a claim that is sent on to another shard counts as refused.", "outcome"
 )
-PUSHED: Final = _counter("pushed_watermarks", "Watermarks given to subscribers.")
+PUSHED: Final = counter("pushed_watermarks", "Watermarks given to subscribers.")
 PUSH_SECONDS: Final = _histogram(
     "push_seconds",
     "Time from a publish until a subscriber's stream has its watermark; of several, the oldest.",
 )
-ROUNDS: Final = _counter("rounds", "Commit rounds published.")
+ROUNDS: Final = counter("rounds", "Commit rounds published.")
 ROUND_REQUESTS: Final = _histogram("round_requests", "Requests in a round.")
 APPEND_SECONDS: Final = _histogram(
     "journal_append_seconds", "Time of one append, until it is durable or refused; its repeats included."
 )
-APPENDED_BYTES: Final = _counter("journal_appended_bytes", "Bytes appended to the journal.")
+APPENDED_BYTES: Final = counter("journal_appended_bytes", "Bytes appended to the journal.")
 REPLAY_SECONDS: Final = _histogram(
     "journal_replay_seconds", "Time to rebuild one computation from its log, once that is read."
 )
 LOOP_LAG: Final = _histogram(
     "event_loop_lag_seconds", "Lateness of the event loop for a task that is due every 100 ms."
 )
-LOG_EVENTS: Final = _counter(
+LOG_EVENTS: Final = counter(
     "log_events", "Warnings and errors in the log, by their event in docs/reference/logs.md.", "event", "level"
 )
-NOT_HTTP: Final = _counter("page_not_http", "Messages to the port of /metrics that were not HTTP.")
+NOT_HTTP: Final = counter("page_not_http", "Messages to the port of /metrics that were not HTTP.")
 
 EVENTS: Final = (
     BUILD,

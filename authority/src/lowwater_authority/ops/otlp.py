@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater.core.events import event
+from lowwater_authority.ops.otel import check_grpc, named_exporter, reason_of, resource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pushed", "begin", "interval", "enabled"]
 
-_INSTALL: Final = "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc"
+_PACKAGES: Final = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc"
 
 _SECONDS: Final = 60.0
 """Default of OTEL_METRIC_EXPORT_INTERVAL, the seconds between two pushes."""
@@ -42,10 +43,8 @@ def enabled(environment: Mapping[str, str]) -> bool:
     >>> enabled({"OTEL_METRICS_EXPORTER": "otlp"}), enabled({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317"})
     (True, False)
     """
-    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return False
-    named = environment.get("OTEL_METRICS_EXPORTER", "").strip().lower()
-    return named not in {"", "none"} if named else bool(environment.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"))
+    named = named_exporter("METRICS", environment)
+    return named != "none" if named else bool(environment.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"))
 
 
 def interval(environment: Mapping[str, str]) -> float:
@@ -54,8 +53,7 @@ def interval(environment: Mapping[str, str]) -> float:
     if not text:
         return _SECONDS
     if not text.isdecimal() or not int(text):
-        msg = f"OTEL_METRIC_EXPORT_INTERVAL={text} is no number of milliseconds; set 1 or more"
-        raise ValueError(msg)
+        raise ValueError(f"OTEL_METRIC_EXPORT_INTERVAL={text} is no number of milliseconds; set 1 or more")
     return int(text) / 1000
 
 
@@ -172,28 +170,17 @@ def begin(registry: CollectorRegistry, version: str) -> Pushed:
         return Pushed()
     try:
         return _pushed(registry, version)
-    except ModuleNotFoundError as error:
-        reason = f"{error.name} is missing: {_INSTALL}"
-    except Exception as error:  # noqa: BLE001 - the SDK raises what it likes for what it finds in the environment
-        reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
-    log.warning("no figures are pushed: %s", reason, extra=event("figures_off", reason=reason))
-    return Pushed()
+    except Exception as error:  # noqa: BLE001 - see reason_of
+        reason = reason_of(error, _PACKAGES)
+        log.warning("no figures are pushed: %s", reason, extra=event("figures_off", reason=reason))
+        return Pushed()
 
 
 def _pushed(registry: CollectorRegistry, version: str) -> Pushed:
-    protocol = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
-    named = os.environ.get("OTEL_METRICS_EXPORTER", "").strip().lower() or "otlp"
-    if named != "otlp" or protocol not in {None, "", "grpc"}:
-        exporter = named if named != "otlp" else f"otlp over {protocol}"
-        msg = f"{exporter} is not supported; set OTEL_METRICS_EXPORTER to otlp, and the protocol to grpc"
-        raise ValueError(msg)
+    check_grpc("METRICS", named_exporter("METRICS", os.environ) or "otlp", "otlp")
     every = interval(os.environ)
     from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
-    attributes = {"service.version": version}
-    if not os.environ.get("OTEL_SERVICE_NAME") and "service.name" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
-        attributes[SERVICE_NAME] = "lowwater-authority"
-    pushed = Pushed(registry, OTLPMetricExporter(), Resource.create(attributes), every)
+    pushed = Pushed(registry, OTLPMetricExporter(), resource(version), every)
     log.info("figures are pushed every %g s", every, extra=event("figures_on", seconds=every))
     return pushed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client.registry import Collector
 
-from lowwater.prometheus import Figure
+from lowwater.prometheus import Figure, counter, gauge
 from lowwater_authority.ops.computation_figures import READ, Reading
 from lowwater_authority.ops.resources import memory_limit
 
@@ -28,76 +28,68 @@ if TYPE_CHECKING:
     from lowwater_server.tls import Certificates
 
 
-def _gauge(name: str, says: str, *labels: str) -> Figure:
-    return Figure("gauge", f"lowwater_{name}", says, labels)
-
-
-def _counter(name: str, says: str, *labels: str) -> Figure:
-    return Figure("counter", f"lowwater_{name}_total", says, labels)
-
-
 GATES: Final[dict[Figure, Callable[[Any], int]]] = {
-    _gauge("admission_bound", "Most callers inside a gate at once.", "gate"): attrgetter("bound"),
-    _gauge("admission_line", "Most callers that wait in line.", "gate"): attrgetter("line"),
-    _gauge("admission_inside", "Callers inside.", "gate"): attrgetter("inside"),
-    _gauge("admission_peak", "Greatest number of callers inside so far.", "gate"): attrgetter("peak"),
-    _gauge("admission_waiting", "Callers that wait in line.", "gate"): lambda gate: len(gate.waiting),
-    _gauge("admission_longest", "Greatest number of waiting callers so far.", "gate"): attrgetter("longest"),
-    _counter("admission_admitted", "Callers that were let in.", "gate"): attrgetter("admitted"),
-    _counter("admission_refused", "Callers that were refused, and told when to come again.", "gate"): attrgetter(
+    gauge("admission_bound", "Most callers inside a gate at once.", "gate"): attrgetter("bound"),
+    gauge("admission_line", "Most callers that wait in line.", "gate"): attrgetter("line"),
+    gauge("admission_inside", "Callers inside.", "gate"): attrgetter("inside"),
+    gauge("admission_peak", "Greatest number of callers inside so far.", "gate"): attrgetter("peak"),
+    gauge("admission_waiting", "Callers that wait in line.", "gate"): lambda gate: len(gate.waiting),
+    gauge("admission_longest", "Greatest number of waiting callers so far.", "gate"): attrgetter("longest"),
+    counter("admission_admitted", "Callers that were let in.", "gate"): attrgetter("admitted"),
+    counter("admission_refused", "Callers that were refused, and told when to come again.", "gate"): attrgetter(
         "refused"
     ),
 }
 
 PROCESS: Final[dict[Figure, Callable[[Shard, Streams], float]]] = {
-    _gauge("owned_computations", "Computations that this process serves."): lambda shard, _: len(shard.served.names()),
-    _gauge("registered_computations", "Computations of the deployment, as far as this process has read."): (
+    gauge("owned_computations", "Computations that this process serves."): lambda shard, _: len(shard.served.names()),
+    gauge("registered_computations", "Computations of the deployment, as far as this process has read."): (
         lambda shard, _: len(shard.topology.computations)
     ),
-    _gauge("unheard_slices", "Slices served here whose last report the root of their computation has not confirmed."): (
+    gauge("unheard_slices", "Slices served here whose last report the root of their computation has not confirmed."): (
         lambda shard, _: shard.slices.unheard
     ),
-    _counter(
+    counter(
         "answers_withheld",
         "Answers of slices that were refused, because the root had not confirmed their change within a second.",
     ): (lambda shard, _: shard.slices.withheld),
-    _gauge("tombstone_bytes", "Bytes that are remembered of dropped computations: names, incarnations and versions."): (
+    gauge("tombstone_bytes", "Bytes that are remembered of dropped computations: names, incarnations and versions."): (
         lambda shard, _: shard.topology.tombstone_bytes
     ),
-    _gauge("subscribers", "Open watch streams."): lambda shard, _: len(shard.hub),
-    _gauge("report_streams", "Open report streams."): lambda _, streams: len(streams),
-    _gauge(
+    gauge("subscribers", "Open watch streams."): lambda shard, _: len(shard.hub),
+    gauge("report_streams", "Open report streams."): lambda _, streams: len(streams),
+    gauge(
         "reports_in_flight_bytes",
         "Bytes of the reports that wait for the journal, of all streams.",
     ): (lambda _, streams: streams.room.bytes),
-    _gauge("unread_refusal_bytes", "Bytes of refusals within reports that are not sent yet, of all streams."): (
+    gauge("unread_refusal_bytes", "Bytes of refusals within reports that are not sent yet, of all streams."): (
         lambda _, streams: streams.unread.bytes
     ),
-    _gauge(
+    gauge(
         "watched_name_bytes",
         "Bytes of the names that watch streams follow one by one, and of the watermarks that wait there.",
     ): (lambda _, streams: streams.watched.bytes),
-    _counter(
+    counter(
         "reports_slowed",
         "Reports whose streams were not read on for a while, because too many bytes wait for the journal.",
     ): (lambda _, streams: streams.slowed),
-    _gauge("queued_requests", "Requests that wait for a round."): lambda shard, _: len(shard.rounds),
-    _counter("conflated_watermarks", "Watermarks replaced by newer ones before a subscriber took them."): (
+    gauge("queued_requests", "Requests that wait for a round."): lambda shard, _: len(shard.rounds),
+    counter("conflated_watermarks", "Watermarks replaced by newer ones before a subscriber took them."): (
         lambda shard, _: shard.hub.conflated
     ),
-    _counter("journal_snapshots", "Snapshots that bound the replay, written."): (
+    counter("journal_snapshots", "Snapshots that bound the replay, written."): (
         lambda shard, _: shard.journal.statistics().snapshots
     ),
-    _counter("journal_snapshot_bytes", "Bytes of those snapshots."): (
+    counter("journal_snapshot_bytes", "Bytes of those snapshots."): (
         lambda shard, _: shard.journal.statistics().snapshot_bytes
     ),
-    _gauge(
+    gauge(
         "journal_confirmed_timestamp_seconds",
         "Processing time up to which the published values are confirmed as the newest; now, unless the store is slow or away.",
     ): lambda shard, _: shard.confirmation.confirmed_at(time.time_ns() // 1000) / 1e6,
 }
 
-HELD: Final = _gauge(
+HELD: Final = gauge(
     "held_bytes",
     "Memory of the computations served here: the columns of their ranges, parts of micro-batches that are not committed, histories.",
     "what",
@@ -110,46 +102,46 @@ KINDS: Final[dict[str, Callable[[Computation], int]]] = {
 }
 """Parts of ``HELD``."""
 
-ERRORS: Final = _counter(
+ERRORS: Final = counter(
     "journal_errors", "Writes that the store refused (failed), or did not answer (unknown; tried again).", "outcome"
 )
 
-FREE: Final = _gauge("journal_free_bytes", "Bytes free on the disk of --data; absent with --store.")
+FREE: Final = gauge("journal_free_bytes", "Bytes free on the disk of --data; absent with --store.")
 
-CONFIRMED: Final = _gauge(
+CONFIRMED: Final = gauge(
     "deployment_confirmed_timestamp_seconds",
     "Processing time up to which all watermarks behind its lags and holders are confirmed as the newest, those of other shards too; absent before the first answers.",
 )
 
-NOT_AFTER: Final = _gauge(
+NOT_AFTER: Final = gauge(
     "certificate_not_after_timestamp_seconds",
     "Expiry of the certificate that new connections get; absent without TLS.",
 )
 
-REFUSED: Final = _gauge(
+REFUSED: Final = gauge(
     "promises_refused",
     "1 while the file of --promises is bad, and its last good state is in force, else 0; absent without one.",
 )
 
-ACCESS_REFUSED: Final = _gauge(
+ACCESS_REFUSED: Final = gauge(
     "access_refused",
     "1 while the file of --access is bad, and its last good rules are in force, else 0.",
 )
 
-TOKEN_EXPIRES: Final = _gauge(
+TOKEN_EXPIRES: Final = gauge(
     "token_expires_timestamp_seconds",
     "Expiry of a principal's last token; absent for a principal with a token or a certificate that does not expire.",
     "principal",
 )
 
-CERTIFICATE_REFUSED: Final = _gauge(
+CERTIFICATE_REFUSED: Final = gauge(
     "certificate_refused",
     "1 while the files of --tls-cert and the other TLS options are bad, and the last good ones are in force, else 0; absent without TLS.",
 )
 
-CLOCK: Final = _gauge("clock_timestamp_seconds", "Clock of this process at the scrape.")
+CLOCK: Final = gauge("clock_timestamp_seconds", "Clock of this process at the scrape.")
 
-MEMORY_LIMIT: Final = _gauge(
+MEMORY_LIMIT: Final = gauge(
     "memory_limit_bytes",
     "Memory that the control groups of this process allow; absent without a limit, or without control groups of version 2.",
 )
@@ -175,26 +167,16 @@ FIGURES: Final[tuple[Figure, ...]] = (
 
 def process(certificates: Certificates | None, access: AccessFile | None) -> Iterator[Metric]:
     """Yield figures of this process: clock, memory limit, certificates, access rules and tokens."""
-    clock, limits, limit = CLOCK.family(), MEMORY_LIMIT.family(), memory_limit()
-    clock.add_metric([], time.time())
-    yield clock
-    if limit < math.inf:
-        limits.add_metric([], limit)
-    yield limits
-    not_after, refused = NOT_AFTER.family(), CERTIFICATE_REFUSED.family()
-    if certificates is not None:
-        not_after.add_metric([], certificates.not_after)
-        refused.add_metric([], float(certificates.refused))
-    yield not_after
-    yield refused
-    rules = ACCESS_REFUSED.family()
-    rules.add_metric([], float(access is not None and access.refused is not None))
-    yield rules
-    expires = TOKEN_EXPIRES.family()
-    for principal in () if access is None else access.value.principals:
-        if principal.ends is not None:
-            expires.add_metric([principal.name], principal.ends)
-    yield expires
+    limit = memory_limit()
+    principals = () if access is None else access.value.principals
+    yield CLOCK.value(time.time())
+    yield MEMORY_LIMIT.value(limit if limit < math.inf else None)
+    yield NOT_AFTER.value(None if certificates is None else certificates.not_after)
+    yield CERTIFICATE_REFUSED.value(None if certificates is None else float(certificates.refused))
+    yield ACCESS_REFUSED.value(float(access is not None and access.refused is not None))
+    yield TOKEN_EXPIRES.family(
+        ([principal.name], principal.ends) for principal in principals if principal.ends is not None
+    )
 
 
 class ProcessCollector(Collector):
@@ -244,50 +226,24 @@ class ShardCollector(Collector):
         reading = Reading(self._shard, self._survey, self._upstream, promises)
         views = [view for view in map(self._shard.served.view, self._shard.served.names()) if view is not None]
         for figure, samples in READ.items():
-            family = figure.family()
-            for view in views:
-                for labels, value in samples(reading, view):
-                    family.add_metric(labels, value)
-            yield family
+            yield figure.family(sample for view in views for sample in samples(reading, view))
             time.sleep(0)
         for figure, read in PROCESS.items():
-            family = figure.family()
-            family.add_metric([], read(self._shard, self._streams))
-            yield family
-        yield self._memory()
-        confirmed = CONFIRMED.family()
-        stale_for = self._upstream.stale_for
-        if stale_for is not None:
-            now = time.time()
-            confirmed.add_metric([], min(now - stale_for, self._shard.confirmation.confirmed_at(int(now * 1e6)) / 1e6))
-        yield confirmed
-        yield from process(self._certificates, self._access)
-        refused = REFUSED.family()
-        if self._promises is not None:
-            refused.add_metric([], float(self._promises.refused is not None))
-        yield refused
-        yield self._errors()
-        free, free_bytes = FREE.family(), self._shard.journal.free_bytes()
-        if free_bytes is not None:
-            free.add_metric([], free_bytes)
-        yield free
-        for figure, read_gate in GATES.items():
-            family = figure.family()
-            for gate in self._streams.admission.gates:
-                family.add_metric([gate.name], read_gate(gate))
-            yield family
-
-    def _memory(self) -> Metric:
+            yield figure.value(read(self._shard, self._streams))
         holdings = list(self._shard.held.served.values())  # in one step, because this may be another thread
         served = [computation for holding in holdings if (computation := holding.held) is not None]
-        family = HELD.family()
-        for what, count in KINDS.items():
-            family.add_metric([what], sum(map(count, served)))
-        return family
-
-    def _errors(self) -> Metric:
+        yield HELD.family(([what], sum(map(count, served))) for what, count in KINDS.items())
+        yield CONFIRMED.value(self._confirmed_at())
+        yield from process(self._certificates, self._access)
+        yield REFUSED.value(None if self._promises is None else float(self._promises.refused is not None))
         statistics = self._shard.journal.statistics()
-        family = ERRORS.family()
-        family.add_metric(["failed"], statistics.failed)
-        family.add_metric(["unknown"], statistics.unknown)
-        return family
+        yield ERRORS.family([(["failed"], statistics.failed), (["unknown"], statistics.unknown)])
+        yield FREE.value(self._shard.journal.free_bytes())
+        for figure, read_gate in GATES.items():
+            yield figure.family(([gate.name], read_gate(gate)) for gate in self._streams.admission.gates)
+
+    def _confirmed_at(self) -> float | None:
+        stale_for, now = self._upstream.stale_for, time.time()
+        if stale_for is None:
+            return None
+        return min(now - stale_for, self._shard.confirmation.confirmed_at(int(now * 1e6)) / 1e6)

@@ -13,6 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater.core.events import event
+from lowwater_authority.ops.otel import check_grpc, named_exporter, reason_of, resource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,14 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["Traces", "begin", "exporter_of"]
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-EXPORTERS: Final = ("otlp", "console")
 
 STREAMS: Final = ("Report", "Watch", "ServerReflectionInfo")
 """Methods of the server's services that are no unary calls."""
 
-_INSTALL: Final = (
-    "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc opentelemetry-instrumentation-grpc"
-)
+_PACKAGES: Final = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc opentelemetry-instrumentation-grpc"
 
 CLOSE_SECONDS: Final = 3.0
 """Longest wait of a stop for the last spans, in seconds."""
@@ -62,9 +60,7 @@ def exporter_of(environment: Mapping[str, str]) -> str:
     >>> exporter_of({"OTEL_TRACES_EXPORTER": "none"})
     ''
     """
-    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return ""
-    named = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    named = named_exporter("TRACES", environment)
     if named:
         return "" if named == "none" else named
     return "otlp" if any(environment.get(name) for name in ENDPOINTS) else ""
@@ -81,24 +77,18 @@ def begin(version: str) -> Traces:
         return Traces()
     try:
         return _traces(exporter, version)
-    except ModuleNotFoundError as error:
-        reason = f"{error.name} is missing: {_INSTALL}"
-    except Exception as error:  # noqa: BLE001 - the SDK raises what it likes for what it finds in the environment
-        reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
-    log.warning("no traces are sent: %s", reason, extra=event("traces_off", reason=reason))
-    return Traces()
+    except Exception as error:  # noqa: BLE001 - see reason_of
+        reason = reason_of(error, _PACKAGES)
+        log.warning("no traces are sent: %s", reason, extra=event("traces_off", reason=reason))
+        return Traces()
 
 
 def _traces(exporter: str, version: str) -> Traces:
     from opentelemetry.instrumentation import grpc as instrumentation
-    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    attributes = {"service.version": version}
-    if not os.environ.get("OTEL_SERVICE_NAME") and "service.name" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
-        attributes[SERVICE_NAME] = "lowwater-authority"
-    provider = TracerProvider(resource=Resource.create(attributes), shutdown_on_exit=False)
+    provider = TracerProvider(resource=resource(version), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(_exporter(exporter)))
     instruments: Any = instrumentation
     filters = instruments.filters
@@ -114,11 +104,7 @@ def _exporter(name: str) -> Any:
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
         return ConsoleSpanExporter()
-    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
-    if name != "otlp" or protocol not in {None, "", "grpc"}:
-        exporter = name if name != "otlp" else f"otlp over {protocol}"
-        msg = f"{exporter} is not supported; set OTEL_TRACES_EXPORTER to {' or '.join(EXPORTERS)}, and the protocol to grpc"
-        raise ValueError(msg)
+    check_grpc("TRACES", name, "otlp or console")
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     return OTLPSpanExporter()

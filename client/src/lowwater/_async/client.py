@@ -6,8 +6,7 @@ import math
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from datetime import timedelta
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from lowwater import errors
 from lowwater._async.batches import Batches
@@ -17,8 +16,8 @@ from lowwater._async.tasks import Tasks
 from lowwater._async.worker import Worker
 from lowwater._drive.tasks.connection import MakeChannel
 from lowwater._drive.tasks.runtimes import Runtimes
-from lowwater.core.call import Call
-from lowwater.core.calls import Published, based_on, full_name
+from lowwater.core.call import Call, Gather
+from lowwater.core.calls import Calls, Published, based_on, full_name
 from lowwater.core.checks import known_name
 from lowwater.core.claims import CLOSE_TIMEOUT, Claimant
 from lowwater.core.intervals import Closings, Gap, Interval, IntervalView, bounds_of, gap_of, upstream_below
@@ -45,6 +44,8 @@ from lowwater.views import (
 from lowwater.watermark import EventTime
 
 __all__ = ["Client"]
+
+Result = TypeVar("Result")
 
 CHANGES: Final = 5
 """Number of attempts for a change that names the version it is based on. Another attempt is safe:
@@ -112,8 +113,7 @@ class Client:
         Raises RegistrationConflict when the name has another registration, Cycle, EstimatedInput,
         InvalidArgument.
         """
-        runtime = self._runtime()
-        call = runtime.calls.register(
+        call = self._calls.register(
             name,
             inputs,
             heuristics,
@@ -125,7 +125,7 @@ class Client:
             all_pending=all_pending,
             slices=slices,
         )
-        return await runtime.call(call)
+        return await self._call(call)
 
     async def slices(self, name: str) -> tuple[Slice, ...]:
         """Return the slices of a computation in the order of their keys. Raises UnknownComputation.
@@ -138,8 +138,7 @@ class Client:
 
         An uncut computation is one slice with its own name, so this works for every computation.
         """
-        runtime = self._runtime()
-        return await runtime.call(runtime.calls.slices(name))
+        return await self._call(self._calls.slices(name))
 
     async def split_slice(self, name: str, at: bytes) -> Slice:
         """Cut a slice in two at a key; returns the new slice, which has the keys from there on.
@@ -151,14 +150,11 @@ class Client:
         InvalidArgument when the key is not inside the slice, or is its first key, and
         UnknownComputation.
         """
-        runtime = self._runtime()
-        call = runtime.calls.split_slice(name, at)
-        return await runtime.call(based_on(call, await runtime.call(runtime.calls.registration(name))))
+        return await self._change(name, self._calls.split_slice(name, at))
 
     async def topology(self) -> Topology:
         """Return the whole graph. Cost: one call, O(computations)."""
-        runtime = self._runtime()
-        return await runtime.call(runtime.calls.topology())
+        return await self._call(self._calls.topology())
 
     async def set_inputs(self, name: str, inputs: Iterable[str]) -> Computation:
         """Replace the inputs of a computation. Durable when it returns.
@@ -167,9 +163,7 @@ class Client:
         UnknownComputation, Cycle, EstimatedInput, and WouldRegress when a new input lags a
         published watermark, or the completeness of an output.
         """
-        runtime = self._runtime()
-        call = runtime.calls.set_inputs(name, inputs)
-        return await runtime.call(based_on(call, await runtime.call(runtime.calls.registration(name))))
+        return await self._change(name, self._calls.set_inputs(name, inputs))
 
     async def reset(self, name: str) -> tuple[Computation, ...]:
         """Begin a new incarnation of a computation and of all downstream: all are unknown.
@@ -177,9 +171,7 @@ class Client:
         Every claim on them is revoked. Returns them in topological order, the named one first.
         Raises UnknownComputation.
         """
-        runtime = self._runtime()
-        call = runtime.calls.reset(name)
-        return await runtime.call(based_on(call, await runtime.call(runtime.calls.registration(name))))
+        return await self._change(name, self._calls.reset(name))
 
     async def retire(self, name: str, start: bytes, end: bytes, force: bool = False) -> int:
         """Take ``[start, end)`` out of a computation: it holds nothing until claimed again.
@@ -188,7 +180,6 @@ class Client:
         slice, one after the other. Raises OwnedRanges when a worker owns part of it and ``force``
         is False. Slices before that one have lost their parts then, and the call can be repeated.
         """
-        runtime = self._runtime()
         parts, retired, cuts = [Slice(name, start, end)], 0, 0
         while parts:
             part = parts.pop(0)
@@ -201,8 +192,7 @@ class Client:
                 elif "slice" in error.metadata:
                     parts.insert(0, Slice(error.metadata["slice"], part.start, part.end))
                 elif "first" in error.metadata:
-                    slices = await runtime.call(runtime.calls.slices(name))
-                    parts = parts_of(slices, part.start, part.end) + parts
+                    parts = parts_of(await self.slices(name), part.start, part.end) + parts
                 else:
                     raise
         return retired
@@ -213,19 +203,18 @@ class Client:
         The authority refuses a request that comes late: it would retire a range that a worker has
         claimed since.
         """
-        runtime = self._runtime()
-        call = runtime.calls.retire(name, start, end, force=force)
+        call = self._calls.retire(name, start, end, force=force)
         attempts_left = CHANGES
         while True:
             attempts_left -= 1
             # An operator may have the right to retire, and not to read.
             with suppress(errors.PermissionDenied):
-                incarnation, newest = await runtime.call(runtime.calls.newest_claim(name))
+                incarnation, newest = await self._call(self._calls.newest_claim(name))
                 call.request.incarnation = call.request.incarnation or incarnation
                 if newest is not None:
                     call.request.newest_claim = newest
             try:
-                return await runtime.call(call)
+                return await self._call(call)
             except errors.StaleSequencer:
                 if not attempts_left:
                     raise
@@ -235,8 +224,7 @@ class Client:
 
         Raises UnknownComputation.
         """
-        runtime = self._runtime()
-        return await runtime.call(runtime.calls.layout(name))
+        return await self._call(self._calls.layout(name))
 
     async def change_layout(self, name: str, incarnation: int, layout: Layout) -> int:
         """Ask the owner of a computation for another layout; returns the new version. Durable.
@@ -247,8 +235,7 @@ class Client:
         it has, or why not. Raises UnknownComputation, LayoutConflict when another version is
         wanted, IncarnationChanged, InvalidArgument.
         """
-        runtime = self._runtime()
-        return await runtime.call(runtime.calls.change_layout(name, incarnation, layout))
+        return await self._call(self._calls.change_layout(name, incarnation, layout))
 
     async def drop(self, name: str, force: bool = False) -> int:
         """Remove a computation from the graph; returns its last incarnation.
@@ -261,9 +248,7 @@ class Client:
         another computation names it as an input. Raises OwnedRanges while a worker owns an
         unfinished part of it and ``force`` is False, because that worker may still be alive.
         """
-        runtime = self._runtime()
-        call = runtime.calls.drop(name, force=force)
-        return await runtime.call(based_on(call, await runtime.call(runtime.calls.registration(name))))
+        return await self._change(name, self._calls.drop(name, force=force))
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -272,9 +257,7 @@ class Client:
 
         A name that is not registered is unknown. Cost: one call per shard that serves one of them.
         """
-        runtime = self._runtime()
-        published = await runtime.call(runtime.calls.get(names))
-        return published.views
+        return (await self._call(self._calls.get(names))).views
 
     def inputs(self, *names: str) -> InputReader:
         """Follow some computations and fold them in this process.
@@ -352,8 +335,7 @@ class Client:
 
         Raises UnknownComputation, and Unavailable when no shard can answer.
         """
-        runtime = self._runtime()
-        return await runtime.call(runtime.calls.complete(name, until))
+        return await self._call(self._calls.complete(name, until))
 
     async def interval(self, name: str, start: EventTime, end: EventTime, limit: int = 20) -> IntervalView:
         """Return whether ``[start, end)`` is complete, and what is missing here and upstream.
@@ -364,9 +346,8 @@ class Client:
         InvalidArgument, and Unavailable when no shard can answer.
         """
         first, last = bounds_of(start, end)
-        full, runtime = known_name("name", self._full(name)), self._runtime()
-        published = await runtime.call(runtime.calls.get(()))
-        published.require(full)
+        full = known_name("name", self._full(name))
+        published = await self._published(full)
         view = published.views[full]
         if view.low >= last:
             return IntervalView(full, first, last, view, (), None)
@@ -430,8 +411,7 @@ class Client:
 
         Returns at most ``limit``, with the total. Cost: O(limit).
         """
-        runtime = self._runtime()
-        return await runtime.call(runtime.calls.ranges(name, below, limit))
+        return await self._call(self._calls.ranges(name, below, limit))
 
     async def history(self, name: str, since: EventTime | None = None, limit: int = 100) -> History:
         """Return the times at which steps of event time became complete, oldest first.
@@ -439,8 +419,7 @@ class Client:
         Returns the newest ``limit`` completions. ``since`` leaves out steps that end at or before
         it. Raises UnknownComputation, and Unavailable when no shard can answer.
         """
-        runtime = self._runtime()
-        return await runtime.call(runtime.calls.history(name, since, limit))
+        return await self._call(self._calls.history(name, since, limit))
 
     async def why(self, name: str) -> Why:
         """Return what holds a computation: the way upstream to the root cause.
@@ -451,20 +430,22 @@ class Client:
         return await self._why(self._full(name))
 
     async def _why(self, full: str, within: float = math.inf) -> Why:
-        runtime = self._runtime()
-        published = await runtime.call(runtime.calls.get(()), within)
+        return await self._explain(full, await self._published(full, within))
+
+    async def _published(self, full: str, within: float = math.inf) -> Published:
+        """Read all watermarks. Raises UnknownComputation unless one of them is of this name."""
+        published = await self._call(self._calls.get(()), within)
         published.require(full)
-        return await self._explain(full, published)
+        return published
 
     async def _explain(self, full: str, published: Published) -> Why:
-        runtime = self._runtime()
         guilty = find_guilty(full, published.views, published.time_micros)
         absent = find_absent(full, published.views, published.time_micros)
         ranges = Ranges((), 0)
         unknown: errors.LowwaterError | None = None
         if guilty is not None:
             try:
-                ranges = await runtime.call(runtime.calls.holding(published.views[guilty]), ASK_SECONDS)
+                ranges = await self._call(self._calls.holding(published.views[guilty]), ASK_SECONDS)
             except UNANSWERED as error:
                 unknown = error
         elif absent is not None:
@@ -474,9 +455,8 @@ class Client:
 
     async def _read_ranges(self, full: str, below: EventTime | None, limit: int) -> Ranges | errors.LowwaterError:
         """Return key ranges, or the error why the authority does not list them."""
-        runtime = self._runtime()
         try:
-            return await runtime.call(runtime.calls.ranges(full, below, limit), ASK_SECONDS)
+            return await self._call(self._calls.ranges_of(full, below, limit), ASK_SECONDS)
         except (*UNANSWERED, errors.PermissionDenied, errors.UnknownComputation) as error:
             return error
 
@@ -528,8 +508,7 @@ class Client:
 
     async def shards(self) -> Shards:
         """List the shards of the deployment, their computations, and those that no shard serves."""
-        runtime = self._runtime()
-        return await runtime.call(runtime.calls.shards())
+        return await self._call(self._calls.shards())
 
     async def drain(self, address: str, cancel: bool = False) -> int:
         """Make a shard hand over all that it serves, before it is stopped.
@@ -538,7 +517,7 @@ class Client:
         ``address`` is one of :meth:`shards`; ``cancel`` ends the draining. Raises InvalidArgument
         when there is no such shard.
         """
-        return await self._change_shards(self._runtime().calls.drain(address, cancel=cancel))
+        return await self._change_shards(self._calls.drain(address, cancel=cancel))
 
     async def pin(self, name: str, address: str | None) -> int:
         """Pin a computation to a shard for as long as that lives; None removes the pin.
@@ -547,20 +526,19 @@ class Client:
         is one of :meth:`shards`. Raises UnknownComputation, and InvalidArgument when there is no
         such shard.
         """
-        return await self._change_shards(self._runtime().calls.pin(name, address))
+        return await self._change_shards(self._calls.pin(name, address))
 
     async def _change_shards(self, call: Call[int]) -> int:
         """Change the shards at their newest version.
 
         The authority refuses a request that comes late: it would undo a later change.
         """
-        runtime = self._runtime()
         attempts_left = CHANGES
         while True:
             attempts_left -= 1
-            call.request.version = (await runtime.call(runtime.calls.shards())).version
+            call.request.version = (await self.shards()).version
             try:
-                return await runtime.call(call)
+                return await self._call(call)
             except errors.InvalidArgument as error:
                 if not attempts_left or error.metadata.get("field") != "version":
                     raise
@@ -573,8 +551,7 @@ class Client:
         file may change at any moment. Raises Unauthenticated when the authority does not accept
         this client, InvalidArgument.
         """
-        runtime = self._runtime()
-        return await runtime.call(runtime.calls.identify(token_sha256))
+        return await self._call(self._calls.identify(token_sha256))
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -610,13 +587,22 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _runtime(self) -> Runtime:
         return self._runtimes.get()
+
+    @property
+    def _calls(self) -> Calls:
+        return self._runtime().calls
+
+    async def _call(self, call: Call[Result] | Gather[Result], within: float = math.inf) -> Result:
+        return await self._runtime().call(call, within)
+
+    async def _change(self, name: str, call: Call[Result]) -> Result:
+        """Make a change that the authority refuses once the computation is registered anew."""
+        return await self._call(based_on(call, await self._call(self._calls.registration(name))))
 
     def _full(self, name: str, field: str = "name") -> str:
         return full_name(self.settings.namespace, name, field)

@@ -269,8 +269,7 @@ class Lease:
 
     def _check_open(self) -> None:
         if self._closed:
-            msg = f"this lease {self._closed}; claim again"
-            raise errors.Closed(msg)
+            raise errors.Closed(f"this lease {self._closed}; claim again")
         self._check_process()
 
     def _check_stands(self, *, finishing: bool = False) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
+from typing import TypeVar
 
 from lowwater import errors
 from lowwater._async.runtime import Runtime
 from lowwater._drive.tasks.runtimes import Runtimes
 from lowwater.core import checks, tasks
+from lowwater.core.call import Call
 from lowwater.core.surroundings import Surroundings
 from lowwater.views import NewTask, TaskGroup, TaskList, TaskState, TaskView
 from lowwater.watermark import EventTime
 
 __all__ = ["TaskLease", "Tasks"]
+
+Result = TypeVar("Result")
 
 
 class TaskLease:
@@ -80,8 +84,12 @@ class Tasks:
         self._runtimes = runtimes
         self._surroundings = surroundings
 
-    def _calls(self, runtime: Runtime) -> tasks.TaskCalls:
-        return tasks.TaskCalls(runtime.calls, self.computation)
+    @property
+    def _calls(self) -> tasks.TaskCalls:
+        return tasks.TaskCalls(self._runtimes.get().calls, self.computation)
+
+    async def _call(self, call: Call[Result]) -> Result:
+        return await self._runtimes.get().call(call)
 
     async def create_group(
         self,
@@ -108,7 +116,7 @@ class Tasks:
         meanwhile, Overloaded beyond 16 groups.
         """
         runtime = self._runtimes.get()
-        call = self._calls(runtime).create_group(group, every, start, lease, configuration)
+        call = self._calls.create_group(group, every, start, lease, configuration)
         # A worker may have the right to report, and not to read.
         with suppress(errors.PermissionDenied):
             call.request.incarnation = await runtime.call(runtime.calls.incarnation(self.computation))
@@ -121,8 +129,7 @@ class Tasks:
         computation in which it is changed; 0: any. Raises UnknownGroup, IncarnationChanged, and
         TaskConflict when another version is in force.
         """
-        runtime = self._runtimes.get()
-        return await runtime.call(self._calls(runtime).configure(group, configuration, version, incarnation))
+        return await self._call(self._calls.configure(group, configuration, version, incarnation))
 
     async def create(self, group: str, new: Iterable[NewTask], *, incarnation: int = 0) -> None:
         """Create 1 to 100 tasks, all or none; durable on return. Existing ones stay as they are.
@@ -132,8 +139,7 @@ class Tasks:
         existing task with another payload, IncarnationChanged, InvalidArgument for a group with
         intervals, Overloaded beyond 4,096 tasks.
         """
-        runtime = self._runtimes.get()
-        await runtime.call(self._calls(runtime).create(group, new, incarnation))
+        await self._call(self._calls.create(group, new, incarnation))
 
     async def take(self, group: str, *, worker: str = "", wait: float = 0.0) -> TaskLease | None:
         """Take the oldest task that is ready or whose lease has run out; None when there is none.
@@ -147,7 +153,7 @@ class Tasks:
         while True:
             runtime = self._runtimes.get()
             request_wait = min(time_left, runtime.connection.settings.timeout * tasks.WAIT_SHARE)
-            call = self._calls(runtime).take(group, worker or self._surroundings.host(), nonce, request_wait)
+            call = self._calls.take(group, worker or self._surroundings.host(), nonce, request_wait)
             granted = await runtime.call(call)
             time_left = deadline - self._surroundings.monotonic()
             if granted is not None:
@@ -164,10 +170,8 @@ class Tasks:
 
     async def list(self, group: str, *, state: TaskState | None = None, limit: int = 100) -> TaskList:
         """List the ``limit`` oldest tasks of a group, at most 1,000. Raises UnknownGroup."""
-        runtime = self._runtimes.get()
-        return await runtime.call(self._calls(runtime).list(group, state, limit))
+        return await self._call(self._calls.list(group, state, limit))
 
     async def groups(self) -> tuple[TaskGroup, ...]:
         """List the groups, by name."""
-        runtime = self._runtimes.get()
-        return await runtime.call(self._calls(runtime).groups())
+        return await self._call(self._calls.groups())

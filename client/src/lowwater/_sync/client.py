@@ -7,8 +7,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from lowwater import errors
 from lowwater._drive.threads.connection import MakeChannel
@@ -18,8 +17,8 @@ from lowwater._sync.inputs import InputReader
 from lowwater._sync.runtime import Runtime
 from lowwater._sync.tasks import Tasks
 from lowwater._sync.worker import Worker
-from lowwater.core.call import Call
-from lowwater.core.calls import Published, based_on, full_name
+from lowwater.core.call import Call, Gather
+from lowwater.core.calls import Calls, Published, based_on, full_name
 from lowwater.core.checks import known_name
 from lowwater.core.claims import CLOSE_TIMEOUT, Claimant
 from lowwater.core.intervals import Closings, Gap, Interval, IntervalView, bounds_of, gap_of, upstream_below
@@ -46,6 +45,8 @@ from lowwater.views import (
 from lowwater.watermark import EventTime
 
 __all__ = ["Client"]
+
+Result = TypeVar("Result")
 
 CHANGES: Final = 5
 """Number of attempts for a change that names the version it is based on. Another attempt is safe:
@@ -113,8 +114,7 @@ class Client:
         Raises RegistrationConflict when the name has another registration, Cycle, EstimatedInput,
         InvalidArgument.
         """
-        runtime = self._runtime()
-        call = runtime.calls.register(
+        call = self._calls.register(
             name,
             inputs,
             heuristics,
@@ -126,7 +126,7 @@ class Client:
             all_pending=all_pending,
             slices=slices,
         )
-        return runtime.call(call)
+        return self._call(call)
 
     def slices(self, name: str) -> tuple[Slice, ...]:
         """Return the slices of a computation in the order of their keys. Raises UnknownComputation.
@@ -139,8 +139,7 @@ class Client:
 
         An uncut computation is one slice with its own name, so this works for every computation.
         """
-        runtime = self._runtime()
-        return runtime.call(runtime.calls.slices(name))
+        return self._call(self._calls.slices(name))
 
     def split_slice(self, name: str, at: bytes) -> Slice:
         """Cut a slice in two at a key; returns the new slice, which has the keys from there on.
@@ -152,14 +151,11 @@ class Client:
         InvalidArgument when the key is not inside the slice, or is its first key, and
         UnknownComputation.
         """
-        runtime = self._runtime()
-        call = runtime.calls.split_slice(name, at)
-        return runtime.call(based_on(call, runtime.call(runtime.calls.registration(name))))
+        return self._change(name, self._calls.split_slice(name, at))
 
     def topology(self) -> Topology:
         """Return the whole graph. Cost: one call, O(computations)."""
-        runtime = self._runtime()
-        return runtime.call(runtime.calls.topology())
+        return self._call(self._calls.topology())
 
     def set_inputs(self, name: str, inputs: Iterable[str]) -> Computation:
         """Replace the inputs of a computation. Durable when it returns.
@@ -168,9 +164,7 @@ class Client:
         UnknownComputation, Cycle, EstimatedInput, and WouldRegress when a new input lags a
         published watermark, or the completeness of an output.
         """
-        runtime = self._runtime()
-        call = runtime.calls.set_inputs(name, inputs)
-        return runtime.call(based_on(call, runtime.call(runtime.calls.registration(name))))
+        return self._change(name, self._calls.set_inputs(name, inputs))
 
     def reset(self, name: str) -> tuple[Computation, ...]:
         """Begin a new incarnation of a computation and of all downstream: all are unknown.
@@ -178,9 +172,7 @@ class Client:
         Every claim on them is revoked. Returns them in topological order, the named one first.
         Raises UnknownComputation.
         """
-        runtime = self._runtime()
-        call = runtime.calls.reset(name)
-        return runtime.call(based_on(call, runtime.call(runtime.calls.registration(name))))
+        return self._change(name, self._calls.reset(name))
 
     def retire(self, name: str, start: bytes, end: bytes, force: bool = False) -> int:
         """Take ``[start, end)`` out of a computation: it holds nothing until claimed again.
@@ -189,7 +181,6 @@ class Client:
         slice, one after the other. Raises OwnedRanges when a worker owns part of it and ``force``
         is False. Slices before that one have lost their parts then, and the call can be repeated.
         """
-        runtime = self._runtime()
         parts, retired, cuts = [Slice(name, start, end)], 0, 0
         while parts:
             part = parts.pop(0)
@@ -202,8 +193,7 @@ class Client:
                 elif "slice" in error.metadata:
                     parts.insert(0, Slice(error.metadata["slice"], part.start, part.end))
                 elif "first" in error.metadata:
-                    slices = runtime.call(runtime.calls.slices(name))
-                    parts = parts_of(slices, part.start, part.end) + parts
+                    parts = parts_of(self.slices(name), part.start, part.end) + parts
                 else:
                     raise
         return retired
@@ -214,19 +204,18 @@ class Client:
         The authority refuses a request that comes late: it would retire a range that a worker has
         claimed since.
         """
-        runtime = self._runtime()
-        call = runtime.calls.retire(name, start, end, force=force)
+        call = self._calls.retire(name, start, end, force=force)
         attempts_left = CHANGES
         while True:
             attempts_left -= 1
             # An operator may have the right to retire, and not to read.
             with suppress(errors.PermissionDenied):
-                incarnation, newest = runtime.call(runtime.calls.newest_claim(name))
+                incarnation, newest = self._call(self._calls.newest_claim(name))
                 call.request.incarnation = call.request.incarnation or incarnation
                 if newest is not None:
                     call.request.newest_claim = newest
             try:
-                return runtime.call(call)
+                return self._call(call)
             except errors.StaleSequencer:
                 if not attempts_left:
                     raise
@@ -236,8 +225,7 @@ class Client:
 
         Raises UnknownComputation.
         """
-        runtime = self._runtime()
-        return runtime.call(runtime.calls.layout(name))
+        return self._call(self._calls.layout(name))
 
     def change_layout(self, name: str, incarnation: int, layout: Layout) -> int:
         """Ask the owner of a computation for another layout; returns the new version. Durable.
@@ -248,8 +236,7 @@ class Client:
         it has, or why not. Raises UnknownComputation, LayoutConflict when another version is
         wanted, IncarnationChanged, InvalidArgument.
         """
-        runtime = self._runtime()
-        return runtime.call(runtime.calls.change_layout(name, incarnation, layout))
+        return self._call(self._calls.change_layout(name, incarnation, layout))
 
     def drop(self, name: str, force: bool = False) -> int:
         """Remove a computation from the graph; returns its last incarnation.
@@ -262,9 +249,7 @@ class Client:
         another computation names it as an input. Raises OwnedRanges while a worker owns an
         unfinished part of it and ``force`` is False, because that worker may still be alive.
         """
-        runtime = self._runtime()
-        call = runtime.calls.drop(name, force=force)
-        return runtime.call(based_on(call, runtime.call(runtime.calls.registration(name))))
+        return self._change(name, self._calls.drop(name, force=force))
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -273,9 +258,7 @@ class Client:
 
         A name that is not registered is unknown. Cost: one call per shard that serves one of them.
         """
-        runtime = self._runtime()
-        published = runtime.call(runtime.calls.get(names))
-        return published.views
+        return (self._call(self._calls.get(names))).views
 
     def inputs(self, *names: str) -> InputReader:
         """Follow some computations and fold them in this process.
@@ -353,8 +336,7 @@ class Client:
 
         Raises UnknownComputation, and Unavailable when no shard can answer.
         """
-        runtime = self._runtime()
-        return runtime.call(runtime.calls.complete(name, until))
+        return self._call(self._calls.complete(name, until))
 
     def interval(self, name: str, start: EventTime, end: EventTime, limit: int = 20) -> IntervalView:
         """Return whether ``[start, end)`` is complete, and what is missing here and upstream.
@@ -365,9 +347,8 @@ class Client:
         InvalidArgument, and Unavailable when no shard can answer.
         """
         first, last = bounds_of(start, end)
-        full, runtime = known_name("name", self._full(name)), self._runtime()
-        published = runtime.call(runtime.calls.get(()))
-        published.require(full)
+        full = known_name("name", self._full(name))
+        published = self._published(full)
         view = published.views[full]
         if view.low >= last:
             return IntervalView(full, first, last, view, (), None)
@@ -429,8 +410,7 @@ class Client:
 
         Returns at most ``limit``, with the total. Cost: O(limit).
         """
-        runtime = self._runtime()
-        return runtime.call(runtime.calls.ranges(name, below, limit))
+        return self._call(self._calls.ranges(name, below, limit))
 
     def history(self, name: str, since: EventTime | None = None, limit: int = 100) -> History:
         """Return the times at which steps of event time became complete, oldest first.
@@ -438,8 +418,7 @@ class Client:
         Returns the newest ``limit`` completions. ``since`` leaves out steps that end at or before
         it. Raises UnknownComputation, and Unavailable when no shard can answer.
         """
-        runtime = self._runtime()
-        return runtime.call(runtime.calls.history(name, since, limit))
+        return self._call(self._calls.history(name, since, limit))
 
     def why(self, name: str) -> Why:
         """Return what holds a computation: the way upstream to the root cause.
@@ -450,20 +429,22 @@ class Client:
         return self._why(self._full(name))
 
     def _why(self, full: str, within: float = math.inf) -> Why:
-        runtime = self._runtime()
-        published = runtime.call(runtime.calls.get(()), within)
+        return self._explain(full, self._published(full, within))
+
+    def _published(self, full: str, within: float = math.inf) -> Published:
+        """Read all watermarks. Raises UnknownComputation unless one of them is of this name."""
+        published = self._call(self._calls.get(()), within)
         published.require(full)
-        return self._explain(full, published)
+        return published
 
     def _explain(self, full: str, published: Published) -> Why:
-        runtime = self._runtime()
         guilty = find_guilty(full, published.views, published.time_micros)
         absent = find_absent(full, published.views, published.time_micros)
         ranges = Ranges((), 0)
         unknown: errors.LowwaterError | None = None
         if guilty is not None:
             try:
-                ranges = runtime.call(runtime.calls.holding(published.views[guilty]), ASK_SECONDS)
+                ranges = self._call(self._calls.holding(published.views[guilty]), ASK_SECONDS)
             except UNANSWERED as error:
                 unknown = error
         elif absent is not None:
@@ -473,9 +454,8 @@ class Client:
 
     def _read_ranges(self, full: str, below: EventTime | None, limit: int) -> Ranges | errors.LowwaterError:
         """Return key ranges, or the error why the authority does not list them."""
-        runtime = self._runtime()
         try:
-            return runtime.call(runtime.calls.ranges(full, below, limit), ASK_SECONDS)
+            return self._call(self._calls.ranges_of(full, below, limit), ASK_SECONDS)
         except (*UNANSWERED, errors.PermissionDenied, errors.UnknownComputation) as error:
             return error
 
@@ -527,8 +507,7 @@ class Client:
 
     def shards(self) -> Shards:
         """List the shards of the deployment, their computations, and those that no shard serves."""
-        runtime = self._runtime()
-        return runtime.call(runtime.calls.shards())
+        return self._call(self._calls.shards())
 
     def drain(self, address: str, cancel: bool = False) -> int:
         """Make a shard hand over all that it serves, before it is stopped.
@@ -537,7 +516,7 @@ class Client:
         ``address`` is one of :meth:`shards`; ``cancel`` ends the draining. Raises InvalidArgument
         when there is no such shard.
         """
-        return self._change_shards(self._runtime().calls.drain(address, cancel=cancel))
+        return self._change_shards(self._calls.drain(address, cancel=cancel))
 
     def pin(self, name: str, address: str | None) -> int:
         """Pin a computation to a shard for as long as that lives; None removes the pin.
@@ -546,20 +525,19 @@ class Client:
         is one of :meth:`shards`. Raises UnknownComputation, and InvalidArgument when there is no
         such shard.
         """
-        return self._change_shards(self._runtime().calls.pin(name, address))
+        return self._change_shards(self._calls.pin(name, address))
 
     def _change_shards(self, call: Call[int]) -> int:
         """Change the shards at their newest version.
 
         The authority refuses a request that comes late: it would undo a later change.
         """
-        runtime = self._runtime()
         attempts_left = CHANGES
         while True:
             attempts_left -= 1
-            call.request.version = (runtime.call(runtime.calls.shards())).version
+            call.request.version = (self.shards()).version
             try:
-                return runtime.call(call)
+                return self._call(call)
             except errors.InvalidArgument as error:
                 if not attempts_left or error.metadata.get("field") != "version":
                     raise
@@ -572,8 +550,7 @@ class Client:
         file may change at any moment. Raises Unauthenticated when the authority does not accept
         this client, InvalidArgument.
         """
-        runtime = self._runtime()
-        return runtime.call(runtime.calls.identify(token_sha256))
+        return self._call(self._calls.identify(token_sha256))
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -609,13 +586,22 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _runtime(self) -> Runtime:
         return self._runtimes.get()
+
+    @property
+    def _calls(self) -> Calls:
+        return self._runtime().calls
+
+    def _call(self, call: Call[Result] | Gather[Result], within: float = math.inf) -> Result:
+        return self._runtime().call(call, within)
+
+    def _change(self, name: str, call: Call[Result]) -> Result:
+        """Make a change that the authority refuses once the computation is registered anew."""
+        return self._call(based_on(call, self._call(self._calls.registration(name))))
 
     def _full(self, name: str, field: str = "name") -> str:
         return full_name(self.settings.namespace, name, field)

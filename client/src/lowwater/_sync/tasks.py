@@ -6,16 +6,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
+from typing import TypeVar
 
 from lowwater import errors
 from lowwater._drive.threads.runtimes import Runtimes
 from lowwater._sync.runtime import Runtime
 from lowwater.core import checks, tasks
+from lowwater.core.call import Call
 from lowwater.core.surroundings import Surroundings
 from lowwater.views import NewTask, TaskGroup, TaskList, TaskState, TaskView
 from lowwater.watermark import EventTime
 
 __all__ = ["TaskLease", "Tasks"]
+
+Result = TypeVar("Result")
 
 
 class TaskLease:
@@ -79,8 +83,12 @@ class Tasks:
         self._runtimes = runtimes
         self._surroundings = surroundings
 
-    def _calls(self, runtime: Runtime) -> tasks.TaskCalls:
-        return tasks.TaskCalls(runtime.calls, self.computation)
+    @property
+    def _calls(self) -> tasks.TaskCalls:
+        return tasks.TaskCalls(self._runtimes.get().calls, self.computation)
+
+    def _call(self, call: Call[Result]) -> Result:
+        return self._runtimes.get().call(call)
 
     def create_group(
         self,
@@ -107,7 +115,7 @@ class Tasks:
         meanwhile, Overloaded beyond 16 groups.
         """
         runtime = self._runtimes.get()
-        call = self._calls(runtime).create_group(group, every, start, lease, configuration)
+        call = self._calls.create_group(group, every, start, lease, configuration)
         # A worker may have the right to report, and not to read.
         with suppress(errors.PermissionDenied):
             call.request.incarnation = runtime.call(runtime.calls.incarnation(self.computation))
@@ -120,8 +128,7 @@ class Tasks:
         computation in which it is changed; 0: any. Raises UnknownGroup, IncarnationChanged, and
         TaskConflict when another version is in force.
         """
-        runtime = self._runtimes.get()
-        return runtime.call(self._calls(runtime).configure(group, configuration, version, incarnation))
+        return self._call(self._calls.configure(group, configuration, version, incarnation))
 
     def create(self, group: str, new: Iterable[NewTask], *, incarnation: int = 0) -> None:
         """Create 1 to 100 tasks, all or none; durable on return. Existing ones stay as they are.
@@ -131,8 +138,7 @@ class Tasks:
         existing task with another payload, IncarnationChanged, InvalidArgument for a group with
         intervals, Overloaded beyond 4,096 tasks.
         """
-        runtime = self._runtimes.get()
-        runtime.call(self._calls(runtime).create(group, new, incarnation))
+        self._call(self._calls.create(group, new, incarnation))
 
     def take(self, group: str, *, worker: str = "", wait: float = 0.0) -> TaskLease | None:
         """Take the oldest task that is ready or whose lease has run out; None when there is none.
@@ -146,7 +152,7 @@ class Tasks:
         while True:
             runtime = self._runtimes.get()
             request_wait = min(time_left, runtime.connection.settings.timeout * tasks.WAIT_SHARE)
-            call = self._calls(runtime).take(group, worker or self._surroundings.host(), nonce, request_wait)
+            call = self._calls.take(group, worker or self._surroundings.host(), nonce, request_wait)
             granted = runtime.call(call)
             time_left = deadline - self._surroundings.monotonic()
             if granted is not None:
@@ -163,10 +169,8 @@ class Tasks:
 
     def list(self, group: str, *, state: TaskState | None = None, limit: int = 100) -> TaskList:
         """List the ``limit`` oldest tasks of a group, at most 1,000. Raises UnknownGroup."""
-        runtime = self._runtimes.get()
-        return runtime.call(self._calls(runtime).list(group, state, limit))
+        return self._call(self._calls.list(group, state, limit))
 
     def groups(self) -> tuple[TaskGroup, ...]:
         """List the groups, by name."""
-        runtime = self._runtimes.get()
-        return runtime.call(self._calls(runtime).groups())
+        return self._call(self._calls.groups())

@@ -19,7 +19,9 @@ from lowwater.watermark import Watermark
 __all__ = [
     "SHELLS",
     "CommandParser",
+    "add_answer_within",
     "add_command",
+    "add_tls_files",
     "parse_count",
     "parse_duration",
     "parse_key",
@@ -81,12 +83,10 @@ def parse_start(text: str) -> datetime | Watermark:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        msg = f"{text!r} is no time; write it like 2013-01-09T14:00Z, or finished"
-        raise argparse.ArgumentTypeError(msg) from None
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; write it like 2013-01-09T14:00Z, or finished") from None
     if moment.utcoffset() is None:
         example = f"{text}Z" if "T" in text or " " in text else f"{text}T00:00Z"
-        msg = f"{text!r} has no time zone; write {example} for UTC"
-        raise argparse.ArgumentTypeError(msg)
+        raise argparse.ArgumentTypeError(f"{text!r} has no time zone; write {example} for UTC")
     return moment
 
 
@@ -98,8 +98,7 @@ def parse_duration(text: str) -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
     if match is None or match[2] not in _UNITS:
-        msg = f"{text!r} is no duration; write it like 90s, 5m or 1h"
-        raise argparse.ArgumentTypeError(msg)
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration; write it like 90s, 5m or 1h")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -114,8 +113,7 @@ def parse_key(text: str) -> bytes:
     try:
         return bytes.fromhex(text[2:])
     except ValueError:
-        msg = f"{text!r} is no key; after 0x come pairs of hexadecimal digits"
-        raise argparse.ArgumentTypeError(msg) from None
+        raise argparse.ArgumentTypeError(f"{text!r} is no key; after 0x come pairs of hexadecimal digits") from None
 
 
 def parse_slot(text: str) -> int:
@@ -137,8 +135,7 @@ def parse_parts(text: str) -> int:
     4
     """
     if not text.isdecimal() or not 2 <= int(text) <= SLOTS:
-        msg = f"{text!r} is no number of parts; write 2 or more"
-        raise argparse.ArgumentTypeError(msg)
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of parts; write 2 or more")
     return int(text)
 
 
@@ -151,8 +148,7 @@ def parse_task(text: str) -> int:
     if text == "any":
         return 0
     if not text.isdecimal() or not 1 <= int(text) <= SLOTS:
-        msg = f"{text!r} is no task; count from 1, or write any"
-        raise argparse.ArgumentTypeError(msg)
+        raise argparse.ArgumentTypeError(f"{text!r} is no task; count from 1, or write any")
     return int(text)
 
 
@@ -163,8 +159,7 @@ def parse_count(text: str) -> int:
     20
     """
     if not text.isdecimal() or int(text) < 1:
-        msg = f"{text!r} is no number of lines; write 1 or more"
-        raise argparse.ArgumentTypeError(msg)
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of lines; write 1 or more")
     return int(text)
 
 
@@ -177,22 +172,15 @@ def parser() -> CommandParser:
     )
     top.add_argument("--version", action="version", version=f"lowwater {version('lowwater')}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    commands.add_parser("serve", help="run the authority (needs lowwater-authority)", add_help=False)
-    commands.add_parser(
-        "journal", help="copy a journal to another store, or list it (needs lowwater-authority)", add_help=False
-    )
-
-    commands.add_parser(
-        "access", help="make tokens, and explain what an access file allows (needs lowwater-authority)", add_help=False
-    )
-
-    commands.add_parser(
-        "global", help="run the global authority of several regions (needs lowwater-regions)", add_help=False
-    )
-    commands.add_parser("region", help="run the agent of a region (needs lowwater-regions)", add_help=False)
-    commands.add_parser(
-        "references", help="which region makes what, and decide about it (needs lowwater-regions)", add_help=False
-    )
+    for name, what in (
+        ("serve", "run the authority (needs lowwater-authority)"),
+        ("journal", "copy a journal to another store, or list it (needs lowwater-authority)"),
+        ("access", "make tokens, and explain what an access file allows (needs lowwater-authority)"),
+        ("global", "run the global authority of several regions (needs lowwater-regions)"),
+        ("region", "run the agent of a region (needs lowwater-regions)"),
+        ("references", "which region makes what, and decide about it (needs lowwater-regions)"),
+    ):
+        commands.add_parser(name, help=what, add_help=False)
 
     status = _command(commands, "status", "the watermarks of computations, as a table")
     _names(status)
@@ -208,28 +196,18 @@ def parser() -> CommandParser:
     _unregistered(watch)
     _slices(watch)
 
-    why = _command(commands, "why", "who holds a computation: the root cause in a sentence, then one per hop upstream")
-    _name(why)
+    _named(commands, "why", "who holds a computation: the root cause in a sentence, then one per hop upstream")
 
-    wait = _command(
-        commands, "wait", "wait until everything before a time is here (exits 0; 1 at the end of --timeout)"
-    )
-    _name(wait)
+    wait = _named(commands, "wait", "wait until everything before a time is here (exits 0; 1 at the end of --timeout)")
     _until(wait)
     _unregistered(wait)
-    wait.add_argument(
-        "--timeout",
-        type=parse_duration,
-        metavar="T",
-        help="how long to wait at most, like 90s or 1h (default: for ever)",
-    )
+    _timeout(wait)
 
-    complete = _command(
+    complete = _named(
         commands,
         "complete",
         "is everything before a time, or of an interval, here? exits 0 yes, 1 not yet, 2 error, 3 no answer",
     )
-    _name(complete)
     ends = complete.add_mutually_exclusive_group(required=True)
     _until(ends, required=False)
     ends.add_argument(
@@ -243,10 +221,9 @@ def parser() -> CommandParser:
         help="the start of the interval; the answer lists what is missing, by computation and key range",
     )
 
-    publish = _command(
+    publish = _named(
         commands, "publish", "tell others of each complete interval, in order, by a marker file or a webhook"
     )
-    _name(publish)
     publish.add_argument(
         "--every", type=parse_duration, required=True, metavar="T", help="the length of the intervals, like 1h or 1d"
     )
@@ -278,19 +255,17 @@ def parser() -> CommandParser:
         help="tell the intervals that are complete now, and exit, for cron; exits 1 if the target does not take one",
     )
 
-    ranges = _command(commands, "ranges", "key ranges of a computation, furthest behind first")
-    _name(ranges)
+    ranges = _named(commands, "ranges", "key ranges of a computation, furthest behind first")
     ranges.add_argument("--below", type=parse_time, metavar="TIME", help="only key ranges below an event time")
     ranges.add_argument(
         "--limit", type=parse_count, default=20, metavar="N", help="greatest number of lines (default: %(default)s)"
     )
 
-    history = _command(
+    history = _named(
         commands,
         "history",
         "when each hour, or other step of event time, became complete",
     )
-    _name(history)
     history.add_argument(
         "--since",
         type=parse_time,
@@ -301,14 +276,12 @@ def parser() -> CommandParser:
         "--last", type=parse_count, default=20, metavar="N", help="number of lines, the newest (default: %(default)s)"
     )
 
-    reset = _command(commands, "reset", "start a new incarnation of a computation and of all that read it")
-    _name(reset)
+    reset = _named(commands, "reset", "start a new incarnation of a computation and of all that read it")
     reset.add_argument("--yes", action="store_true", help="do not ask")
 
-    retire = _command(
+    retire = _named(
         commands, "retire", "take a key range out of a computation, so that no reader waits for it any more"
     )
-    _name(retire)
     retire.add_argument(
         "--start",
         type=parse_key,
@@ -321,32 +294,26 @@ def parser() -> CommandParser:
     )
     retire.add_argument("--force", action="store_true", help="even ranges that a worker owns")
 
-    hot = _command(commands, "hot", "the key ranges of a computation, and which of them cost most")
-    _name(hot)
+    _named(commands, "hot", "the key ranges of a computation, and which of them cost most")
 
-    split = _command(commands, "split", "ask the owner of a computation to cut a key range in parts")
-    _name(split)
+    split = _named(commands, "split", "ask the owner of a computation to cut a key range in parts")
     _range(split, "range", "start of the range, as `lowwater hot` shows it")
     where = split.add_mutually_exclusive_group()
     where.add_argument("--into", type=parse_parts, metavar="N", help="number of parts, all of one size")
     where.add_argument("--at", type=parse_slot, metavar="SLOT", help="where the second part starts, like 0x4400")
 
-    merge = _command(commands, "merge", "ask the owner of a computation to make one key range of several")
-    _name(merge)
+    merge = _named(commands, "merge", "ask the owner of a computation to make one key range of several")
     _range(merge, "first", "start of the first range")
     _range(merge, "last", "start of the last range")
 
-    move = _command(commands, "move", "ask the owner of a computation to run a key range in a task")
-    _name(move)
+    move = _named(commands, "move", "ask the owner of a computation to run a key range in a task")
     _range(move, "range", "start of the range")
     move.add_argument("task", type=parse_task, metavar="TASK", help="the task, counted from 1; or any")
 
-    inputs = _command(commands, "set-inputs", "change the inputs of a computation; its workers must claim again")
-    _name(inputs)
+    inputs = _named(commands, "set-inputs", "change the inputs of a computation; its workers must claim again")
     inputs.add_argument("inputs", nargs="+", metavar="INPUT", help="all inputs from now on")
 
-    drop = _command(commands, "drop", "remove a computation that is gone for good; its alerts end")
-    _name(drop)
+    drop = _named(commands, "drop", "remove a computation that is gone for good; its alerts end")
     drop.add_argument(
         "--force", action="store_true", help="even if a worker owns key ranges; the worker is refused then"
     )
@@ -367,15 +334,9 @@ def parser() -> CommandParser:
         default=True,
         help="wait until the shard serves nothing any more (default); else only show what it serves",
     )
-    drain.add_argument(
-        "--timeout",
-        type=parse_duration,
-        metavar="T",
-        help="how long to wait at most, like 90s or 1h (default: for ever)",
-    )
+    _timeout(drain)
 
-    pin = _command(commands, "pin", "make a shard serve a computation whenever the shard is there")
-    _name(pin)
+    pin = _named(commands, "pin", "make a shard serve a computation whenever the shard is there")
     where = pin.add_mutually_exclusive_group(required=True)
     _shard(where, nargs="?")
     where.add_argument("--off", action="store_true", help="take the pin back; any shard may serve the computation")
@@ -434,6 +395,21 @@ def _command(
         )
     else:
         command.set_defaults(namespace="")
+    add_answer_within(server)
+    server.add_argument("--server-token", default="", metavar="TOKEN", help="token of the deployment that must answer")
+    add_tls_files(server, variables=True)
+    return command
+
+
+def _named(commands: Any, name: str, what: str, *, parent: str = "") -> CommandParser:
+    """Add a command about one computation, its first argument."""
+    command = _command(commands, name, what, parent=parent)
+    command.add_argument("name", metavar="NAME", help="the computation")
+    return command
+
+
+def add_answer_within(server: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPrivateUsage]  # as above
+    """Add ``--answer-within``, which bounds each call."""
     server.add_argument(
         "--answer-within",
         type=parse_duration,
@@ -441,20 +417,23 @@ def _command(
         metavar="T",
         help="how long an answer may take (default: 5s)",
     )
-    server.add_argument("--server-token", default="", metavar="TOKEN", help="token of the deployment that must answer")
-    server.add_argument(
-        "--ca", type=Path, metavar="PEM", help="certificates to trust; turns TLS on (default: LOWWATER_CA)"
-    )
-    server.add_argument("--cert", type=Path, metavar="PEM", help="this client's certificates (default: LOWWATER_CERT)")
-    server.add_argument("--key", type=Path, metavar="PEM", help="this client's key (default: LOWWATER_KEY)")
-    return command
+
+
+def add_tls_files(server: argparse._ArgumentGroup, *, variables: bool) -> None:  # pyright: ignore[reportPrivateUsage]  # as above
+    """Add the files of TLS. ``variables``: LOWWATER_CA, _CERT and _KEY name files as well."""
+    for flag, what in (
+        ("ca", "certificates to trust; turns TLS on"),
+        ("cert", "this client's certificates"),
+        ("key", "this client's key"),
+    ):
+        default = f" (default: LOWWATER_{flag.upper()})" if variables else ""
+        server.add_argument(f"--{flag}", type=Path, metavar="PEM", help=f"{what}{default}")
 
 
 def _of_slices(command: CommandParser) -> None:
     """Add the actions of `lowwater slices`."""
     actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listed = _command(actions, "list", "the slices of a computation, in the order of their keys", parent="slices")
-    _name(listed)
+    _named(actions, "list", "the slices of a computation, in the order of their keys", parent="slices")
     split = _command(
         actions, "split", "cut a slice in two, so that each part may have a shard of its own", parent="slices"
     )
@@ -473,8 +452,7 @@ def _tasks(command: CommandParser) -> None:
     actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     def of_group(name: str, what: str) -> CommandParser:
-        command = _command(actions, name, what, parent="tasks")
-        _name(command)
+        command = _named(actions, name, what, parent="tasks")
         command.add_argument("group", metavar="GROUP", help="the group of tasks")
         return command
 
@@ -485,10 +463,9 @@ def _tasks(command: CommandParser) -> None:
         )
         return command
 
-    listed = _command(
+    listed = _named(
         actions, "list", "the groups of a computation, or the tasks of one, the oldest first", parent="tasks"
     )
-    _name(listed)
     listed.add_argument("--group", metavar="GROUP", help="show the tasks of this group (default: the groups)")
     listed.add_argument("--state", choices=("ready", "leased", "done"), help="only tasks in this state")
     listed.add_argument(
@@ -564,10 +541,6 @@ def _names(command: argparse.ArgumentParser) -> None:
     command.add_argument("names", nargs="*", metavar="NAME", help="computations to show (default: all)")
 
 
-def _name(command: argparse.ArgumentParser) -> None:
-    command.add_argument("name", metavar="NAME", help="the computation")
-
-
 def _range(command: argparse.ArgumentParser, name: str, what: str) -> None:
     command.add_argument(name, type=parse_slot, metavar=name.upper(), help=what)
 
@@ -581,6 +554,15 @@ def _unregistered(command: argparse.ArgumentParser) -> None:
         "--even-unregistered",
         action="store_true",
         help="wait for the registration of names that are not registered, which are errors otherwise",
+    )
+
+
+def _timeout(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--timeout",
+        type=parse_duration,
+        metavar="T",
+        help="how long to wait at most, like 90s or 1h (default: for ever)",
     )
 
 

@@ -17,7 +17,7 @@ from typing import Final
 from lowwater import errors
 from lowwater._sync.client import Client
 from lowwater.cli import render
-from lowwater.cli.failures import AWAY, fail, say, unknown
+from lowwater.cli.failures import AWAY, agreed, answer, fail, say, unknown
 from lowwater.cli.history import history_record, history_table, why_empty
 from lowwater.cli.intervals import interval
 from lowwater.cli.layouts import heat, hot, merge, move, split
@@ -228,9 +228,7 @@ def watch(lw: Client, args: argparse.Namespace) -> int:
             _require_registered(view)
         printed.add(view.computation)
         now, guilty = _now_micros(), blame.culprit(view)
-        print(
-            to_json(render.view_record(view, now, guilty)) if args.json else render.line(view, now, guilty), flush=True
-        )
+        answer(args, render.view_record(view, now, guilty), render.line(view, now, guilty))
     if reader_left.is_set():
         raise BrokenPipeError
     return 0
@@ -358,13 +356,13 @@ def _live_table(lw: Client, args: argparse.Namespace) -> int:
 
 def why(lw: Client, args: argparse.Namespace) -> int:
     """Say who holds a computation; returns 3 when the authority cannot tell which key ranges do."""
-    answer = lw.why(args.name)
-    print(to_json(render.why_record(answer)) if args.json else answer)
+    explanation = lw.why(args.name)
+    answer(args, render.why_record(explanation), explanation)
     if not args.json:
         with suppress(errors.LowwaterError):  # the answer is complete without this hint
-            for line in heat(lw.layout(answer.guilty.computation)):
+            for line in heat(lw.layout(explanation.guilty.computation)):
                 print(line)
-    return 3 if answer.guilty.cause is Cause.CANNOT_TELL else 0
+    return 3 if explanation.guilty.cause is Cause.CANNOT_TELL else 0
 
 
 def wait(lw: Client, args: argparse.Namespace) -> int:
@@ -376,8 +374,7 @@ def wait(lw: Client, args: argparse.Namespace) -> int:
         return fail("wait", error, as_json=args.json, code=3 if silent else 1)
     now = _now_micros()
     reached = "is finished" if view.low.finished else f"is complete to {view.low}"
-    print(to_json(render.view_record(view, now)) if args.json else f"{view.computation} {reached}")
-    return 0
+    return answer(args, render.view_record(view, now), f"{view.computation} {reached}")
 
 
 def complete(lw: Client, args: argparse.Namespace) -> int:
@@ -424,64 +421,35 @@ def _publish(lw: Client, args: argparse.Namespace) -> int:
 def ranges(lw: Client, args: argparse.Namespace) -> int:
     """List key ranges."""
     page = lw.ranges(args.name, args.below, args.limit)
-    if args.json:
-        print(to_json({"total": page.total, "ranges": [render.range_record(key_range) for key_range in page]}))
-    else:
-        print(render.ranges_table(page, _now_micros()))
-    return 0
+    record = {"total": page.total, "ranges": [render.range_record(key_range) for key_range in page]}
+    return answer(args, record, render.ranges_table(page, _now_micros()))
 
 
 def history(lw: Client, args: argparse.Namespace) -> int:
     """Show when steps of event time became complete."""
     completions = lw.history(args.name, args.since, args.last)
     (view,) = lw.get(args.name).values()
-    if args.json:
-        print(to_json(history_record(completions, view.incarnation)))
-    else:
-        print(
-            history_table(completions, view.incarnation)
-            if len(completions)
-            else why_empty(completions, view, args.since)
-        )
-    return 0
+    table = history_table(completions, view.incarnation)
+    text = table if len(completions) else why_empty(completions, view, args.since)
+    return answer(args, history_record(completions, view.incarnation), text)
 
 
 def reset(lw: Client, args: argparse.Namespace) -> int:
     """Start a new incarnation."""
-    if not args.yes:
-        question = f"{args.name} and all that read it begin a new incarnation, and their workers must claim again."
-        if args.json or not sys.stdin.isatty():
-            refused = errors.InvalidArgument(f"{question} Pass --yes to do it.", metadata={"fix": "pass --yes"})
-            return fail("reset", refused, as_json=args.json)
-        try:
-            answer = input(f"{question} Go on? [y/N] ")
-        except EOFError:
-            answer = ""
-        if answer.strip().lower() not in {"y", "yes"}:
-            return 1
+    question = f"{args.name} and all that read it begin a new incarnation, and their workers must claim again."
+    if not args.yes and not agreed(question, args):
+        return 1
     begun = lw.reset(args.name)
-    if args.json:
-        print(
-            to_json(
-                {
-                    "reset": [
-                        {"computation": computation.name, "incarnation": computation.incarnation}
-                        for computation in begun
-                    ]
-                }
-            )
-        )
-    else:
-        print("\n".join(f"{computation.name} is in incarnation {computation.incarnation}" for computation in begun))
-    return 0
+    records = [{"computation": computation.name, "incarnation": computation.incarnation} for computation in begun]
+    lines = [f"{computation.name} is in incarnation {computation.incarnation}" for computation in begun]
+    return answer(args, {"reset": records}, "\n".join(lines))
 
 
 def retire(lw: Client, args: argparse.Namespace) -> int:
     """Retire a key range."""
     count = lw.retire(args.name, args.start, args.end, args.force)
     record = {"computation": args.name, "start": args.start.hex(), "end": args.end.hex(), "retired": count}
-    print(to_json(record) if args.json else f"retired {counted(count, 'key range')} of {args.name}")
-    return 0
+    return answer(args, record, f"retired {counted(count, 'key range')} of {args.name}")
 
 
 def set_inputs(lw: Client, args: argparse.Namespace) -> int:
@@ -493,16 +461,14 @@ def set_inputs(lw: Client, args: argparse.Namespace) -> int:
         "input_version": computation.input_version,
     }
     sentence = f"{computation.name} reads {', '.join(computation.inputs)}; its workers must claim again"
-    print(to_json(record) if args.json else sentence)
-    return 0
+    return answer(args, record, sentence)
 
 
 def drop(lw: Client, args: argparse.Namespace) -> int:
     """Take a computation out of the graph."""
     incarnation = lw.drop(args.name, args.force)
     record = {"computation": args.name, "dropped": True, "incarnation": incarnation}
-    print(to_json(record) if args.json else f"dropped {args.name}, in incarnation {incarnation}")
-    return 0
+    return answer(args, record, f"dropped {args.name}, in incarnation {incarnation}")
 
 
 def slices(lw: Client, args: argparse.Namespace) -> int:
@@ -511,28 +477,16 @@ def slices(lw: Client, args: argparse.Namespace) -> int:
         new_slice = lw.split_slice(args.slice, args.at)
         cut = {"slice": args.slice, "new": new_slice.name, "start": new_slice.start.hex(), "end": new_slice.end.hex()}
         sentence = f"{new_slice.name} has the keys of {args.slice} from 0x{new_slice.start.hex()} on; their workers must claim again"
-        print(to_json(cut) if args.json else sentence)
-        return 0
+        return answer(args, cut, sentence)
     graph, parts = lw.topology().computations, lw.slices(args.name)
     sources = {part.name: graph[part.name].slice_source if part.name in graph else "" for part in parts}
-    if args.json:
-        record = [
-            {"slice": part.name, "start": part.start.hex(), "end": part.end.hex(), "source": sources[part.name] or None}
-            for part in parts
-        ]
-        print(to_json({"computation": args.name, "slices": record}))
-        return 0
-    rows = [
-        (
-            part.name,
-            _edge(part.start),
-            _edge(part.end),
-            f"taken over from {source}" if (source := sources[part.name]) else "",
-        )
-        for part in parts
-    ]
-    print(render.table([("SLICE", "FIRST KEY", "FIRST KEY AFTER", ""), *rows]))
-    return 0
+    records: list[dict[str, str | None]] = []
+    rows = [("SLICE", "FIRST KEY", "FIRST KEY AFTER", "")]
+    for name, start, end in parts:
+        source = sources[name]
+        records.append({"slice": name, "start": start.hex(), "end": end.hex(), "source": source or None})
+        rows.append((name, _edge(start), _edge(end), f"taken over from {source}" if source else ""))
+    return answer(args, {"computation": args.name, "slices": records}, render.table(rows))
 
 
 def _edge(key: bytes) -> str:
@@ -542,8 +496,7 @@ def _edge(key: bytes) -> str:
 def shards(lw: Client, args: argparse.Namespace) -> int:
     """List the shards."""
     shards_shown = _inside(lw.shards(), args)
-    print(to_json(shards_record(shards_shown)) if args.json else shards_table(shards_shown))
-    return 0
+    return answer(args, shards_record(shards_shown), shards_table(shards_shown))
 
 
 def _inside(shards: Shards, args: argparse.Namespace) -> Shards:
@@ -563,8 +516,7 @@ def drain(lw: Client, args: argparse.Namespace) -> int:
     lw.drain(shard, cancel=args.cancel)
     if args.cancel:
         record = drain_record(shard, (), draining=False)
-        print(to_json(record) if args.json else f"{shard} serves again, and takes back its computations")
-        return 0
+        return answer(args, record, f"{shard} serves again, and takes back its computations")
     printed = ""
     deadline = time.monotonic() + (float("inf") if args.timeout is None else args.timeout)
     while True:
@@ -605,8 +557,7 @@ def pin(lw: Client, args: argparse.Namespace) -> int:
     shard = None if args.off else _shard(args.shard)
     lw.pin(args.name, shard)
     sentence = f"{args.name} is not pinned" if args.off else f"{args.name} is pinned to {shard}"
-    print(to_json({"computation": args.name, "shard": shard}) if args.json else sentence)
-    return 0
+    return answer(args, {"computation": args.name, "shard": shard}, sentence)
 
 
 COMMANDS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {

@@ -211,12 +211,12 @@ _shtab_lowwater_global_options=(
   "--http[for \/metrics and \/healthz, or \'off\' (default\: port 7431 of the host of --listen)]:HOST:PORT:"
   "--suspect-after[a region that is silent for so long is suspect\; nothing moves by that (default\: 30s)]:T:"
   "--adopt-again-after[for so long after an adoption, and after the start, nothing is adopted without an operator (default\: 10m)]:T:"
-  "--tls-cert[certificate, and those between it and the root\; turns TLS on]:PEM:_files"
+  "--tls-cert[certificate, and those between it and the root, for all that is served\; turns TLS on]:PEM:_files"
   "--tls-key[its key, without a passphrase]:PEM:_files"
-  "--tls-client-ca[take only clients with a certificate signed by one of these (mutual TLS)]:PEM:_files"
+  "--tls-client-ca[gRPC takes only clients with a certificate signed by one of these (mutual TLS)]:PEM:_files"
   "--access[who may do what (docs\/operate\/security.md)\: regions need their name in \`regions\`, operators \`operate\` on all]:FILE:_files"
   "*--limit[a limit that counts where --access sets none, as often as you like\: streams, calls_per_second, message_bytes (docs\/operate\/security.md\; default\: streams 8192, calls_per_second 2000, and no others)]:NAME=NUMBER:"
-  "--log-format[how to log to standard error (default\: text on a terminal, else json)]:log_format:(text json)"
+  "--log-format[how to log to standard error\: a line of text, or of JSON with the fields of docs\/logs.md (default\: text on a terminal, else json)]:log_format:(text json)"
   "--verbose[log more]"
 )
 
@@ -393,7 +393,7 @@ _shtab_lowwater_references_adopt_options=(
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--ca[certificates to trust\; turns TLS on]:PEM:_files"
   "--cert[this client\'s certificates]:PEM:_files"
-  "--key[its key]:PEM:_files"
+  "--key[this client\'s key]:PEM:_files"
   "--to[the next owner]:REGION:"
   "--write-off[and give up what only the lost region has]"
   ":its name, COMPUTATION\:INPUT\+INPUT:"
@@ -409,7 +409,7 @@ _shtab_lowwater_references_arrived_options=(
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--ca[certificates to trust\; turns TLS on]:PEM:_files"
   "--cert[this client\'s certificates]:PEM:_files"
-  "--key[its key]:PEM:_files"
+  "--key[this client\'s key]:PEM:_files"
   "--lost[which lost region (default\: all)]:REGION:"
   ":its name, COMPUTATION\:INPUT\+INPUT:"
 )
@@ -424,7 +424,7 @@ _shtab_lowwater_references_automatic_options=(
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--ca[certificates to trust\; turns TLS on]:PEM:_files"
   "--cert[this client\'s certificates]:PEM:_files"
-  "--key[its key]:PEM:_files"
+  "--key[this client\'s key]:PEM:_files"
   "--on[it may]"
   "--off[it may not]"
   ":its name, COMPUTATION\:INPUT\+INPUT:"
@@ -440,7 +440,7 @@ _shtab_lowwater_references_cancel_move_options=(
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--ca[certificates to trust\; turns TLS on]:PEM:_files"
   "--cert[this client\'s certificates]:PEM:_files"
-  "--key[its key]:PEM:_files"
+  "--key[this client\'s key]:PEM:_files"
   ":its name, COMPUTATION\:INPUT\+INPUT:"
 )
 
@@ -455,7 +455,7 @@ _shtab_lowwater_references_forget_options=(
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--ca[certificates to trust\; turns TLS on]:PEM:_files"
   "--cert[this client\'s certificates]:PEM:_files"
-  "--key[its key]:PEM:_files"
+  "--key[this client\'s key]:PEM:_files"
   ":its name, COMPUTATION\:INPUT\+INPUT:"
 )
 
@@ -469,7 +469,7 @@ _shtab_lowwater_references_list_options=(
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--ca[certificates to trust\; turns TLS on]:PEM:_files"
   "--cert[this client\'s certificates]:PEM:_files"
-  "--key[its key]:PEM:_files"
+  "--key[this client\'s key]:PEM:_files"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -482,7 +482,7 @@ _shtab_lowwater_references_move_options=(
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--ca[certificates to trust\; turns TLS on]:PEM:_files"
   "--cert[this client\'s certificates]:PEM:_files"
-  "--key[its key]:PEM:_files"
+  "--key[this client\'s key]:PEM:_files"
   "--to[the next owner]:REGION:"
   ":its name, COMPUTATION\:INPUT\+INPUT:"
 )
@@ -497,7 +497,7 @@ _shtab_lowwater_references_policy_options=(
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--ca[certificates to trust\; turns TLS on]:PEM:_files"
   "--cert[this client\'s certificates]:PEM:_files"
-  "--key[its key]:PEM:_files"
+  "--key[this client\'s key]:PEM:_files"
   ":its name, COMPUTATION\:INPUT\+INPUT:"
   ":replicated\: what survives a loss\; local\: L:(replicated local)"
 )
@@ -513,7 +513,7 @@ _shtab_lowwater_references_recover_options=(
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--ca[certificates to trust\; turns TLS on]:PEM:_files"
   "--cert[this client\'s certificates]:PEM:_files"
-  "--key[its key]:PEM:_files"
+  "--key[this client\'s key]:PEM:_files"
   "--regions[those that will enrol]:REGION,...:"
   "--fenced[absent ones, whose numbers count at no sink any more]:REGION,...:"
   "--old-token[of the store that was lost (default\: this one\'s)]:TOKEN:"
@@ -529,7 +529,7 @@ _shtab_lowwater_references_register_options=(
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--ca[certificates to trust\; turns TLS on]:PEM:_files"
   "--cert[this client\'s certificates]:PEM:_files"
-  "--key[its key]:PEM:_files"
+  "--key[this client\'s key]:PEM:_files"
   ":as \`lowwater region --config\` takes it:_files"
 )
 
@@ -543,7 +543,7 @@ _shtab_lowwater_references_show_options=(
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--ca[certificates to trust\; turns TLS on]:PEM:_files"
   "--cert[this client\'s certificates]:PEM:_files"
-  "--key[its key]:PEM:_files"
+  "--key[this client\'s key]:PEM:_files"
   ":its name, COMPUTATION\:INPUT\+INPUT:"
 )
 
@@ -558,7 +558,7 @@ _shtab_lowwater_references_write_off_options=(
   "--answer-within[how long an answer may take (default\: 5s)]:T:"
   "--ca[certificates to trust\; turns TLS on]:PEM:_files"
   "--cert[this client\'s certificates]:PEM:_files"
-  "--key[its key]:PEM:_files"
+  "--key[this client\'s key]:PEM:_files"
   "--lost[which lost region (default\: all)]:REGION:"
   ":its name, COMPUTATION\:INPUT\+INPUT:"
 )
@@ -580,7 +580,7 @@ _shtab_lowwater_region_options=(
   "--ca[certificates to trust, of both authorities\; turns TLS on]:PEM:_files"
   "--cert[this agent\'s certificates]:PEM:_files"
   "--key[this agent\'s key]:PEM:_files"
-  "--log-format[how to log to standard error (default\: text on a terminal, else json)]:log_format:(text json)"
+  "--log-format[how to log to standard error\: a line of text, or of JSON with the fields of docs\/logs.md (default\: text on a terminal, else json)]:log_format:(text json)"
   "--verbose[log more]"
 )
 
@@ -635,7 +635,7 @@ _shtab_lowwater_serve_options=(
   "--http[for \/metrics and \/healthz, or \'off\' (default\: port 7421 of the host of --listen)]:HOST:PORT:"
   "--page[where a process of its own beside this one serves the status page, or \'off\' (default\: the port after that of --http, and off with --http off or where lowwater-page is not installed)]:HOST:PORT:"
   "--page-host[names by which browsers reach the page, as behind a proxy\; \*.example.org stands for all that end so, \* for all (default\: its addresses, localhost, and the names of --page and of this machine)]:NAME,...:"
-  "--tls-cert[certificate, and those between it and the root, for gRPC and the page\; turns TLS on]:PEM:_files"
+  "--tls-cert[certificate, and those between it and the root, for all that is served\; turns TLS on]:PEM:_files"
   "--tls-key[its key, without a passphrase]:PEM:_files"
   "--tls-client-ca[gRPC takes only clients with a certificate signed by one of these (mutual TLS)]:PEM:_files"
   "--peer-ca[what the certificates of other shards are signed by (default\: the system\'s authorities)\; these files are read again when they change]:PEM:_files"
@@ -643,7 +643,7 @@ _shtab_lowwater_serve_options=(
   "*--limit[a limit that counts where --access sets none, as often as you like\: streams, calls_per_second, ranges, computations, message_bytes, all_computations (docs\/operate\/security.md\; default\: streams 8192, calls_per_second 2000, computations 1000, all_computations 10000, and no others)]:NAME=NUMBER:"
   "--promises[what was promised of which computations, and who answers for them\; the same for all shards\; read again when it changes (docs\/operate\/monitoring.md)]:FILE:_files"
   "--reflection[let tools such as grpcurl list the services]"
-  "--log-format[how to log to standard error\: a line of text, or of JSON with the fields of docs\/reference\/logs.md (default\: text on a terminal, else json)]:log_format:(text json)"
+  "--log-format[how to log to standard error\: a line of text, or of JSON with the fields of docs\/logs.md (default\: text on a terminal, else json)]:log_format:(text json)"
   "--verbose[log more]"
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Collection, Iterable
@@ -12,7 +13,7 @@ from lowwater import errors
 from lowwater.cli.render import to_json
 from lowwater.core.text import on_one_line
 
-__all__ = ["AWAY", "error_record", "exit_code", "fail", "near", "say", "unknown"]
+__all__ = ["AWAY", "agreed", "answer", "error_record", "exit_code", "fail", "near", "say", "unknown"]
 
 AWAY: Final = (
     errors.JournalFailed,
@@ -81,6 +82,22 @@ def fail(command: str, error: Exception, *, as_json: bool, code: int | None = No
     else:
         say(command, _words(error))
     return code
+
+
+def agreed(question: str, args: argparse.Namespace) -> bool:
+    """Ask a person whether to go on. Raises InvalidArgument where nobody can answer."""
+    if args.json or not sys.stdin.isatty():
+        raise errors.InvalidArgument(f"{question} Pass --yes to do it.", metadata={"fix": "pass --yes"})
+    try:
+        return input(f"{question} Go on? [y/N] ").strip().lower() in {"y", "yes"}
+    except EOFError:
+        return False
+
+
+def answer(args: argparse.Namespace, record: Any, text: object) -> int:
+    """Print an answer, as JSON if that was asked for; returns the exit code 0."""
+    print(to_json(record) if args.json else text, flush=True)
+    return 0
 
 
 def say(command: str, words: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Final
 
 from lowwater import errors
 from lowwater._sync.client import Client
-from lowwater.cli import render
+from lowwater.cli.failures import answer
 from lowwater.core.text import counted
 from lowwater.layout import SLOTS, Layout, LayoutView, RangeLoad, slot_text
 
@@ -21,11 +22,7 @@ _ATTEMPTS: Final = 5
 def hot(lw: Client, args: argparse.Namespace) -> int:
     """Show the layout of a computation, and the cost of its hottest ranges."""
     view = lw.layout(args.name)
-    if args.json:
-        print(render.to_json(record(view)))
-    else:
-        print("\n".join([*_standing(view), *_table(view)]))
-    return 0
+    return answer(args, record(view), "\n".join([*_standing(view), *_table(view)]))
 
 
 def split(lw: Client, args: argparse.Namespace) -> int:
@@ -69,23 +66,21 @@ def _change(lw: Client, args: argparse.Namespace, change: Callable[[LayoutView, 
             if attempt + 1 == _ATTEMPTS:
                 raise
             continue
-        if args.json:
-            print(render.to_json({"computation": view.computation, "wanted": _layout(layout, version)}))
-        else:
-            what = f"version {version} of the layout of {view.computation}, with {counted(len(layout), 'key range')}, is wanted"
-            print(f"{what}; `lowwater hot {args.name}` shows when its owner has applied it")
-            if first := _anew(view):
-                print(first)
-        return 0
+        what = f"version {version} of the layout of {view.computation}, with {counted(len(layout), 'key range')}, is wanted"
+        sentence = f"{what}; `lowwater hot {args.name}` shows when its owner has applied it"
+        change_record = {"computation": view.computation, "wanted": _layout(layout, version)}
+        return answer(args, change_record, "\n".join([sentence, *_anew(view)]))
     raise AssertionError
 
 
-def _anew(view: LayoutView) -> str:
+def _anew(view: LayoutView) -> list[str]:
     """Warn that the first layout cuts all ranges anew, if the owner's parts begin between slots."""
     if view.current is None or view.current.version or SLOTS % len(view.current) == 0:
-        return ""
+        return []
     parts = counted(len(view.current), "key range")
-    return f"  it has {parts} that begin between slots: its first layout cuts all of them anew, once, so that they begin at slots"
+    return [
+        f"  it has {parts} that begin between slots: its first layout cuts all of them anew, once, so that they begin at slots"
+    ]
 
 
 def record(view: LayoutView) -> dict[str, Any]:
@@ -98,17 +93,7 @@ def record(view: LayoutView) -> dict[str, Any]:
         "refused": view.refused,
         "batch": view.batch,
         "loads": [
-            {
-                "start": load.start,
-                "end": load.end,
-                "rows": load.rows,
-                "micros": load.micros,
-                "bytes": load.bytes,
-                "parts": list(load.parts),
-                "heaviest": load.heaviest,
-                "ruled_by_one_key": load.ruled,
-                "cut": None if load.ruled else load.median,
-            }
+            {**asdict(load), "ruled_by_one_key": load.ruled, "cut": None if load.ruled else load.median}
             for load in view.loads
         ],
     }

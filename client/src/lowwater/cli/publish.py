@@ -31,6 +31,8 @@ from lowwater import errors
 from lowwater._sync.client import Client
 from lowwater.cli.failures import fail, say
 from lowwater.cli.render import times, to_json
+from lowwater.core.checks import other_incarnation
+from lowwater.core.durable import sync_folder, write_durably
 from lowwater.core.intervals import Closings, Interval, first_start
 from lowwater.core.settings import is_loopback
 from lowwater.core.text import duration
@@ -95,8 +97,7 @@ class Marker:
             self._durable = make_folders(path.parent, self._durable)
             write_durably(path, f"{to_json(event)}\n")
         except OSError as error:
-            msg = f"{path} cannot be written: {error.strerror or error}"
-            raise NotTaken(msg) from None
+            raise NotTaken(f"{path} cannot be written: {error.strerror or error}") from None
         return str(path)
 
 
@@ -131,15 +132,12 @@ class Webhook:
             status = error.code
         except (OSError, ValueError) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            msg = f"{self._host} does not answer: {reason}"
-            raise NotTaken(msg) from None
+            raise NotTaken(f"{self._host} does not answer: {reason}") from None
         except http.client.HTTPException as error:
             # The error quotes bytes of the other side, so only its type is shown.
-            msg = f"{self._host} answers with something that is no HTTP ({type(error).__name__})"
-            raise NotTaken(msg) from None
+            raise NotTaken(f"{self._host} answers with something that is no HTTP ({type(error).__name__})") from None
         if not 200 <= status < 300:
-            msg = f"{self._host} answers with {status}, and not with 2xx"
-            raise NotTaken(msg)
+            raise NotTaken(f"{self._host} answers with {status}, and not with 2xx")
         return self._host
 
 
@@ -155,7 +153,7 @@ def target_of(text: str, every: timedelta, start: Watermark, token: str, key: st
     """
     if text.startswith(("http://", "https://")):
         if not (token.isascii() and token.isprintable()):
-            raise _refused("token", "LOWWATER_PUBLISH_TOKEN: pass text of printable ASCII, without line breaks")
+            raise _refused("token", "pass text of printable ASCII, without line breaks", "LOWWATER_PUBLISH_TOKEN")
         parts = urlsplit(_url(text))
         if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
             words = "the network can read the token, and read and change each interval: use https"
@@ -163,12 +161,12 @@ def target_of(text: str, every: timedelta, start: Watermark, token: str, key: st
         return Webhook(text, token, key)
     if not text.startswith("file:"):
         raise _refused(
-            "to", "--to: pass file:/PATH with %Y, %m, %d, %H in it, or https://..., here or in LOWWATER_PUBLISH_TO"
+            "to", "pass file:/PATH with %Y, %m, %d, %H in it, or https://..., here or in LOWWATER_PUBLISH_TO"
         )
     pattern = text.removeprefix("file:")
     pattern = pattern.removeprefix("//") if pattern.startswith("///") else pattern
     if not pattern.startswith("/"):
-        raise _refused("to", "--to: pass an absolute path after file:")
+        raise _refused("to", "pass an absolute path after file:")
     _check_pattern(pattern, every, start)
     return Marker(pattern)
 
@@ -180,12 +178,10 @@ def _url(text: str) -> str:
     except ValueError:
         parts, port = urlsplit(""), None
     if not parts.hostname or port == 0 or not text.isascii() or not text.isprintable() or " " in text:
-        raise _refused("to", "--to: pass a URL with a host, like https://host/path")
+        raise _refused("to", "pass a URL with a host, like https://host/path")
     if "@" in parts.netloc:
         fix = "take it out, and pass a token in LOWWATER_PUBLISH_TOKEN"
-        raise _refused(
-            "to", f"--to: a password on the command line is shown to everybody by the list of processes; {fix}"
-        )
+        raise _refused("to", f"a password on the command line is shown to everybody by the list of processes; {fix}")
     return text
 
 
@@ -197,22 +193,20 @@ def _check_pattern(pattern: str, every: timedelta, start: Watermark) -> None:
     letters = {match[1] for match in re.finditer("%(.?)", pattern)} - {"%"}
     if unknown := sorted(letters - set("YmdjHMS")):
         fix = "use %Y, %m, %d, %j, %H, %M and %S, and %% for a percent sign"
-        raise _refused("to", f"--to: %{unknown[0]} is not allowed in a path; {fix}")
+        raise _refused("to", f"%{unknown[0]} is not allowed in a path; {fix}")
     if start.micros % 1_000_000 or every % timedelta(seconds=1):
-        raise _refused(
-            "every",
-            "--every: markers are for intervals that begin at whole seconds; pass whole seconds, and such a --from",
-        )
+        fix = "pass whole seconds, and such a --from"
+        raise _refused("every", f"markers are for intervals that begin at whole seconds; {fix}")
     finer = [letter for letter, size in _FINER if every % timedelta(seconds=size)]
     needed = ["Y", *(["j"] if "j" in letters else ["m", "d"]), *finer]
     if missing := [f"%{letter}" for letter in needed if letter not in letters]:
-        raise _refused("to", f"--to: two intervals would have one file; put {' and '.join(missing)} into the path")
+        raise _refused("to", f"two intervals would have one file; put {' and '.join(missing)} into the path")
 
 
-def _refused(field: str, message: str) -> errors.InvalidArgument:
-    """Return the error of an option; the fix is the last part of the message."""
-    fix = message.partition(": ")[2].rpartition("; ")[2]
-    return errors.InvalidArgument(message, metadata={"field": field, "fix": fix})
+def _refused(field: str, problem: str, name: str = "") -> errors.InvalidArgument:
+    """Return the error of an option or of the variable ``name``; the problem ends with the fix."""
+    fix = problem.rpartition("; ")[2]
+    return errors.InvalidArgument(f"{name or f'--{field}'}: {problem}", metadata={"field": field, "fix": fix})
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,11 +233,11 @@ class Cursor:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise _refused("cursor", f"--cursor: {path} cannot be read: {error.strerror}; name another file") from None
+            raise _refused("cursor", f"{path} cannot be read: {error.strerror}; name another file") from None
         except (ValueError, AttributeError):
             pass
         fix = "name another file, with a --from at the end of the last interval that was told"
-        raise _refused("cursor", f"--cursor: {path} is no cursor of this release; {fix}")
+        raise _refused("cursor", f"{path} is no cursor of this release; {fix}")
 
     def write(self, path: Path) -> None:
         """Replace the file by this cursor, durably. Raises InvalidArgument."""
@@ -251,7 +245,7 @@ class Cursor:
             write_durably(path, f"{to_json(asdict(self))}\n")
         except OSError as error:
             fix = "make room, or name a file that this user may write"
-            raise _refused("cursor", f"--cursor: {path} cannot be written: {error.strerror}; {fix}") from None
+            raise _refused("cursor", f"{path} cannot be written: {error.strerror}; {fix}") from None
 
     def check(self, current: Cursor) -> None:
         """Refuse a run whose computation, intervals, deployment or incarnation are others."""
@@ -261,9 +255,7 @@ class Cursor:
             (f"--from {Watermark(self.from_micros)}", self.from_micros, current.from_micros),
         ):
             if stored != now:
-                raise _refused(
-                    "cursor", f"--cursor: this cursor was begun {words}; pass the same, or name another file"
-                )
+                raise _refused("cursor", f"this cursor was begun {words}; pass the same, or name another file")
         if self.server_token != current.server_token:
             msg = (
                 f"the cursor belongs to the deployment {self.server_token}, and {current.server_token} answers; {_ANEW}"
@@ -276,31 +268,10 @@ class Cursor:
         """Return the error for a computation that is in another incarnation; 0: it was dropped."""
         became = f"in incarnation {incarnation}" if incarnation else "dropped"
         msg = f"{self.computation} is {became}, and the cursor belongs to incarnation {self.incarnation}, whose intervals are computed anew; {_ANEW}"
-        metadata = {
-            "computation": self.computation,
-            "waited_for": str(self.incarnation),
-            "incarnation": str(incarnation),
-        }
-        return errors.IncarnationChanged(msg, metadata=metadata | {"fix": _ANEW})
+        return other_incarnation(self.computation, self.incarnation, incarnation, msg, fix=_ANEW)
 
 
 _SHAPE: Final = {field.name: {"str": str, "int": int}[str(field.type)] for field in fields(Cursor)}
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Write or replace a file, durably and never in part. Raises OSError."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError:
-        with suppress(OSError):
-            aside.unlink()
-        raise
-    _sync(path.parent)
 
 
 def make_folders(folder: Path, durable: frozenset[Path] = frozenset()) -> frozenset[Path]:
@@ -313,20 +284,11 @@ def make_folders(folder: Path, durable: frozenset[Path] = frozenset()) -> frozen
     for path in sorted(folders - durable - {Path(folder.anchor)}, key=lambda path: len(path.parts)):
         if path.is_dir():
             with suppress(OSError):  # such as the folder of another user
-                _sync(path.parent)
+                sync_folder(path.parent)
         else:
             path.mkdir(exist_ok=True)
-            _sync(path.parent)
+            sync_folder(path.parent)
     return folders
-
-
-def _sync(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def event_of(interval: Interval, server_token: str) -> dict[str, Any]:
@@ -356,14 +318,14 @@ def _alone(path: Path) -> Generator[None]:
         lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise _refused(
-            "cursor", f"--cursor: {path} cannot be locked: {error.strerror}; name a file that this user may write"
+            "cursor", f"{path} cannot be locked: {error.strerror}; name a file that this user may write"
         ) from None
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             fix = "stop that one, or name another file"
-            raise _refused("cursor", f"--cursor: another publisher uses {path}; {fix}") from None
+            raise _refused("cursor", f"another publisher uses {path}; {fix}") from None
         yield
     finally:
         os.close(lock)
@@ -374,13 +336,11 @@ def publish(lw: Client, args: argparse.Namespace) -> int:
     every, until = timedelta(seconds=args.every), args.until
     start = Watermark.of(first_start(args.start, every, "--from"))
     if start.finished:
-        raise _refused("from", "--from: pass the event time at which the first interval begins")
+        raise _refused("from", "pass the event time at which the first interval begins")
     if not timedelta(seconds=1) <= every <= timedelta(days=366):
-        raise _refused("every", "--every: pass a length of 1s to 366d")
+        raise _refused("every", "pass a length of 1s to 366d")
     if not until.finished and (until <= start or (until.micros - start.micros) % (every // _MICROSECOND)):
-        raise _refused(
-            "until", f"--until: pass the end of an interval, a multiple of {duration(args.every)} after --from"
-        )
+        raise _refused("until", f"pass the end of an interval, a multiple of {duration(args.every)} after --from")
     to = args.to or os.environ.get("LOWWATER_PUBLISH_TO", "")
     target = target_of(
         to, every, start, os.environ.get("LOWWATER_PUBLISH_TOKEN", ""), os.environ.get("LOWWATER_PUBLISH_KEY", "")

@@ -12,8 +12,8 @@ from typing import Any, Final
 from lowwater import errors
 from lowwater._sync.client import Client
 from lowwater._sync.tasks import TaskLease
-from lowwater.cli.failures import fail
-from lowwater.cli.render import table, times, to_json
+from lowwater.cli.failures import answer, fail
+from lowwater.cli.render import table, times
 from lowwater.core.tasks import granted_of
 from lowwater.core.text import duration
 from lowwater.views import NewTask, TaskGroup, TaskState, TaskView
@@ -30,24 +30,18 @@ def _list(lw: Client, args: argparse.Namespace) -> int:
     all_tasks = lw.tasks(args.name)
     if args.group is None:
         groups = all_tasks.groups()
-        if args.json:
-            print(to_json({"computation": all_tasks.computation, "groups": [_group_record(group) for group in groups]}))
-        else:
-            print(_groups_table(groups) if groups else f"there is no group of tasks of {all_tasks.computation}")
-        return 0
+        record: dict[str, Any] = {"computation": all_tasks.computation, "groups": list(map(_group_record, groups))}
+        none = f"there is no group of tasks of {all_tasks.computation}"
+        return answer(args, record, _groups_table(groups) if groups else none)
     page = all_tasks.list(args.group, state=None if args.state is None else TaskState(args.state), limit=args.limit)
-    if args.json:
-        record = {"group": _group_record(page.group), "tasks": [_record(task) for task in page], "total": page.total}
-        print(to_json(record))
-        return 0
+    record = {"group": _group_record(page.group), "tasks": list(map(_record, page)), "total": page.total}
     rows = [("AT", "TASK", "STATE", "VERSION", "WORKER", "OUTPUTS")]
     for task in page:
         state = "offered again" if task.offered else task.state.value
         rows.append((str(task.at), _called(task), state, f"{task.version}", task.worker, " ".join(task.outputs)))
-    print(table(rows) if len(page) else "there are no tasks")
-    if page.total > len(page):
-        print(f"and {page.total - len(page)} more; --limit shows more")
-    return 0
+    more = page.total - len(page)
+    text = table(rows) if len(page) else "there are no tasks"
+    return answer(args, record, text + (f"\nand {more} more; --limit shows more" if more > 0 else ""))
 
 
 def _create_group(lw: Client, args: argparse.Namespace) -> int:
@@ -58,7 +52,7 @@ def _create_group(lw: Client, args: argparse.Namespace) -> int:
         lease=timedelta(seconds=args.lease),
         configuration=args.configuration.encode(),
     )
-    return _say(args, _group_record(group), f"the group {group.name} of {group.computation} is there")
+    return answer(args, _group_record(group), f"the group {group.name} of {group.computation} is there")
 
 
 def _configure(lw: Client, args: argparse.Namespace) -> int:
@@ -66,13 +60,13 @@ def _configure(lw: Client, args: argparse.Namespace) -> int:
     sentence = (
         f"version {group.configuration_version} of the configuration of {group.name} is in force; all leases have ended"
     )
-    return _say(args, _group_record(group), sentence)
+    return answer(args, _group_record(group), sentence)
 
 
 def _create(lw: Client, args: argparse.Namespace) -> int:
     lw.tasks(args.name).create(args.group, [NewTask(args.task, args.at, args.payload.encode())])
     record = {"group": args.group, "name": args.task, **times("at", args.at)}
-    return _say(args, record, f"the task {args.task} is there")
+    return answer(args, record, f"the task {args.task} is there")
 
 
 def _take(lw: Client, args: argparse.Namespace) -> int:
@@ -85,26 +79,26 @@ def _take(lw: Client, args: argparse.Namespace) -> int:
 
 def _output(lw: Client, args: argparse.Namespace) -> int:
     name = _lease(lw, args).output(args.part)
-    return _say(args, {"output": name}, name)
+    return answer(args, {"output": name}, name)
 
 
 def _renew(lw: Client, args: argparse.Namespace) -> int:
     lease = _lease(lw, args)
     lease.renew()
     record = {"lease_seconds": lease.lasts.total_seconds()}
-    return _say(args, record, f"no other worker is offered it for {duration(lease.lasts.total_seconds())}")
+    return answer(args, record, f"no other worker is offered it for {duration(lease.lasts.total_seconds())}")
 
 
 def _done(lw: Client, args: argparse.Namespace) -> int:
     lease = _lease(lw, args)
     lease.commit(args.output, digest=args.digest)
-    return _say(args, {"outputs": args.output}, f"{_called(lease.task)} is done")
+    return answer(args, {"outputs": args.output}, f"{_called(lease.task)} is done")
 
 
 def _release(lw: Client, args: argparse.Namespace) -> int:
     lease = _lease(lw, args)
     lease.release()
-    return _say(args, {"released": True}, f"{_called(lease.task)} is given back")
+    return answer(args, {"released": True}, f"{_called(lease.task)} is given back")
 
 
 _ACTIONS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {
@@ -133,11 +127,6 @@ def _lease(lw: Client, args: argparse.Namespace) -> TaskLease:
     except errors.InvalidArgument:
         raise errors.InvalidArgument(f"{args.lease} holds no lease; {fix}", metadata=about) from None
     return lw.tasks(computation).resume(token)
-
-
-def _say(args: argparse.Namespace, record: Any, sentence: str) -> int:
-    print(to_json(record) if args.json else sentence)
-    return 0
 
 
 def _called(task: TaskView) -> str:

@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from lowwater import errors
 from lowwater.core import checks, wire
-from lowwater.core.call import Call, Gather
+from lowwater.core.call import Call, Gather, Stubs
 from lowwater.core.fold import Reading
 from lowwater.core.slices import cut, slice_keys
 from lowwater.core.text import counted
@@ -75,14 +76,27 @@ class Calls:
         self._router = state.router
         self._namespace = namespace
 
-    @property
-    def state(self) -> WatchState:
-        """State of the client's watches, which admits every answer."""
-        return self._state
-
     def full(self, name: str, field: str = "name") -> str:
         """Return a computation's full name. Raises InvalidArgument for an invalid name."""
         return full_name(self._namespace, name, field)
+
+    def call(
+        self,
+        method: Callable[[Stubs], Callable[..., Any]],
+        request: Any,
+        take: Callable[[Any], Result],
+        computation: str = "",
+        *,
+        repeatable: bool = True,
+    ) -> Call[Result]:
+        """Return a call to this client's deployment; another one is refused on either side."""
+        request.server_token = self._state.server_token
+
+        def admit(answer: Any) -> Result:
+            self._state.admit(getattr(answer, "server_token", None))  # not every answer has the token
+            return take(answer)
+
+        return Call(method, request, admit, computation, repeatable)
 
     def _inputs(self, inputs: Iterable[str]) -> list[str]:
         return [self.full(name, f"inputs[{i}]") for i, name in enumerate(checks.listed("inputs", inputs))]
@@ -109,7 +123,6 @@ class Calls:
             fix = "one of slices and all_pending: slices do not report all records that are still to come"
             raise checks.refused("all_pending", all_pending, fix)
         request = topology_pb2.RegisterRequest(
-            server_token=self._state.server_token,
             name=self.full(name),
             inputs=self._inputs(inputs),
             heuristics_ppm=wire.ppm(heuristics),
@@ -123,7 +136,6 @@ class Calls:
         )
 
         def take(answer: topology_pb2.RegisterResponse) -> Computation:
-            self._state.admit(answer.server_token)
             registered = wire.computation(answer.computation)
             if estimated and not registered.estimated:
                 # It would count as exact. No range has been reported yet, so the computation holds.
@@ -142,7 +154,7 @@ class Calls:
                 raise checks.refused("slices", f"{counted(len(keys) + 1, 'slice')}", fix)
             return registered
 
-        return Call(lambda stubs: stubs.graph.Register, request, take)
+        return self.call(lambda stubs: stubs.graph.Register, request, take)
 
     def topology(self) -> Call[Topology]:
         """Read the whole graph."""
@@ -150,7 +162,7 @@ class Calls:
 
     def reading(self, computation: str) -> Call[Reading]:
         """Read the inputs that a computation, by its full name, folds."""
-        return self._registered(computation, wire.reading)
+        return self._graph(lambda answer: wire.reading(_computation_in(answer, computation)))
 
     def slices(self, name: str) -> Call[tuple[Slice, ...]]:
         """Read the slices of a computation."""
@@ -181,38 +193,26 @@ class Calls:
         root = slice_of(full)
         if not root:
             raise checks.refused("name", name, "the name of a slice, like hourly~3")
-        request = topology_pb2.SplitSliceRequest(
-            server_token=self._state.server_token, computation=root, slice=full, at=checks.key("at", at)
-        )
+        request = topology_pb2.SplitSliceRequest(computation=root, slice=full, at=checks.key("at", at))
 
         def take(answer: topology_pb2.SplitSliceResponse) -> Slice:
             new = wire.computation(answer.slice)
             return Slice(new.name, new.slice_start, new.slice_end)
 
-        return Call(lambda stubs: stubs.graph.SplitSlice, request, take, repeatable=False)
-
-    def _registered(self, computation: str, become: Callable[[topology_pb2.Computation], Result]) -> Call[Result]:
-        return self._graph(lambda answer: become(_computation_in(answer, computation)))
+        return self.call(lambda stubs: stubs.graph.SplitSlice, request, take, repeatable=False)
 
     def _graph(self, become: Callable[[topology_pb2.GetTopologyResponse], Result]) -> Call[Result]:
-        def take(answer: topology_pb2.GetTopologyResponse) -> Result:
-            self._state.admit(answer.server_token)
-            return become(answer)
-
-        request = topology_pb2.GetTopologyRequest(server_token=self._state.server_token)
-        return Call(lambda stubs: stubs.graph.GetTopology, request, take)
+        return self.call(lambda stubs: stubs.graph.GetTopology, topology_pb2.GetTopologyRequest(), become)
 
     def set_inputs(self, name: str, inputs: Iterable[str]) -> Call[Computation]:
         """Change the inputs of a computation."""
         full = self.full(name)
-        request = topology_pb2.SetInputsRequest(
-            server_token=self._state.server_token, computation=full, inputs=self._inputs(inputs)
-        )
+        request = topology_pb2.SetInputsRequest(computation=full, inputs=self._inputs(inputs))
 
         def take(answer: topology_pb2.SetInputsResponse) -> Computation:
             return wire.computation(answer.computation)
 
-        return Call(lambda stubs: stubs.graph.SetInputs, request, take, full, repeatable=False)
+        return self.call(lambda stubs: stubs.graph.SetInputs, request, take, full, repeatable=False)
 
     def reset(self, name: str) -> Call[tuple[Computation, ...]]:
         """Begin a new incarnation of a computation and of all computations downstream."""
@@ -221,19 +221,17 @@ class Calls:
             self._state.begin((one.name, one.incarnation) for one in answer.computations)
             return tuple(wire.computation(one) for one in answer.computations)
 
-        request = topology_pb2.ResetRequest(server_token=self._state.server_token, computation=self.full(name))
-        return Call(lambda stubs: stubs.graph.Reset, request, take, repeatable=False)
+        request = topology_pb2.ResetRequest(computation=self.full(name))
+        return self.call(lambda stubs: stubs.graph.Reset, request, take, repeatable=False)
 
     def newest_claim(self, name: str) -> Call[tuple[int, int | None]]:
         """Read a computation's incarnation and newest claim; (0, None) from an old authority."""
-        request = watermarks_pb2.ListRangesRequest(
-            server_token=self._state.server_token, computation=self.full(name), page_size=1
-        )
+        request = watermarks_pb2.ListRangesRequest(computation=self.full(name), page_size=1)
 
         def take(answer: watermarks_pb2.ListRangesResponse) -> tuple[int, int | None]:
             return answer.incarnation, answer.newest_claim if answer.HasField("newest_claim") else None
 
-        return Call(lambda stubs: stubs.watermarks.ListRanges, request, take, request.computation)
+        return self.call(lambda stubs: stubs.watermarks.ListRanges, request, take, request.computation)
 
     def retire(self, name: str, start: bytes, end: bytes, *, force: bool, sequencer: int = 0) -> Call[int]:
         """Take a key range out of a computation.
@@ -241,7 +239,6 @@ class Calls:
         ``sequencer``: the claim of exactly these keys, which the caller releases by it; 0 for none.
         """
         request = topology_pb2.RetireRequest(
-            server_token=self._state.server_token,
             computation=self.full(name),
             start=checks.key("start", start),
             end=checks.key("end", end),
@@ -249,17 +246,16 @@ class Calls:
             sequencer=sequencer,
         )
 
-        def take(answer: topology_pb2.RetireResponse) -> int:
-            return answer.ranges
-
         # A repeated forced call could retire a range that an owner has claimed since.
-        return Call(lambda stubs: stubs.graph.Retire, request, take, request.computation, repeatable=not force)
+        return self.call(
+            lambda stubs: stubs.graph.Retire, request, attrgetter("ranges"), request.computation, repeatable=not force
+        )
 
     def layout(self, name: str) -> Call[LayoutView]:
         """Read the layout of a computation."""
         full = self.full(name)
-        request = topology_pb2.GetLayoutRequest(server_token=self._state.server_token, computation=full)
-        return Call(lambda stubs: stubs.graph.GetLayout, request, lambda answer: wire.layouts(full, answer), full)
+        request = topology_pb2.GetLayoutRequest(computation=full)
+        return self.call(lambda stubs: stubs.graph.GetLayout, request, lambda answer: wire.layouts(full, answer), full)
 
     def change_layout(self, name: str, incarnation: int, layout: Layout) -> Call[int]:
         """Ask for a layout that replaces the one of its version."""
@@ -274,7 +270,6 @@ class Calls:
             msg = f"layout.{field} {what}: {fix}"
             raise errors.InvalidArgument(msg, metadata={"field": f"layout.{field}", "fix": fix})
         request = topology_pb2.ChangeLayoutRequest(
-            server_token=self._state.server_token,
             computation=full,
             incarnation=checks.count("incarnation", incarnation, 64),
             expected_version=checks.count("layout.version", layout.version, 64),
@@ -282,16 +277,11 @@ class Calls:
             tasks=tasks,
         )
 
-        def take(answer: topology_pb2.ChangeLayoutResponse) -> int:
-            return answer.version
-
-        return Call(lambda stubs: stubs.graph.ChangeLayout, request, take, full)
+        return self.call(lambda stubs: stubs.graph.ChangeLayout, request, attrgetter("version"), full)
 
     def drop(self, name: str, *, force: bool) -> Call[int]:
         """Remove a computation from the graph."""
-        request = topology_pb2.DropRequest(
-            server_token=self._state.server_token, computation=self.full(name), force=checks.flag("force", force)
-        )
+        request = topology_pb2.DropRequest(computation=self.full(name), force=checks.flag("force", force))
 
         def take(answer: topology_pb2.DropResponse) -> int:
             dropped = answer.computation
@@ -299,7 +289,7 @@ class Calls:
             return dropped.incarnation
 
         # A repeated call could drop a computation that was registered again since.
-        return Call(lambda stubs: stubs.graph.Drop, request, take, request.computation, repeatable=False)
+        return self.call(lambda stubs: stubs.graph.Drop, request, take, request.computation, repeatable=False)
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -345,42 +335,39 @@ class Calls:
             )
 
         request = watermarks_pb2.CheckCompleteRequest(
-            server_token=self._state.server_token,
             computation=checks.known_name("name", self.full(name)),
             until_micros=target.micros,
         )
-        return Call(lambda stubs: stubs.watermarks.CheckComplete, request, take, request.computation)
+        return self.call(lambda stubs: stubs.watermarks.CheckComplete, request, take, request.computation)
 
     def ranges(self, name: str, below: EventTime | None, limit: int) -> Call[Ranges]:
         """List key ranges."""
+        return self.ranges_of(self.full(name), below, limit)
+
+    def ranges_of(self, full: str, below: EventTime | None, limit: int) -> Call[Ranges]:
+        """List key ranges of a computation by its full name, which may be in another namespace."""
         request = watermarks_pb2.ListRangesRequest(
-            server_token=self._state.server_token,
-            computation=self.full(name),
+            computation=full,
             page_size=checks.count("limit", limit, 32, least=1),
             below_micros=None if below is None else to_micros(below),
         )
-        return Call(lambda stubs: stubs.watermarks.ListRanges, request, wire.ranges, request.computation)
+        return self.call(lambda stubs: stubs.watermarks.ListRanges, request, wire.ranges, full)
 
     def holding(self, view: WatermarkView) -> Call[Ranges]:
         """List the first few key ranges that hold a computation: at its low watermark or below."""
-        request = watermarks_pb2.ListRangesRequest(
-            server_token=self._state.server_token,
-            computation=view.computation,
-            page_size=_HOLDING,
-            below_micros=view.low.micros + 1,
-        )
-        return Call(lambda stubs: stubs.watermarks.ListRanges, request, wire.ranges, request.computation)
+        return self.ranges_of(view.computation, view.low.micros + 1, _HOLDING)
 
     def history(self, name: str, since: EventTime | None, limit: int) -> Call[History]:
         """Read when steps of event time became complete."""
         full = self.full(name)
         request = watermarks_pb2.GetHistoryRequest(
-            server_token=self._state.server_token,
             computation=full,
             since_micros=None if since is None else to_micros(since),
             page_size=checks.count("limit", limit, 32, least=1),
         )
-        return Call(lambda stubs: stubs.watermarks.GetHistory, request, lambda answer: wire.history(full, answer), full)
+        return self.call(
+            lambda stubs: stubs.watermarks.GetHistory, request, lambda answer: wire.history(full, answer), full
+        )
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -390,19 +377,15 @@ class Calls:
         """Claim key ranges. The request has a name, so that a repetition gets the same answer."""
 
         def take(answer: workers_pb2.ClaimResponse) -> Result:
-            self._state.admit(answer.server_token)
             self._router.note_epoch(request.computation, answer.epoch)
             return become(answer)
 
-        request.server_token = self._state.server_token
-        return Call(lambda stubs: stubs.workers.Claim, request, take, request.computation)
+        return self.call(lambda stubs: stubs.workers.Claim, request, take, request.computation)
 
     def release(self, computation: str, sequencer: int) -> Call[None]:
         """Release a claim."""
-        request = workers_pb2.ReleaseRequest(
-            server_token=self._state.server_token, computation=computation, sequencer=sequencer
-        )
-        return Call(lambda stubs: stubs.workers.Release, request, lambda _: None, computation, repeatable=False)
+        request = workers_pb2.ReleaseRequest(computation=computation, sequencer=sequencer)
+        return self.call(lambda stubs: stubs.workers.Release, request, lambda _: None, computation, repeatable=False)
 
     def stage_task(
         self,
@@ -419,7 +402,6 @@ class Calls:
         """Stage the state of one task of a micro-batch."""
         finished = checks.records(finished, pending)
         request = workers_pb2.StageTaskRequest(
-            server_token=self._state.server_token,
             computation=self.full(computation, "computation"),
             sequencer=checks.count("sequencer", sequencer, 64),
             batch=checks.count("batch", batch, 64),
@@ -429,7 +411,7 @@ class Calls:
             pending=wire.histogram(pending) if pending is not None else None,
             finished=finished,
         )
-        return Call(lambda stubs: stubs.workers.StageTask, request, lambda _: None, request.computation)
+        return self.call(lambda stubs: stubs.workers.StageTask, request, lambda _: None, request.computation)
 
     def prepare_batch(
         self,
@@ -452,7 +434,6 @@ class Calls:
         if frontiers is None:
             frontiers = seen.heuristic.items() if seen is not None else ()
         request = workers_pb2.PrepareBatchRequest(
-            server_token=self._state.server_token,
             computation=self.full(computation, "computation"),
             sequencer=checks.count("sequencer", sequencer, 64),
             batch=checks.count("batch", batch, 64),
@@ -469,7 +450,7 @@ class Calls:
         def take(answer: workers_pb2.PrepareBatchResponse) -> tuple[TaskAttempt, ...]:
             return tuple(TaskAttempt(task.stage, task.partition, task.attempt) for task in answer.missing)
 
-        return Call(lambda stubs: stubs.workers.PrepareBatch, request, take, request.computation)
+        return self.call(lambda stubs: stubs.workers.PrepareBatch, request, take, request.computation)
 
     def commit_batch(
         self,
@@ -488,7 +469,6 @@ class Calls:
         version of the owner's layout that the authority has.
         """
         request = workers_pb2.CommitBatchRequest(
-            server_token=self._state.server_token,
             computation=self.full(computation, "computation"),
             sequencer=checks.count("sequencer", sequencer, 64),
             batch=checks.count("batch", batch, 64),
@@ -504,7 +484,7 @@ class Calls:
                 known(answer.known_layout)
             return tuple(wire.refusal(ranges) for ranges in answer.refused)
 
-        return Call(lambda stubs: stubs.workers.CommitBatch, request, take, request.computation)
+        return self.call(lambda stubs: stubs.workers.CommitBatch, request, take, request.computation)
 
     def vouch(self, computation: str, sequencer: int, through: EventTime, seen: Inputs | None) -> Call[None]:
         """Ask whether an output may publish how far it is complete."""
@@ -512,51 +492,39 @@ class Calls:
         if not isinstance(value, Inputs | None):
             raise checks.refused("seen", value, "what worker.inputs() returned, or None for an injector")
         request = workers_pb2.VouchRequest(
-            server_token=self._state.server_token,
             computation=self.full(computation, "computation"),
             sequencer=checks.count("sequencer", sequencer, 64),
             through_micros=to_micros(through),
             input_version=seen.input_version if seen is not None else 0,
             input_incarnations=seen.incarnations if seen is not None else (),
         )
-        return Call(lambda stubs: stubs.workers.Vouch, request, lambda _: None, request.computation)
+        return self.call(lambda stubs: stubs.workers.Vouch, request, lambda _: None, request.computation)
 
     # -- the shards --------------------------------------------------------------------------------
 
     def locate(self, names: Sequence[str]) -> Call[None]:
         """Ask which shards serve computations, by their full names, and store the routes."""
         epochs = [self._router.epoch_of(name) for name in names]
-        request = cluster_pb2.LocateRequest(server_token=self._state.server_token, computations=names, epochs=epochs)
+        request = cluster_pb2.LocateRequest(computations=names, epochs=epochs)
 
         def take(answer: cluster_pb2.LocateResponse) -> None:
-            self._state.admit(answer.server_token)
             for redirect in answer.redirects:
                 self._router.redirected(redirect.computation, redirect.address, redirect.epoch)
 
-        return Call(lambda stubs: stubs.cluster.Locate, request, take)
+        return self.call(lambda stubs: stubs.cluster.Locate, request, take)
 
     def shards(self) -> Call[Shards]:
         """List the shards."""
-        request = cluster_pb2.ListShardsRequest(server_token=self._state.server_token)
-
-        def take(answer: cluster_pb2.ListShardsResponse) -> Shards:
-            self._state.admit(answer.server_token)
-            return wire.shards(answer)
-
-        return Call(lambda stubs: stubs.cluster.ListShards, request, take)
+        return self.call(lambda stubs: stubs.cluster.ListShards, cluster_pb2.ListShardsRequest(), wire.shards)
 
     def drain(self, address: str, *, cancel: bool) -> Call[int]:
         """Make a shard hand over all that it serves, or cancel that."""
         request = cluster_pb2.DrainRequest(
-            server_token=self._state.server_token,
             address=checks.text("address", address),
             cancel=checks.flag("cancel", cancel),
         )
 
-        def take(answer: cluster_pb2.DrainResponse) -> int:
-            return answer.remaining
-
-        return Call(lambda stubs: stubs.cluster.Drain, request, take)
+        return self.call(lambda stubs: stubs.cluster.Drain, request, attrgetter("remaining"))
 
     def pin(self, name: str, address: str | None) -> Call[int]:
         """Pin a computation to a shard, or remove the pin."""
@@ -565,15 +533,11 @@ class Calls:
                 "address", address, "the shard's address, as shards() returns it, or None to remove the pin"
             )
         request = cluster_pb2.PinRequest(
-            server_token=self._state.server_token,
             computation=self.full(name),
             address=checks.text("address", address) if address is not None else "",
         )
 
-        def take(answer: cluster_pb2.PinResponse) -> int:
-            return answer.version
-
-        return Call(lambda stubs: stubs.cluster.Pin, request, take)
+        return self.call(lambda stubs: stubs.cluster.Pin, request, attrgetter("version"))
 
     def identify(self, token_sha256: str) -> Call[Identity]:
         """Ask for the principal of a token."""
@@ -581,13 +545,12 @@ class Calls:
         if not isinstance(value, str) or _DIGEST.fullmatch(value) is None:
             fix = "the SHA-256 of a token, 64 lower-case hexadecimal digits, and never the token itself; or empty, for this client's own token"
             raise checks.refused("token_sha256", "(not shown)", fix)
-        request = cluster_pb2.IdentifyRequest(server_token=self._state.server_token, token_sha256=token_sha256)
+        request = cluster_pb2.IdentifyRequest(token_sha256=token_sha256)
 
         def take(answer: cluster_pb2.IdentifyResponse) -> Identity:
-            self._state.admit(answer.server_token)
             return Identity(answer.controlled, answer.principal, answer.page, answer.metrics)
 
-        return Call(lambda stubs: stubs.cluster.Identify, request, take)
+        return self.call(lambda stubs: stubs.cluster.Identify, request, take)
 
 
 def based_on(call: Call[Result], registration: Computation | None) -> Call[Result]:

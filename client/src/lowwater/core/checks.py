@@ -28,6 +28,7 @@ __all__ = [
     "micros",
     "name_part",
     "operation",
+    "other_incarnation",
     "records",
     "refused",
     "remarks",
@@ -70,6 +71,14 @@ def unknown_computation(name: str) -> errors.UnknownComputation:
     """Return the error of a name that is not registered."""
     msg = f"there is no computation {name!r}; register it first, or check the spelling and the namespace"
     return errors.UnknownComputation(msg, metadata={"computation": name})
+
+
+def other_incarnation(
+    name: str, waited_for: int, incarnation: int, message: str, **fix: str
+) -> errors.IncarnationChanged:
+    """Return the error of a computation in another incarnation than ``waited_for``; 0: none."""
+    metadata = {"computation": name, "waited_for": str(waited_for), "incarnation": str(incarnation)}
+    return errors.IncarnationChanged(message, metadata=metadata | fix)
 
 
 def text(field: str, value: object) -> str:

@@ -190,8 +190,7 @@ def _int64s(values: Iterable[EventTime | None]) -> array[int]:
     except (TypeError, ValueError):
         return array("q", all_to_micros(values))
     if view.ndim != 1:
-        msg = f"one event time per range is one dimension, not {view.ndim}"
-        raise ValueError(msg)
+        raise ValueError(f"one event time per range is one dimension, not {view.ndim}")
     if view.itemsize == 8 and view.format in {"q", "l", "@q", "@l", "=q"}:
         copied = array("q")
         copied.frombytes(view.tobytes() if not view.contiguous else view.cast("B"))

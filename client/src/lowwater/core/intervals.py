@@ -202,10 +202,5 @@ class Closings:
         change = f"reset: incarnation {view.incarnation} began" if view.registered else "dropped"
         fix = "begin again, with the intervals of the new incarnation"
         msg = f"{self.name} was {change}, and these intervals belong to incarnation {self.incarnation}; {fix}"
-        metadata = {
-            "computation": self.name,
-            "waited_for": str(self.incarnation),
-            "incarnation": str(view.incarnation if view.registered else 0),
-            "fix": fix,
-        }
-        return errors.IncarnationChanged(msg, metadata=metadata)
+        begun = view.incarnation if view.registered else 0
+        return checks.other_incarnation(self.name, self.incarnation, begun, msg, fix=fix)

@@ -98,8 +98,7 @@ class RecentSlots:
     def add(self, finished: int, now: float) -> None:
         """Count records as finished at a time, in seconds. Raises ValueError if negative."""
         if finished < 0:
-            msg = f"finished={finished}: a number of records cannot be negative"
-            raise ValueError(msg)
+            raise ValueError(f"finished={finished}: a number of records cannot be negative")
         if not finished:
             return
         slot = int(now // _SLOT_SECONDS)

@@ -29,6 +29,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import grpc
@@ -43,7 +44,7 @@ from lowwater.core.raising import own_copy
 from lowwater.core.router import HOME, MOST_HOPS, Router
 from lowwater.core.search import Search, Sought
 from lowwater.core.settings import Settings
-from lowwater.core.streams import ShardStream, Streamed
+from lowwater.core.streams import Many, ShardStream
 from lowwater.core.surroundings import Surroundings
 from lowwater.v1 import cluster_pb2, types_pb2, workers_pb2
 from lowwater.views import Refusal
@@ -620,7 +621,7 @@ class Reported(Sought):
         return [claim for claim in self.claims.values() if claim.carrier is None]
 
 
-class Reporting:
+class Reporting(Many[ReportStream]):
     """All leases of a process; each is reported over the stream of its computation's shard.
 
     A lease whose shard is unknown is reported at home, which redirects. After a redirect or a
@@ -642,8 +643,7 @@ class Reporting:
         self.search: Search[Reported] = Search(router, surroundings, self._relocated)
         self.computations: dict[str, Reported] = {}
         """Records by name of all computations with a reported lease."""
-        self._streams: dict[str, ReportStream] = {HOME: ReportStream(self, HOME)}
-        self._untended: dict[Streamed, None] = {}
+        super().__init__(partial(ReportStream, self))
         self._past = ReporterStatistics()
 
     # -- for leases --------------------------------------------------------------------------------
@@ -718,21 +718,8 @@ class Reporting:
         lost = [claim.lease for record in self.computations.values() for claim in record.homeless]
         waiting = sum(lease.version > lease.durable for lease in lost)
         homeless = ReporterStatistics(leases=len(lost), waiting=waiting)
-        streams = [stream.state.statistics() for stream in self._streams.values()]
+        streams = [stream.state.statistics() for stream in self.streams.values()]
         return ReporterStatistics.total([self._past, homeless, *streams])
-
-    # -- for the shells ----------------------------------------------------------------------------
-
-    def tend(self) -> Iterable[Streamed]:
-        """Return the machines to drive, or to look at again, since the last call."""
-        untended, self._untended = self._untended, {}
-        return untended
-
-    def stream(self, key: str = HOME) -> ReportStream:
-        """Return the stream to an address, or to home; a new one when there is none."""
-        if key not in self._streams:
-            self._streams[key] = ReportStream(self, key)
-        return self._streams[key]
 
     # -- for the streams ---------------------------------------------------------------------------
 
@@ -775,11 +762,11 @@ class Reporting:
             stream.state.remove(lease)
             self._lose(self.computations[lease.computation].claims[lease.sequencer], at_least)
 
-    def retired(self, stream: ReportStream) -> None:
-        """Forget a stream that the shell no longer drives."""
-        if stream.key != HOME and self._streams.get(stream.key) is stream:
-            del self._streams[stream.key]
+    def retired(self, stream: ReportStream) -> bool:
+        """See Many. The counters stay."""
+        if removed := super().retired(stream):
             self._past = ReporterStatistics.total([self._past, stream.state.statistics()])
+        return removed
 
     def _claim(self, name: str, sequencer: int) -> _Claim | None:
         """Return the record of a claim; None when it is not reported."""

@@ -165,8 +165,7 @@ def with_port(address: str) -> str:
         msg = f"{address!r} names no host; an IPv6 address with a port stands in brackets, such as [::1]:{DEFAULT_PORT}"
         raise ValueError(msg)
     if not (port.isascii() and port.isdecimal() and 0 < int(port) < 2**16):
-        msg = f"{port!r} is no port"
-        raise ValueError(msg)
+        raise ValueError(f"{port!r} is no port")
     return f"{scheme}{host}:{port}"
 
 

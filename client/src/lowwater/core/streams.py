@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Set
-from typing import Any, Protocol, TypeGuard
+from collections.abc import Callable, Iterable, Set
+from typing import Any, Generic, Protocol, TypeGuard, TypeVar
 
 from lowwater import errors
 from lowwater.core.attempts import BUSY, DENIED
@@ -70,14 +70,6 @@ class Streamed(Protocol):
         ...
 
 
-class Many(Protocol):
-    """State machines with common state, one for each shard that is needed."""
-
-    def tend(self) -> Iterable[Streamed]:
-        """Return the machines to drive, or whose stream may need a renewal, since the last call."""
-        ...
-
-
 class ShardStream(ABC):
     """Report or watch streams to one shard, one after the other: their address, and their ends."""
 
@@ -132,3 +124,34 @@ class ShardStream(ABC):
                 self._lose_all(self._backoff.spread(at_least) if busy else 0.0)
                 return 0.0  # the search for what it carried has its own delays
         return self._backoff.next(at_least)
+
+
+Stream = TypeVar("Stream", bound=ShardStream)
+
+
+class Many(Generic[Stream]):
+    """State machines with common state, one for each shard that is needed."""
+
+    def __init__(self, make: Callable[[str], Stream]) -> None:
+        self.streams: dict[str, Stream] = {HOME: make(HOME)}
+        """Streams by address, or ``HOME``."""
+        self._make = make
+        self._untended: dict[Streamed, None] = {}
+
+    def tend(self) -> Iterable[Streamed]:
+        """Return the machines to drive, or whose stream may need a renewal, since the last call."""
+        untended, self._untended = self._untended, {}
+        return untended
+
+    def stream(self, key: str = HOME) -> Stream:
+        """Return the stream to an address, or to home; a new one when there is none."""
+        if key not in self.streams:
+            self.streams[key] = self._make(key)
+        return self.streams[key]
+
+    def retired(self, stream: Stream) -> bool:
+        """Forget a stream that the shell no longer drives; False for one that is not to go."""
+        removed = stream.key != HOME and self.streams.get(stream.key) is stream
+        if removed:
+            del self.streams[stream.key]
+        return removed

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from lowwater import errors
 from lowwater.core import checks
-from lowwater.core.call import Call
+from lowwater.core.call import Call, Stubs
 from lowwater.core.calls import Calls
 from lowwater.core.intervals import first_start
 from lowwater.v1 import tasks_pb2 as pb
@@ -18,6 +18,8 @@ from lowwater.views import NewTask, TaskGroup, TaskList, TaskState, TaskView
 from lowwater.watermark import EventTime, Watermark, to_micros
 
 __all__ = ["Granted", "TaskCalls", "WAIT_SHARE", "granted_of", "output_name", "token_of"]
+
+Result = TypeVar("Result")
 
 WAIT_SHARE: Final = 0.25
 """Share of a call's time that the authority may use to wait for a task: the rest is for the way,
@@ -47,14 +49,27 @@ class Granted:
     configuration: bytes
     lasts: timedelta
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Fields of every request about the lease."""
+        return {"server_token": self.server_token, "computation": self.computation, "lease": self.lease}
+
 
 class TaskCalls:
     """Describes the calls about the tasks of one computation."""
 
     def __init__(self, calls: Calls, computation: str) -> None:
         self._calls = calls
-        self._state = calls.state
         self._computation = computation
+
+    def _call(
+        self, method: Callable[[Stubs], Callable[..., Any]], request: Any, take: Callable[[Any], Result]
+    ) -> Call[Result]:
+        request.computation = self._computation
+        return self._calls.call(method, request, take, self._computation)
+
+    def _group(self, answer: pb.CreateGroupResponse | pb.ConfigureGroupResponse) -> TaskGroup:
+        return _group(self._computation, answer.group)
 
     def create_group(
         self, group: str, every: timedelta | None, start: EventTime | None, lease: timedelta, configuration: bytes
@@ -65,58 +80,36 @@ class TaskCalls:
                 "start", start, "the event time at which the first interval begins, with every and only with it"
             )
         request = pb.CreateGroupRequest(
-            server_token=self._state.server_token,
-            computation=self._computation,
             group=checks.text("group", group),
             every_micros=0 if every is None else checks.micros("every", every, *_LENGTHS),
             start_micros=0 if start is None or every is None else to_micros(first_start(start, every)),
             lease_micros=checks.micros("lease", lease, *_LEASES),
             configuration=checks.key("configuration", configuration),
         )
-
-        def take(answer: pb.CreateGroupResponse) -> TaskGroup:
-            self._state.admit(answer.server_token)
-            return _group(self._computation, answer.group)
-
-        return Call(lambda stubs: stubs.tasks.CreateGroup, request, take, self._computation)
+        return self._call(lambda stubs: stubs.tasks.CreateGroup, request, self._group)
 
     def configure(self, group: str, configuration: bytes, version: int, incarnation: int) -> Call[TaskGroup]:
         """Change the configuration of a group."""
         request = pb.ConfigureGroupRequest(
-            server_token=self._state.server_token,
-            computation=self._computation,
             group=checks.text("group", group),
             configuration=checks.key("configuration", configuration),
             configuration_version=checks.count("version", version, 64),
             incarnation=checks.count("incarnation", incarnation, 64),
         )
-        return Call(
-            lambda stubs: stubs.tasks.ConfigureGroup,
-            request,
-            lambda answer: _group(self._computation, answer.group),
-            self._computation,
-        )
+        return self._call(lambda stubs: stubs.tasks.ConfigureGroup, request, self._group)
 
     def create(self, group: str, tasks: Iterable[NewTask], incarnation: int) -> Call[None]:
         """Create tasks."""
         request = pb.CreateTasksRequest(
-            server_token=self._state.server_token,
-            computation=self._computation,
             group=checks.text("group", group),
             tasks=_new_tasks("tasks", tasks),
             incarnation=checks.count("incarnation", incarnation, 64),
         )
-
-        def take(answer: pb.CreateTasksResponse) -> None:
-            self._state.admit(answer.server_token)
-
-        return Call(lambda stubs: stubs.tasks.CreateTasks, request, take, self._computation)
+        return self._call(lambda stubs: stubs.tasks.CreateTasks, request, lambda _: None)
 
     def take(self, group: str, worker: str, nonce: bytes, wait: float) -> Call[Granted | None]:
         """Take a task, waiting ``wait`` seconds at the authority; ``nonce`` makes it repeatable."""
         request = pb.TakeTaskRequest(
-            server_token=self._state.server_token,
-            computation=self._computation,
             group=checks.text("group", group),
             worker=checks.text("worker", worker),
             nonce=nonce,
@@ -124,7 +117,6 @@ class TaskCalls:
         )
 
         def take(answer: pb.TakeTaskResponse) -> Granted | None:
-            self._state.admit(answer.server_token)
             if not answer.HasField("lease"):
                 return None
             return Granted(
@@ -136,7 +128,7 @@ class TaskCalls:
                 timedelta(microseconds=answer.lease_micros),
             )
 
-        return Call(lambda stubs: stubs.tasks.TakeTask, request, take, self._computation)
+        return self._call(lambda stubs: stubs.tasks.TakeTask, request, take)
 
     def list(self, group: str, state: TaskState | None, limit: int) -> Call[TaskList]:
         """List the tasks of a group."""
@@ -144,8 +136,6 @@ class TaskCalls:
         if state is not None and value not in _STATES:
             raise checks.refused("state", value, "a TaskState, or None for all")
         request = pb.ListTasksRequest(
-            server_token=self._state.server_token,
-            computation=self._computation,
             group=checks.text("group", group),
             state=pb.TASK_STATE_UNSPECIFIED if state is None else _STATES[state],
             page_size=checks.count("limit", limit, 32, least=1),
@@ -154,21 +144,18 @@ class TaskCalls:
             raise checks.refused("group", group, "the name of a group")
 
         def take(answer: pb.ListTasksResponse) -> TaskList:
-            self._state.admit(answer.server_token)
             [group_message] = answer.groups
             return TaskList(_group(self._computation, group_message), tuple(map(_task, answer.tasks)), answer.total)
 
-        return Call(lambda stubs: stubs.tasks.ListTasks, request, take, self._computation)
+        return self._call(lambda stubs: stubs.tasks.ListTasks, request, take)
 
     def groups(self) -> Call[tuple[TaskGroup, ...]]:
         """List the groups."""
-        request = pb.ListTasksRequest(server_token=self._state.server_token, computation=self._computation)
 
         def take(answer: pb.ListTasksResponse) -> tuple[TaskGroup, ...]:
-            self._state.admit(answer.server_token)
             return tuple(_group(self._computation, message) for message in answer.groups)
 
-        return Call(lambda stubs: stubs.tasks.ListTasks, request, take, self._computation)
+        return self._call(lambda stubs: stubs.tasks.ListTasks, pb.ListTasksRequest(), take)
 
 
 # -- leases ----------------------------------------------------------------------------------------
@@ -176,31 +163,24 @@ class TaskCalls:
 
 def renew(granted: Granted) -> Call[timedelta]:
     """Renew a lease."""
-    request = pb.RenewTaskRequest(
-        server_token=granted.server_token, computation=granted.computation, lease=granted.lease
-    )
-    return Call(
-        lambda stubs: stubs.tasks.RenewTask,
-        request,
-        lambda answer: timedelta(microseconds=answer.lease_micros),
-        granted.computation,
-    )
+
+    def take(answer: pb.RenewTaskResponse) -> timedelta:
+        return timedelta(microseconds=answer.lease_micros)
+
+    request = pb.RenewTaskRequest(**granted.identity)
+    return Call(lambda stubs: stubs.tasks.RenewTask, request, take, granted.computation)
 
 
 def release(granted: Granted) -> Call[None]:
     """Release a lease."""
-    request = pb.ReleaseTaskRequest(
-        server_token=granted.server_token, computation=granted.computation, lease=granted.lease
-    )
+    request = pb.ReleaseTaskRequest(**granted.identity)
     return Call(lambda stubs: stubs.tasks.ReleaseTask, request, lambda _: None, granted.computation)
 
 
 def commit(granted: Granted, outputs: Iterable[str], digest: bytes, successors: Iterable[NewTask]) -> Call[None]:
     """Commit a task."""
     request = pb.CommitTaskRequest(
-        server_token=granted.server_token,
-        computation=granted.computation,
-        lease=granted.lease,
+        **granted.identity,
         outputs=[checks.text(f"outputs[{i}]", output) for i, output in enumerate(checks.listed("outputs", outputs))],
         digest=checks.key("digest", digest),
         successors=_new_tasks("successors", successors),

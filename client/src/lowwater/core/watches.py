@@ -39,7 +39,7 @@ from lowwater.core.ratchet import Ratchet
 from lowwater.core.router import HOME, MOST_HOPS, MOST_NAMES, Router
 from lowwater.core.search import Search
 from lowwater.core.settings import Settings
-from lowwater.core.streams import ShardStream, Streamed
+from lowwater.core.streams import Many, ShardStream
 from lowwater.core.surroundings import Surroundings
 from lowwater.core.text import duration
 from lowwater.core.why import Why
@@ -333,7 +333,7 @@ class WatchStream(ShardStream):
         self._state.placement.retired(self)
 
 
-class Placement:
+class Placement(Many[WatchStream]):
     """The stream that carries each followed computation.
 
     There is one stream at a time to each shard that is needed. Each computation has one record,
@@ -348,7 +348,7 @@ class Placement:
     ) -> None:
         self._ratchet = ratchet
         self._router = router
-        self._make_stream = make_stream
+        super().__init__(make_stream)
         self.search: Search[Followed] = Search(router, surroundings, self._relocated)
         self.denials: Denials = Denials(
             router, surroundings, ratchet, followed=self._is_followed, allowed=self._relocated
@@ -359,9 +359,6 @@ class Placement:
         """Records that a subscription names."""
         self.elsewhere: dict[str, Followed] = {}
         """Records that home does not send to a reader of everything."""
-        self.streams: dict[str, WatchStream] = {HOME: make_stream(HOME)}
-        """Streams by address, or ``HOME``."""
-        self._untended: dict[Streamed, None] = {}
         self._everything = 0
 
     # -- for subscriptions -------------------------------------------------------------------------
@@ -403,17 +400,6 @@ class Placement:
             if key != HOME and stream.open_now and not stream.needed:
                 stream.renewing = True
                 self._untended[stream] = None
-
-    def tend(self) -> Iterable[Streamed]:
-        """Return the machines to drive, or to look at again, since the last call."""
-        untended, self._untended = self._untended, {}
-        return untended
-
-    def stream(self, key: str = HOME) -> WatchStream:
-        """Return the stream to an address, or to home; a new one when there is none."""
-        if key not in self.streams:
-            self.streams[key] = self._make_stream(key)
-        return self.streams[key]
 
     def stream_of(self, name: str) -> WatchStream | None:
         """Return the stream that serves a computation now; None when none does."""
@@ -515,11 +501,6 @@ class Placement:
         for record in self.records.values():
             if record.place == stream.key:
                 self._lose(stream, record, at_least)
-
-    def retired(self, stream: WatchStream) -> None:
-        """Forget a stream that the shell no longer drives."""
-        if stream.key != HOME and self.streams.get(stream.key) is stream:
-            del self.streams[stream.key]
 
     def tidy(self) -> None:
         """Mark streams that follow nothing any more, so that they end."""
@@ -835,18 +816,12 @@ class Waiting:
                 f"{self.name} was dropped during the wait: its incarnation {self._incarnation} ended, and no worker "
                 "reports for it any more. Wait again when it is registered again."
             )
-            metadata = {"computation": self.name, "waited_for": str(self._incarnation), "incarnation": "0"}
-            raise errors.IncarnationChanged(msg, metadata=metadata)
+            raise checks.other_incarnation(self.name, self._incarnation, 0, msg)
         elif self._registered:
             raise checks.unknown_computation(self.name)
         if view.registered and view.incarnation != self._incarnation:
             msg = f"{self.name} was reset during the wait: incarnation {self._incarnation} ended, {view.incarnation} began. Wait again."
-            metadata = {
-                "computation": self.name,
-                "waited_for": str(self._incarnation),
-                "incarnation": str(view.incarnation),
-            }
-            raise errors.IncarnationChanged(msg, metadata=metadata)
+            raise checks.other_incarnation(self.name, self._incarnation, view.incarnation, msg)
         return view.registered and view.low >= self._target
 
     def answers(self, state: WatchState) -> bool:
@@ -876,13 +851,8 @@ class Waiting:
             where += "; no shard serves it now"
         end = "" if where.endswith((".", "?")) else "."
         msg = f"{self.name} did not reach {self._target} within {self._timeout:g} s: {where}{end} {fix}"
-        metadata = {
-            "computation": self.name,
-            "until": str(self._target),
-            "low": str(view.low),
-            "stale_for": f"{stale:g}",
-            "fix": fix,
-        } | ({} if why is None else {"guilty": why.guilty.computation})
+        metadata = {"computation": self.name, "until": str(self._target), "low": str(view.low), "fix": fix}
+        metadata |= {"stale_for": f"{stale:g}"} | ({} if why is None else {"guilty": why.guilty.computation})
         return errors.Timeout(msg, metadata=metadata)
 
 

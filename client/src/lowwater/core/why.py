@@ -518,15 +518,8 @@ def _passed(here: str, onward: str, graph: _Graph, now_micros: int) -> Hop:
     if cause.trouble and view.holder is not None:
         # Named here because this holder is hidden behind the input: somebody has to act before the
         # input moves.
-        return Hop(
-            here,
-            view.low,
-            0.0,
-            onward,
-            (view.holder,),
-            f"{sentence}; it would stay there all the same, held by {held_words(view.holder, now_micros)}.",
-            cause,
-        )
+        sentence += f"; it would stay there all the same, held by {held_words(view.holder, now_micros)}"
+        return Hop(here, view.low, 0.0, onward, (view.holder,), f"{sentence}.", cause)
     return Hop(here, view.low, 0.0, onward, (), f"{sentence}.")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Final
 
@@ -288,12 +289,7 @@ def remarks_message(remarks: Remarks) -> types_pb2.Remarks | None:
     """Return the message of remarks; None for NO_REMARKS."""
     if remarks == NO_REMARKS:
         return None
-    return types_pb2.Remarks(
-        holdback_micros=remarks.holdback_micros,
-        ended=remarks.ended,
-        failure=remarks.failure,
-        untimed_rows=remarks.untimed_rows,
-    )
+    return types_pb2.Remarks(**remarks._asdict())
 
 
 def completeness(message: watermarks_pb2.CheckCompleteResponse) -> Completeness:
@@ -444,15 +440,7 @@ def layout_message(value: Layout) -> types_pb2.Layout:
 
 def load_message(value: RangeLoad) -> types_pb2.RangeLoad:
     """Return the message of a key range's load."""
-    return types_pb2.RangeLoad(
-        start=value.start,
-        end=value.end,
-        rows=value.rows,
-        micros=value.micros,
-        bytes=value.bytes,
-        parts=value.parts,
-        heaviest=value.heaviest,
-    )
+    return types_pb2.RangeLoad(**asdict(value))
 
 
 def layouts(computation: str, message: topology_pb2.GetLayoutResponse) -> LayoutView:

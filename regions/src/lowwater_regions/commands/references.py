@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import getpass
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,12 +12,12 @@ from typing import Any, Final
 import grpc
 
 from lowwater import Watermark, errors
-from lowwater.cli.arguments import CommandParser, add_command, parse_duration
-from lowwater.cli.failures import fail
+from lowwater.cli.arguments import CommandParser, add_answer_within, add_command, add_tls_files
+from lowwater.cli.failures import agreed, fail
 from lowwater.cli.render import table, times, to_json
 from lowwater.core.attempts import error_of_call
+from lowwater.core.channels import open_channel
 from lowwater.core.file_settings import FileSettings
-from lowwater.core.settings import options_of
 from lowwater.core.text import duration
 from lowwater.v1 import regions_pb2 as pb
 from lowwater.v1 import regions_pb2_grpc
@@ -150,19 +149,8 @@ def parser() -> CommandParser:
             default=os.environ.get("LOWWATER_GLOBAL", DEFAULT_GLOBAL),
             help=f"where it listens (default: LOWWATER_GLOBAL or {DEFAULT_GLOBAL})",
         )
-        server.add_argument(
-            "--answer-within",
-            type=parse_duration,
-            default=5.0,
-            metavar="T",
-            help="how long an answer may take (default: 5s)",
-        )
-        for flag, what_for in (
-            ("--ca", "certificates to trust; turns TLS on"),
-            ("--cert", "this client's certificates"),
-            ("--key", "its key"),
-        ):
-            server.add_argument(flag, type=Path, metavar="PEM", help=what_for)
+        add_answer_within(server)
+        add_tls_files(server, variables=False)
         return command
 
     action("list", "all references: who owns them, and how far they are published", _LIST, named=False)
@@ -202,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         warning = _WARNINGS.get(args.command)
-        if warning is not None and not args.yes and not _agreed(warning, args):
+        if warning is not None and not args.yes and not agreed(warning, args):
             return 1
         print(_run(args))  # noqa: T201 - the answer to a command
     except (errors.LowwaterError, BadConfig, OSError) as error:
@@ -269,15 +257,6 @@ _DECISIONS: Final[dict[str, Any]] = {
 }
 
 
-def _agreed(warning: str, args: argparse.Namespace) -> bool:
-    if args.json or not sys.stdin.isatty():
-        raise errors.InvalidArgument(f"{warning} Pass --yes to do it.", metadata={"fix": "pass --yes"})
-    try:
-        return input(f"{warning} Go on? [y/N] ").strip().lower() in {"y", "yes"}
-    except EOFError:
-        return False
-
-
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
@@ -291,12 +270,7 @@ class _Global:
             args.address, ca=ca, certificate=certificate, key=key, **token_settings(GLOBAL_TOKEN, os.environ)
         ).read()
         [self._address] = settings.addresses
-        credentials = settings.credentials
-        self._channel: Any = (
-            grpc.insecure_channel(self._address, options=options_of(self._address))
-            if credentials is None
-            else grpc.secure_channel(self._address, credentials, options=options_of(self._address))
-        )
+        self._channel = open_channel(settings, self._address)
         self._stub = regions_pb2_grpc.RegionServiceStub(self._channel)
         self._with = {"timeout": args.answer_within, "metadata": settings.metadata}
 
@@ -317,9 +291,8 @@ class _Global:
             raise error from None
 
     def list(self, reference: str) -> pb.ListReferencesResponse:
-        answer: pb.ListReferencesResponse = self._ask(
-            self._stub.ListReferences, pb.ListReferencesRequest(reference=reference)
-        )
+        answer: pb.ListReferencesResponse
+        answer = self._ask(self._stub.ListReferences, pb.ListReferencesRequest(reference=reference))
         return answer
 
     def decide(
@@ -421,22 +394,15 @@ def _shown(view: pb.ReferenceView) -> str:
     return table(lines)
 
 
+_PLAIN: Final = (
+    *("name", "computation", "policy", "owner", "number", "incarnation", "written_off", "complete_of", "suspect"),
+    *("automatic", "moving_to", "move_step", "batch", "digest", "damaged"),
+)
+"""Fields of a reference that JSON has as the message has them."""
+
+
 def _record(view: pb.ReferenceView) -> dict[str, Any]:
-    plain = (
-        "name",
-        "computation",
-        "policy",
-        "owner",
-        "number",
-        "incarnation",
-        "written_off",
-        "complete_of",
-        "suspect",
-        "automatic",
-    )
-    record: dict[str, Any] = {
-        name: getattr(view, name) for name in (*plain, "moving_to", "move_step", "batch", "digest", "damaged")
-    }
+    record: dict[str, Any] = {name: getattr(view, name) for name in _PLAIN}
     record |= {name: list(getattr(view, name)) for name in ("inputs", "regions", "holds_for", "decisions")}
     for name in ("published", "accepted", "low", "replicated"):
         record |= times(name, Watermark(getattr(view, f"{name}_micros")))

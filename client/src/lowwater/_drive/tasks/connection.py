@@ -65,8 +65,7 @@ class Connection(fork.Forked):
             )
             raise errors.Closed(msg)
         if self._loop is not asyncio.get_running_loop():
-            msg = "this client belongs to another event loop; connect() makes one here"
-            raise errors.Closed(msg)
+            raise errors.Closed("this client belongs to another event loop; connect() makes one here")
 
     def check_open(self) -> None:
         """Raise Closed after :meth:`shut`."""

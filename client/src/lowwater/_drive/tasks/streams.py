@@ -23,7 +23,7 @@ class Streams:
     Opens their streams, passes on the messages, and wakes the tasks that wait for these.
     """
 
-    def __init__(self, connection: Connection, machines: Many, name: str) -> None:
+    def __init__(self, connection: Connection, machines: Many[Any], name: str) -> None:
         self.changed: Signal = Signal()
         """Signal after every message with news, and at the end of every stream."""
         self._connection = connection
