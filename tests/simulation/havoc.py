@@ -369,6 +369,8 @@ class Havoc:
                 await lw.drop(name, force=True)
             except (errors.StillRead, errors.UnknownComputation) as error:
                 self._world.sim.reach(f"drop: {error.reason}")
+            except errors.OwnedRanges as error:
+                self._world.oracle.fail(f"a drop by force is refused: {error!r}")
             else:
                 self._world.sim.reach("a computation was dropped")
 
