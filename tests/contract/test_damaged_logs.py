@@ -176,6 +176,7 @@ async def test_a_damaged_log_that_nobody_has_in_memory_is_dropped_by_force(store
 
     journal, shard, run = await started(store)
     assert shard.served.names() == ["y"], "the others are served"
+    assert shard.takeover.is_damaged("x")
     with pytest.raises(errors.Unavailable, match="is damaged"):
         await shard.takeover.serve("x")
     report = GroupReport(sequencer, np.array([11]))

@@ -80,18 +80,20 @@ async def _batch(
         missing = await lw.batches.prepare(
             node.name, lease.sequencer, batch, digest=plan.digest, tasks=tasks, bound=bound, seen=seen
         )
+        place.came("prepare")
     except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.JournalFailed) as error:
-        place.sim.reach(f"prepare: {error.reason}")
+        place.came("prepare", error)
     await place.storage.commit(node.name, batch, lease.sequencer, done, low if node.window else MIN)
     if missing:
         place.sim.reach("a micro-batch was held for a missing part")
         return
     try:
         await lw.batches.commit(node.name, lease.sequencer, batch)
+        place.came("commit")
     except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.JournalFailed, errors.NotPrepared) as error:
-        place.sim.reach(f"commit: {error.reason}")
+        place.came("commit", error)
     except (errors.InputVersion, errors.IncarnationChanged) as error:
-        place.sim.reach(f"commit: {error.reason}")
+        place.came("commit", error)
         raise Fenced from error  # folds that do not count any more: claim again
 
 
@@ -107,5 +109,6 @@ async def _stage(
 ) -> None:
     try:
         await lw.batches.stage_task(node.name, lease.sequencer, batch, task, handles=handles, oldest=oldest)
+        place.came("stage")
     except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.Overloaded) as error:
-        place.sim.reach(f"stage: {error.reason}")
+        place.came("stage", error)

@@ -94,6 +94,14 @@ INPUT: Final = "new inputs"
 INPUTS: Final = 3
 """How often somebody tries to give a computation another input in worlds with slices, besides; it has it once."""
 
+VISIT: Final = "a visit"
+"""A guest registers a computation, has its tasks done, and drops it for good. ``crash``: a process of the authority dies at that moment."""
+
+VISITS: Final = 4
+
+HALF: Final = "fail a request half way"
+"""Some of the next requests fail as none ever should, when they have changed a computation."""
+
 LATE: Final = "late messages"
 """Connections break for some seconds, and what was sent over them arrives up to a minute later.
 
@@ -119,7 +127,7 @@ MASTERS_SEATS: Final = 4
 
 KINDS: Final = (
     *(*COMMON, *ALONE, *SHARDED, DAMAGE, DAMAGE_GRAPH, RETIRE, SPLIT, HOLD),
-    *(LATE, LAG, DIE_BEHIND),
+    *(LATE, LAG, DIE_BEHIND, VISIT, HALF),
 )
 
 WEATHER: Final = ("bad network", "bad store", "hostile reports", LATE)
@@ -152,6 +160,10 @@ def is_harsh(seed: int) -> bool:
     return seed % 4 in (1, 2)
 
 
+def is_visited(seed: int) -> bool:
+    return seed % 9 in (0, 7)
+
+
 def is_hasty(seed: int) -> bool:
     """Whether new workers claim a retired slice at once in the world of a seed, if it is harsh.
 
@@ -169,6 +181,7 @@ def schedule(
     sliced: bool = False,
     harsh: bool = False,
     hasty: bool = False,
+    visited: bool = False,
 ) -> list[Move]:
     """Return what will happen. Everything that a move leaves open is decided here, by ``pick`` as well: a number from 0 to 1."""
     at = 5.0
@@ -196,6 +209,8 @@ def schedule(
             made.append(Move(round(when, 3), kind, _facts(kind, random)))
             if harsh:
                 made += _beside(made[-1], random, sharded=sharded, hasty=hasty)
+    for kind in [VISIT, HALF] * VISITS if visited else []:
+        made.append(Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)))
     return sorted(made, key=lambda move: move.at)
 
 
@@ -309,6 +324,10 @@ def _facts(kind: str, random: Random) -> dict[str, Any]:
             return {"pick": chance(), "seconds": seconds(4, 20)}
         case "retire":
             return {"pick": chance(), "late": chance() < 0.7, "claimed": False}
+        case "a visit":
+            return {"pick": chance(), "crash": chance() < 0.5}
+        case "fail a request half way":
+            return {"requests": random.randrange(1, 4)}
         case "share out anew":
             return {"pick": chance(), "cut": random.randrange(1 << 30)}
         case _:

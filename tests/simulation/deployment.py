@@ -44,6 +44,10 @@ GRACE_SECONDS: Final = 1.0
 class Reached(Observer):
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
+        self.served = 0
+
+    def computations(self, count: int) -> None:
+        self.served = count
 
     def reported(self, ranges: int, refused: dict[str, int]) -> None:
         del ranges
@@ -104,6 +108,7 @@ class Seat:
     away: bool = False
     authority: Authority | None = None
     cluster: Cluster | None = None
+    observer: Reached | None = None
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     dies_behind: int = 0
     writing: int = 0
@@ -167,9 +172,8 @@ class Deployment:
             self.ledger, shared=self.sharded, faults=faults, randbits=random.getrandbits, clock=clock
         )
         cluster = self._cluster(place, seat, process, random) if self.sharded else None
-        authority = Authority(
-            journal, clock=process.clock, observer=Reached(self.sim), cluster=cluster, settings=self._settings
-        )
+        observer = seat.observer = Reached(self.sim)
+        authority = Authority(journal, clock=process.clock, observer=observer, cluster=cluster, settings=self._settings)
         self._oracle.started(process, authority)
         await authority.recover()
         server = self.sim.network.server(process, seat.address)

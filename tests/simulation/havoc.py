@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import fields
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from lowwater import errors
+from lowwater_authority.core.computation import Computation
 from lowwater_authority.journal import GRAPH
-from tests.simulation import chaos
+from tests.kit.planting import Part
+from tests.simulation import chaos, visits
 from tests.simulation.chaos import Move
 from tests.simulation.kernel import Process, StoreWeather, Weather
 from tests.simulation.programs import GROWING
@@ -45,6 +47,8 @@ LATE_RECORDS = 3
 
 BATCHED = "hourly"
 
+HALF_WAY = "a request fails half way"
+
 
 class Havoc:
     def __init__(self, world: World) -> None:
@@ -52,6 +56,8 @@ class Havoc:
         self._world = world
         self._weathers: list[Weather] = []
         self._stores: list[StoreWeather] = []
+        self._half_changes = 0
+        """How many of the next requests are still to fail half way."""
 
     def end(self) -> None:
         self._weathers.clear()
@@ -59,6 +65,7 @@ class Havoc:
         self._world.sim.network.weather = Weather()
         self._world.sim.network.late_senders.clear()
         self._change_store()
+        self._half_changes = 0
         self.upheaval.end()
 
     def do(self, move: Move) -> None:
@@ -109,6 +116,12 @@ class Havoc:
                 self._retire(facts["pick"], claimed=facts["claimed"])
                 if facts["late"]:
                     self._world.later(self._bad_network, "bad network", LATE)
+            case chaos.VISIT:
+                self._acted(move.kind)
+                self.visit(facts["pick"] if facts["crash"] else None)
+            case chaos.HALF:
+                self._acted(move.kind)
+                self._half_changes += facts["requests"]
             case chaos.SPLIT:
                 self._split(facts["pick"])
             case chaos.HOLD:
@@ -240,6 +253,35 @@ class Havoc:
 
         self.operate(run)
 
+    def visit(self, crash: float | None = None) -> Process:
+        """Let a guest come. ``crash``: which process of the authority dies when the guest's computation is dropped; None: none."""
+        process = self._world.named("guest")
+        process.start(visits.visit, self._world.place, process)
+        self._world.leaving.append(process)
+        if crash is not None:
+            self._world.later(self._crash_behind, process, crash)
+        return process
+
+    async def _crash_behind(self, guest: Process, pick: float) -> None:
+        await guest.ended.wait()
+        if not self._world.place.calm:
+            self.upheaval.crash_serving(pick)
+
+    def half_changes(self) -> Iterable[tuple[object, str, Part]]:
+        """Return what stands for requests that change a computation: some fail when they have changed it."""
+
+        def failing(request: Part) -> Part:
+            def fails(*arguments: Any, **keywords: Any) -> Any:
+                answer = request(*arguments, **keywords)
+                if self._half_changes:
+                    self._half_changes -= 1
+                    raise RuntimeError(HALF_WAY)
+                return answer
+
+            return fails
+
+        return [(Computation, name, failing(getattr(Computation, name))) for name in ("claim", "report", "commit")]
+
     def _damage(self, pick: float) -> None:
         """Flip a bit of a record at rest, of a late one, which nothing has made needless yet, but not of the newest, which may be on its way.
 
@@ -327,6 +369,8 @@ class Havoc:
                 await lw.drop(name, force=True)
             except (errors.StillRead, errors.UnknownComputation) as error:
                 self._world.sim.reach(f"drop: {error.reason}")
+            except errors.OwnedRanges as error:
+                self._world.oracle.fail(f"a drop by force is refused: {error!r}")
             else:
                 self._world.sim.reach("a computation was dropped")
 
@@ -391,7 +435,17 @@ class Havoc:
         node = self._world.pipeline.nodes[GROWING]
         # What is read once is read for good: nobody could say when the last record was.
         inputs = ["hourly", "late"]
-        await lw.set_inputs(GROWING, inputs)
+        book = self._world.deployment.ledger.book(GRAPH)
+        try:
+            await lw.set_inputs(GROWING, inputs)
+        except errors.InputVersion as error:
+            now = self._world.deployment.ledger.book(GRAPH)
+            same = all(
+                getattr(now, each).get(GROWING) == getattr(book, each).get(GROWING)
+                for each in ("inputs", "incarnations")
+            )
+            self._world.oracle.expect(not same, f"nobody has changed the inputs of {GROWING}, and yet: {error!r}")
+            raise
         if self._world.deployment.ledger.book(GRAPH).inputs.get(GROWING) != tuple(inputs):
             return  # it was dropped before this was heard of, and is registered by who knows nothing of it
         self._world.inputs_changed = True

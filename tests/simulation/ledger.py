@@ -111,6 +111,10 @@ class Ledger(MemoryDisk):
         number = self._numbers.setdefault((log, position, checksum(frame)), len(self._numbers))
         return replace(turned, strong=turned.strong | {number})
 
+    def unended(self) -> list[str]:
+        """Return what was dropped for good, and whose log still has records: the next of its name would read them."""
+        return [name for name in self.book(GRAPH).dropped if (log := self.logs.get(name)) is not None and log.records]
+
     def acknowledged(self, operation: Operation) -> None:
         for log, _ in operation.places:
             self._acknowledged |= self.book(log).strong

@@ -379,6 +379,17 @@ class Oracle(Durable):
         beyond = self._reported.beyond((lease.computation, lease.sequencer), most)
         self._expect(not beyond, f"{process.name} was told that its newest state is durable: {'; '.join(beyond)}")
 
+    def offered(self, name: str, task: str, *, done: bool) -> None:
+        self._expect(self._weak or not done, f"{name} offers {task}, which was done")
+
+    def vouched(self, name: str, incarnation: int, through: int) -> None:
+        """An output was told that it may say so: its owner keeps that in mind, so that no input comes below it."""
+        for owner in (each for who in self._authorities if (each := self._owned_by(who, name)) is not None):
+            kept = owner.incarnation != incarnation or owner.vouched >= through
+            self._expect(
+                self._weak or kept, f"an output of {name} may say {through}, but its owner knows of {owner.vouched}"
+            )
+
     def says(self, name: str, incarnation: int, cells: Iterable[int], through: int) -> None:
         for index in cells:
             key = name, incarnation, index

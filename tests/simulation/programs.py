@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -40,8 +40,17 @@ class Place:
     timers: Timers | None = None
     """What is known of the computation with timers; None: there is none."""
     sliced: bool = False
+    outcomes: dict[str, list[str]] = field(default_factory=dict)
+    """Of each call in peace, when everything is at the truth: why it was refused; empty: it was not."""
     budgeted: bool = False
     """Whether computations have a lateness budget: half of the records, or the few of a world would not warm it up."""
+
+    def came(self, call: str, error: errors.LowwaterError | None = None) -> None:
+        """Note what came of a call."""
+        if error is not None:
+            self.sim.reach(f"{call}: {error.reason}")
+        if self.finishing:
+            self.outcomes.setdefault(call, []).append("" if error is None else repr(error))
 
     def random(self, process: Process) -> Random:
         return self.sim.rng(f"{process.name}/{process.generation}")
@@ -200,8 +209,9 @@ async def _follow(
             try:
                 await lease.flush(2.0)
                 place.oracle.flushed(process, lease, oldest, seen)
+                place.came("flush")
             except (errors.Timeout, errors.TooFarAhead, errors.InputVersion, errors.IncarnationChanged) as error:
-                place.sim.reach(f"flush: {error.reason}")
+                place.came("flush", error)
         if not place.calm and random.random() < 0.1:
             await _go_back(place, process, node, share, lease, seen, random)
         if lease.refused is not None and lease.refused.reason in {"INPUT_VERSION", "INCARNATION_CHANGED"}:
@@ -221,11 +231,13 @@ async def _say(
     try:
         await lw.batches.vouch(lease.computation, lease.sequencer, Watermark(through), seen=seen)
     except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.JournalFailed, errors.TooFarAhead) as error:
-        place.sim.reach(f"vouch: {error.reason}")
+        place.came("vouch", error)
     except (errors.InputVersion, errors.IncarnationChanged, errors.StaleSequencer) as error:
-        place.sim.reach(f"vouch: {error.reason}")
+        place.came("vouch", error)
         raise Fenced from error  # claim again
     else:
+        place.came("vouch")
+        place.oracle.vouched(lease.computation, lease.incarnation, through)
         place.oracle.says(node.name, lease.incarnation, share.cells, through)
         if not place.calm and random.random() < 0.3:
             await asyncio.sleep(random.uniform(0.0, 6.0))  # it takes long from the output to the report

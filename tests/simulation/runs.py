@@ -26,6 +26,7 @@ def moves_of(seed: int, count: int = MOVES, *, harsh: bool | None = None) -> lis
         sliced=chaos.is_sliced(seed),
         harsh=harsh,
         hasty=chaos.is_hasty(seed),
+        visited=chaos.is_visited(seed),
     )
 
 

@@ -91,6 +91,8 @@ class LateRecord(AssertionError):
 class Pipeline:
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = {node.name: node for node in nodes}
+        self.guests: dict[str, Node] = {}
+        """Computations that are registered for a while and have no records, so that any value of them is true."""
         self.own: dict[str, range] = {}
         """Cells that each slice has by its own log. For a while the graph may give it others: those of a cut that it has not followed."""
         self.look_again: Callable[[], None] = lambda: None
@@ -105,7 +107,8 @@ class Pipeline:
         return {name: cells for node in self.nodes.values() for name, cells in node.slices.items()}
 
     def whole(self, name: str) -> Node:
-        return self.nodes[name.partition("~")[0]]
+        root = name.partition("~")[0]
+        return self.guests.get(root) or self.nodes[root]
 
     def cells_of(self, name: str) -> range:
         node = self.whole(name)

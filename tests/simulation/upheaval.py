@@ -126,7 +126,9 @@ class Upheaval:
 
     def crash_serving(self, pick: float) -> None:
         serving = [seat for seat in self._deployment.seats if seat.serving]
-        self._world.later(self._crash, "crash a shard", serving[int(pick * len(serving))], 0.2, None)
+        kind, keep = ("crash a shard", None) if self._deployment.sharded else ("crash the authority", 0)
+        if serving:
+            self._world.later(self._crash, kind, serving[int(pick * len(serving))], 0.2, keep)
 
     def _lose_the_cache(self, keep: int) -> None:
         unsynced = self._deployment.ledger.unsynced

@@ -20,7 +20,7 @@ from tests.kit.planting import instead
 from tests.simulation import batches, chaos, points, programs, timers
 from tests.simulation.chaos import Move, is_budgeted, is_sharded, is_sliced, is_weak, length
 from tests.simulation.deployment import Deployment, Seat
-from tests.simulation.havoc import BATCHED, Havoc
+from tests.simulation.havoc import BATCHED, HALF_WAY, Havoc
 from tests.simulation.kernel import Process, Simulation
 from tests.simulation.ledger import Ledger
 from tests.simulation.oracle import Oracle
@@ -34,6 +34,9 @@ BEGINNING: Final = 1_357_344_000 * SECOND
 
 ARRIVES_WITHIN: Final = 180.0
 """Seconds of peace after which every watermark must be at the truth."""
+
+REFUSED_AT_MOST: Final = 5
+"""How often in a row a call may be refused in peace."""
 
 LIMIT: Final = 3600.0
 
@@ -163,8 +166,10 @@ class World:
 
     def run(self) -> Result:
         pauses = Pauses(self.sim)
+        half_changes = self.havoc.half_changes() if chaos.is_visited(self.sim.seed) else ()
         with (
             instead(
+                *half_changes,
                 (holdings, "asyncio", pauses),
                 (endings, "asyncio", pauses),
                 (slice_module.Slice, "settle", _waiting(self.sim)),
@@ -323,14 +328,31 @@ class World:
         names = [*self.pipeline.nodes, *self.pipeline.cut]
         whole = [name for name in names if self.pipeline.whole(name).name not in self.oracle.damaged]
         await self._arrive("its place", lambda: not self.deployment.misplaced(whole))
-        process = self.named("confirmer")
-        process.start(programs.confirm, self.place, process)
-        await process.ended.wait()
-        self._judge(process)
+        if not self.weak:
+            await self._arrive("the end of its log", lambda: not self.deployment.ledger.unended())
+        confirmer, guest = self.named("confirmer"), self.havoc.visit()
+        confirmer.start(programs.confirm, self.place, confirmer)
+        for process in (confirmer, guest):
+            await process.ended.wait()
+            self._judge(process)
+        self._look_back()
         if self.place.timers is not None:
             self.place.timers.audit()
         [watcher] = [process for process, _ in self.readers if process.name == "watcher"]
         await self._arrive("the watcher", lambda: self.oracle.has_seen(watcher, self.pipeline.nodes) == MAX)
+
+    def _look_back(self) -> None:
+        """Look at what nobody has asked for: tasks that failed and were not waited for, refusals, and figures."""
+        for failed in self.sim.loop.failed():
+            self.oracle.fail(f"a task failed, and nobody was told: {failed}")
+        for call, refusals in self.place.outcomes.items():
+            last = refusals[-REFUSED_AT_MOST:]
+            always = len(last) == REFUSED_AT_MOST and all(last)
+            self.oracle.expect(not always, f"in peace {call} was refused {len(last)} times in a row: {last[-1]}")
+        for seat in self.deployment.seats:
+            if seat.serving and seat.authority is not None and seat.observer is not None:
+                told, serves = seat.observer.served, len(seat.authority.shard.served.names())
+                self.oracle.expect(told == serves, f"{seat.name} serves {serves} computations, and counts {told}")
 
     async def _arrive(self, where: str, there: Callable[[], bool]) -> None:
         deadline = self.sim.now + ARRIVES_WITHIN
@@ -386,6 +408,8 @@ class _Heard(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         said = record.getMessage()
+        if record.exc_info and HALF_WAY in repr(record.exc_info[1]):
+            return
         # The oracle says whether there was anything to put back; and a zombie was found out.
         if said.endswith(("putting it back from memory", "Its answer was not used.")):
             return

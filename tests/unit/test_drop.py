@@ -232,8 +232,9 @@ async def test_rule4_an_owner_that_comes_back_does_not_bring_back_what_was_dropp
     assert (await deployment.owner(name).claim(name)).sequencer > zombie.sequencer
 
 
-async def test_what_is_not_written_is_not_dropped_while_the_store_does_not_tell_whose_it_is(
-    deployment: Deployment,
+@pytest.mark.parametrize("taken", [False, True])
+async def test_what_is_not_written_is_not_dropped_unless_the_store_says_that_it_is_this_shard_s(
+    deployment: Deployment, taken: bool
 ) -> None:
     _, other = await two(deployment)
     name = min(held(other))
@@ -247,6 +248,14 @@ async def test_what_is_not_written_is_not_dropped_while_the_store_does_not_tell_
     with pytest.raises(errors.Unavailable, match=r"does not tell who owns the log of .*, nothing was changed"):
         await other.shard.graph.drop(name, force=True)
     other.faults.unreadable.clear()
+    if taken:
+        thief = MemoryJournal(deployment.disk, shared=True)
+        await thief.open()
+        await thief.take(name, view=10**18)
+        with pytest.raises(errors.Moved):
+            await other.shard.graph.drop(name, force=True)
+        assert name in other.shard.topology.computations
+        return
     other.faults.held.pop("restore").set()
     await turns()
     assert await other.report(name, grant, 13) == []

@@ -80,6 +80,18 @@ async def test_each_subscription_gets_what_it_follows_and_nothing_else(seed: int
     assert not hub._of_everything
 
 
+async def test_what_waits_is_as_old_as_its_first_change() -> None:
+    clock = [3.0]
+    hub = Hub(lambda: clock[0])
+    subscription = hub.subscribe([])
+    for waits in (2.0, 0.5):
+        for name in "ab":
+            hub.publish([VIEWS[name]])
+            clock[0] += waits / 2
+        await subscription.take(0)
+        assert subscription.waited == waits
+
+
 def watch(served: Served, *names: str) -> Any:
     return served.watermarks.Watch(watermarks_pb2.WatchRequest(computations=names))
 

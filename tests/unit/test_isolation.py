@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,16 @@ async def test_a_computation_that_another_shard_has_taken_leaves_the_round_and_t
     assert not one.journal.loads, "nothing is read again"
     assert held(one) == set(names) - {"n0", "n7"}
     assert {one.low(name) for name in held(one)} == {12}
+
+
+async def test_rule4_a_repeat_is_not_answered_by_who_was_replaced(deployment: Deployment) -> None:
+    """It changes nothing, so no append tells this process that another one has the log."""
+    one, _ = await serving(deployment, "a")
+    request = ClaimRequest([b"", b""], request_id=b"r" * 16)
+    await one.shard.owners.claim("a", request)
+    await taken(deployment, "a")
+    with pytest.raises(errors.Moved):
+        await one.shard.owners.claim("a", request)
 
 
 async def test_a_change_of_the_graph_is_one_with_what_it_changes(deployment: Deployment) -> None:
@@ -471,6 +482,25 @@ async def test_rule7_nothing_is_remembered_of_names_that_nobody_has_registered(d
     await turns()
     assert one.shard.held.find("nobody-0") is None
     assert one.shard.held.find("nor-me") is None
+
+
+async def test_a_take_over_that_fails_is_tried_again_at_once_and_then_ever_less_often(deployment: Deployment) -> None:
+    one, _ = await serving(deployment, "a")
+    epoch = one.shard.served.epoch("a")
+    one.shard.served.lose({"a": (epoch, epoch + 1)})
+    one.faults.unreadable.add("load")
+
+    async def looks(seconds: float = 0.0) -> bool:
+        deployment.clock.now += seconds
+        before = one.faults.reads
+        with pytest.raises(errors.Unavailable, match="cannot be read"):
+            await one.shard.takeover.take("a")
+        return one.faults.reads > before
+
+    assert [await looks() for _ in range(3)] == [True, True, False]
+    tried = [step for step in range(100) if await looks(0.1)]
+    assert max(b - a for a, b in pairwise(tried)) in (20, 21), "two seconds are the longest rest"
+    assert [await looks(8.0), await looks(), await looks()] == [True, True, False], "what was long ago does not count"
 
 
 def flip_a_bit(log: str, stored: StoredLog) -> None:

@@ -107,6 +107,11 @@ async def test_rule8_what_was_decided_on_in_another_incarnation_changes_nothing(
     await is_refused(one, lambda: late(shard), reason)
 
 
+async def test_a_slice_which_may_lead_has_no_tasks(one: One) -> None:
+    owner = one.tree.owner("a~0")
+    await is_refused(owner, lambda: tasks(owner.shard).create_group("a~0", TaskGroup("close")), errors.InvalidArgument)
+
+
 async def test_rule8_inputs_that_were_decided_on_before_others_were_set_are_not_set(one: One) -> None:
     shard = one.shard
     late = partial(shard.graph.set_inputs, "b", ["in"], incarnation=1, input_version=1)

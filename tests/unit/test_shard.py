@@ -32,6 +32,7 @@ from lowwater_authority.engine.graph_log import replayed
 from lowwater_authority.engine.observer import Observer
 from lowwater_authority.engine.settings import ShardSettings
 from lowwater_authority.engine.shard import Shard
+from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.journal import GRAPH, Entry, Journal, JournalFenced, JournalUnknown
 from tests.kit.eventually import eventually_async
 from tests.kit.faults import FaultPlan, Operation, Outcome
@@ -199,12 +200,14 @@ async def test_an_append_of_unknown_outcome_is_retried_as_is_and_shows_nothing_m
     disk: MemoryDisk, outcome: Outcome
 ) -> None:
     shown: list[float] = []
+    states: list[StoreState] = []
     one: Running
 
     class Watching(FaultPlan):
         async def before(self, operation: Operation) -> Outcome:
             if operation.places == [("a", 2)]:
                 shown.append(one.low())
+                states.append(one.shard.confirmation.store_state(one.now))
                 assert one.shard.confirmation.confirmed == one.now, "stale since the round began"
             return await super().before(operation)
 
@@ -215,6 +218,8 @@ async def test_an_append_of_unknown_outcome_is_retried_as_is_and_shows_nothing_m
     faults.then(outcome, outcome)
     assert await one.report(grant, 14) == []
     assert shown == [MIN] * 3
+    assert states == [StoreState.TAKES, StoreState.SILENT, StoreState.SILENT]
+    assert one.shard.confirmation.store_state(one.now) is StoreState.TAKES
     assert one.low() == 14
     assert (await one.shard.journal.load("a")).last == 2, "written once"
     await one.stop()

@@ -39,7 +39,7 @@ def add_logging(parse: argparse.ArgumentParser) -> None:
     parse.add_argument(
         "--log-format",
         choices=FORMATS,
-        help="how to log to standard error: a line of text, or of JSON with the fields of docs/logs.md (default: text on a terminal, else json)",
+        help="how to log to standard error: a line of text, or of JSON with the fields of docs/reference/logs.md (default: text on a terminal, else json)",
     )
     parse.add_argument("--verbose", action="store_true", help="log more")
 

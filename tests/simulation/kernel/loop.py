@@ -183,7 +183,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         # What is older than the simulation is not looked at again by every collection in it.
         gc.freeze()
         sys.set_asyncgen_hooks(self._generator_begins, self._generator_dropped)
-        asyncio._set_running_loop(self)
+        _set_running(self)
         self._running = True
         try:
             main: asyncio.Task[T] = self.create_task(coro, context=context)
@@ -194,7 +194,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 self._dispose()
         finally:
             self._running = False
-            asyncio._set_running_loop(None)
+            _set_running(None)
             sys.set_asyncgen_hooks(*hooks)
             gc.unfreeze()
             if collecting:
@@ -275,6 +275,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         tasks = [task for task in asyncio.all_tasks(self) if isinstance(task, SimTask)]
         return sorted(tasks, key=lambda task: task.number)
 
+    def failed(self) -> list[str]:
+        """Return the tasks of living processes that have failed, and whose error nobody has fetched."""
+        tasks = [each for each in gc.get_objects() if isinstance(each, SimTask) and each.get_loop() is self]
+        living = [each for each in tasks if each.process is not None and each.process.alive]
+        failed = [each for each in living if each.done() and each._log_traceback]
+        return [f"{each.process}: {each.get_coro()} with {each.exception()!r}" for each in sorted(failed, key=hash)]
+
     def bury(self, process: Process) -> None:
         self._graveyard += [task for task in self._tasks() if task.process is process]
 
@@ -301,6 +308,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._graveyard.clear()
         self._ready.clear()
         self._timers.clear()
+
+
+def _set_running(loop: VirtualLoop | None) -> None:
+    asyncio._set_running_loop(loop)
 
 
 def _close(coro: Any) -> None:
