@@ -216,7 +216,7 @@ _shtab_lowwater_global_options=(
   "--tls-client-ca[gRPC takes only clients with a certificate signed by one of these (mutual TLS)]:PEM:_files"
   "--access[who may do what (docs\/operate\/security.md)\: regions need their name in \`regions\`, operators \`operate\` on all]:FILE:_files"
   "*--limit[a limit that counts where --access sets none, as often as you like\: streams, calls_per_second, message_bytes (docs\/operate\/security.md\; default\: streams 8192, calls_per_second 2000, and no others)]:NAME=NUMBER:"
-  "--log-format[how to log to standard error\: a line of text, or of JSON with the fields of docs\/logs.md (default\: text on a terminal, else json)]:log_format:(text json)"
+  "--log-format[how to log to standard error\: a line of text, or of JSON with the fields of docs\/reference\/logs.md (default\: text on a terminal, else json)]:log_format:(text json)"
   "--verbose[log more]"
 )
 
@@ -580,7 +580,7 @@ _shtab_lowwater_region_options=(
   "--ca[certificates to trust, of both authorities\; turns TLS on]:PEM:_files"
   "--cert[this agent\'s certificates]:PEM:_files"
   "--key[this agent\'s key]:PEM:_files"
-  "--log-format[how to log to standard error\: a line of text, or of JSON with the fields of docs\/logs.md (default\: text on a terminal, else json)]:log_format:(text json)"
+  "--log-format[how to log to standard error\: a line of text, or of JSON with the fields of docs\/reference\/logs.md (default\: text on a terminal, else json)]:log_format:(text json)"
   "--verbose[log more]"
 )
 
@@ -643,7 +643,7 @@ _shtab_lowwater_serve_options=(
   "*--limit[a limit that counts where --access sets none, as often as you like\: streams, calls_per_second, ranges, computations, message_bytes, all_computations (docs\/operate\/security.md\; default\: streams 8192, calls_per_second 2000, computations 1000, all_computations 10000, and no others)]:NAME=NUMBER:"
   "--promises[what was promised of which computations, and who answers for them\; the same for all shards\; read again when it changes (docs\/operate\/monitoring.md)]:FILE:_files"
   "--reflection[let tools such as grpcurl list the services]"
-  "--log-format[how to log to standard error\: a line of text, or of JSON with the fields of docs\/logs.md (default\: text on a terminal, else json)]:log_format:(text json)"
+  "--log-format[how to log to standard error\: a line of text, or of JSON with the fields of docs\/reference\/logs.md (default\: text on a terminal, else json)]:log_format:(text json)"
   "--verbose[log more]"
 )
 
