@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import lowwater
 from lowwater.core.calls import full_name
 from lowwater_spark.checkpoint.identity import check_names, home_of, identity, new_ordinal
-from lowwater_spark.checkpoint.location import Location, glance, real
+from lowwater_spark.checkpoint.location import Location, glance, local_directory, real
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.columns import check_column, columns_of, own_name
 from lowwater_spark.drive.frame import drive, drive_of
@@ -45,7 +45,6 @@ from lowwater_spark.track.plan import (
     check_session,
     check_windows,
     is_file_format,
-    local_directory,
 )
 from lowwater_spark.track.query import INTERVAL, TrackedQuery
 from lowwater_spark.track.ranges import range_bounds
