@@ -43,7 +43,7 @@ from lowwater_spark.track.receipt import Destination, Receipt
 from lowwater_spark.track.removal import Removal
 from lowwater_spark.track.segments import SegmentUpdate, SendingUpdate, Unsent
 from lowwater_spark.track.state import Place, StateStore, Version
-from lowwater_spark.track.update import Update, build_version, can_pin, fixed, partitions_of, restage, rows_of
+from lowwater_spark.track.update import Terms, Update, build_version, can_pin, fixed, partitions_of, restage, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -710,17 +710,9 @@ class Batch:
             frame,
             update,
             columns,
-            key=self._keyed.key,
-            event_time=self._keyed.event_time,
-            digest=self._entry.digest,
-            low=self._low(),
-            promised=self._entry.promised,
-            reference=self._reference(),
-            budgeted=self._keyed.budgeted,
-            injector=self._keyed.injector,
-            window=self._keyed.window,
+            keyed=self._keyed,
+            terms=Terms(self._entry.digest, self._low(), self._entry.promised, self._reference()),
             destination=self._destination,
-            cut=self._keyed.cut,
             logged=self._logged,
         )
         self._probe("state", self.id)
