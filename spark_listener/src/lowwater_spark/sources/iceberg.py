@@ -29,7 +29,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import EARLIER, NONE, Leaf, Line, SourceDeclared, skips_earlier, up
@@ -52,7 +52,6 @@ __all__ = [
     "OpenIceberg",
     "Snapshot",
     "Table",
-    "TableLog",
     "Written",
     "unread",
 ]
@@ -227,21 +226,6 @@ class Table(NamedTuple):
         return ""
 
 
-class TableLog(Protocol):
-    """Questions that a source asks one table. Each call raises OSError when there is no answer."""
-
-    def table(self) -> Table:
-        """Return the table as of now."""
-        ...
-
-    def layout(self, snapshot: int) -> Sequence[tuple[int, int]]:
-        """Return, for each manifest that a snapshot made, its new files and its older ones.
-
-        Two numbers a manifest, in the order of the manifests.
-        """
-        ...
-
-
 # -- offsets ---------------------------------------------------------------------------------------
 
 
@@ -325,7 +309,7 @@ _FROM: Final = "stream-from-timestamp"
 _OPTIONS: Final[Mapping[str, str]] = {
     "streaming-skip-overwrite-snapshots": "rows of a skipped snapshot would count as read",
     "streaming-skip-delete-snapshots": "rows of a skipped snapshot would count as read",
-    _FROM: "rows before that time would count as read",
+    _FROM: f'rows before that time would count as read, and the stage does not declare option("{EARLIER}", "skip")',
     "branch": "the stream reads the main branch all the same, and rows of a branch may be published later",
     "tag": "a tag is one snapshot, and no stream of snapshots",
     "async-micro-batch-planning-enabled": "lowwater cannot compare files that Iceberg queues ahead of a batch with the table's lineage",
@@ -396,12 +380,6 @@ class IcebergSource(TableSource):
     def is_harmless(self, option: str, value: str) -> bool:
         """Return whether an option with a value leaves no row out that the stage needs."""
         return TableSource.is_harmless(self, option, value) or (option == _FROM and self.skips)
-
-    def remedy(self, option: str) -> str:
-        """Return what to do about a harmful option."""
-        if option == _FROM:
-            return f'If the stage does not need them, declare it: option("{EARLIER}", "skip"). Or remove the option.'
-        return TableSource.remedy(self, option)
 
     def pin(self) -> Pin:
         """Return the pin of the table as it is now.

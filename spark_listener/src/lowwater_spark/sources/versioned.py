@@ -103,7 +103,9 @@ class TableSource(Source):
         for option, value in sorted(self.options.items()):
             if not self.is_harmless(option, value.lower()):
                 why = self.harmful.get(option, "this release does not know whether it leaves rows out")
-                raise Unsupported(f"{self.staged}, with the option {option}", why, self.remedy(option))
+                raise Unsupported(
+                    f"{self.staged}, with the option {option}", why, "Remove the option; filter rows instead."
+                )
         for setting in self.settings:
             raise Unsupported(
                 f"{self.staged}, in a session where {setting} has not its default",
@@ -119,10 +121,6 @@ class TableSource(Source):
     def is_harmless(self, option: str, value: str) -> bool:
         """Return whether an option with a value leaves no row out."""
         return option in self.harmless or value == "false"
-
-    def remedy(self, option: str) -> str:
-        """Return what to do about a harmful option."""
-        return "Remove the option; filter rows instead."
 
     def check_alone(self, writers: Set[str], recent: Sequence[TableVersion]) -> None:
         """Refuse a table into which a computation writes that the inputs do not name.
