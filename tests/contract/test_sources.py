@@ -718,6 +718,21 @@ def test_a_sidecar_pins_what_a_run_has_pinned(named: Kind) -> None:
     assert json.loads(json.dumps(source.pin())) == Manifest(named.checkpoint).pin(source.kind, 0)
 
 
+def test_a_sidecar_recognizes_the_directory_from_which_a_query_has_read(files: Kind) -> None:
+    files.put("a")
+    line = files.plan("a")
+    words = ["sink", "files"] if isinstance(files, SinkLog) else ["files", "sink"]
+    good, wrong = (SourceDeclared(word, os.fspath(files.folder)) for word in words)
+    with pytest.raises(Unsupported, match="file sink in it") as refusal:
+        FileSource.declared(wrong, pytest.fail)
+    assert f"Declare {good.name}" in refusal.value.fix
+    source, manifest = FileSource.declared(good, pytest.fail), begun(files.checkpoint)
+    source.recognize(manifest, 0, line)
+    files.remove("a")
+    with pytest.raises(Unsupported, match=good.name):
+        source.recognize(manifest, 0, line)
+
+
 def test_a_line_says_how_its_source_is_declared(kind: Kind, word: str) -> None:
     kind.put("a")
     example, _, place = kinds.guess(kind.plan("a")).partition(":")
