@@ -188,15 +188,9 @@ def test_i2_snapshots_that_expire_when_a_query_begins_hold_for_good(log: Log, qu
     made.holds("it may have begun after rows that it never reads")
 
 
-def test_rows_of_nobody_hold_once_there_are_marks(log: Log, query: Callable[..., Query]) -> None:
-    log.put()
-    made = query()
-    log.put(writer="default/source")
-    log.put("replace", 3)
-    log.put(added=0)
-    made.source.head(NONE)
-    log.put()
-    made.holds("names no computation")
+def test_only_a_snapshot_that_may_have_new_rows_needs_a_name() -> None:
+    made = [("append", 1), ("append", 0), ("append", None), ("replace", 3)]
+    assert [Snapshot(1, None, *each).strange for each in made] == [True, False, True, False]
 
 
 def test_a_branch_and_a_table_that_publishes_late_are_refused(log: Log) -> None:
