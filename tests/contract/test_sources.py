@@ -1,79 +1,125 @@
 """What every kind of source answers, alike: the contract of :mod:`lowwater_spark.sources.base`.
 
-A kind joins by a class like :class:`Files` below, which can write rows, take them into a batch, and take rows away, and by a line in ``KINDS``. No
-Spark here: what Spark writes into a checkpoint, the tests write themselves.
+A kind joins by a class like :class:`Files` below, which can write rows, take them into a batch, and take rows away, and by a line in ``FILES`` or
+``NAMED``. No Spark here: what Spark writes into a checkpoint, the tests write themselves.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
-from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources import iceberg
-from lowwater_spark.sources.base import NONE, Line, OpenSource, Source
+from lowwater_spark.checkpoint.manifest import Manifest
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.sources import iceberg, kinds
+from lowwater_spark.sources.base import NONE, Line, OpenSource, Source, SourceDeclared
 from lowwater_spark.sources.control import ControlSource, Offset
-from lowwater_spark.sources.delta import Commit, DeltaSource, Table
+from lowwater_spark.sources.delta import Commit, DeltaSource, Table, app_id, marked
 from lowwater_spark.sources.files import FileSource
 from lowwater_spark.sources.head import Candidates, Heads
+from lowwater_spark.sources.kafka import KafkaSource
 from lowwater_spark.sources.sink_log import SINK_LOG
 from lowwater_spark.sources.ticks import Ticks, tick_directory
-from tests.spark.kafka_answers import Answers, over
-from tests.spark.support import begun, lines
+from lowwater_spark.sources.writers import mark_writer
+from tests.spark.kafka_answers import OPTIONS, Answers
+from tests.spark.support import begun, lines, row
+from tests.spark.tape import Tape
+from tests.spark.taped import TAPE, TapeInput
 
 STRANGE = '{"topic":{"0":5}}'
 """The line of a source that is of no kind here."""
 
+INPUTS = frozenset({"default/source"})
 
-class Kind(Protocol):
+
+class Kind:
     """A source, a writer, and a Spark that plans batches of it."""
 
-    def __init__(self, base: Path) -> None: ...
-    def open(self) -> OpenSource: ...
-    def put(self, *names: str) -> None: ...
-    def remove(self, name: str) -> None: ...
-    def lose(self) -> None: ...
-    def replace(self) -> None: ...
-    def plan(self, *names: str) -> Line: ...
-    def names(self, said: str, name: str) -> bool: ...
-
-
-class Files:
-    sink_log = False
+    of_plan: Source
+    """As a query's plan has it, which nobody has asked to wait for inputs."""
 
     def __init__(self, base: Path) -> None:
-        self.checkpoint, self.root = base / "ck", base / "in"
-        self.root.mkdir(parents=True)
-        self.batch = -1
+        self.checkpoint, self.folder = base / "ck", base / "in"
 
-    @property
-    def source(self) -> Source:
-        return FileSource(os.fspath(self.root), recursive=True, sink_log=self.sink_log)
+    def open(self, inputs: frozenset[str] = INPUTS) -> OpenSource:
+        return self.of_plan.waiting_for(inputs).open(begun(self.checkpoint), 0)
 
-    def open(self) -> OpenSource:
-        return self.source.open(begun(self.checkpoint), 0)
+    def begin(self, place: str, first: str) -> None:
+        """Have begun with what is there, so far: Spark notes the first offsets at a place in the checkpoint."""
+        self.open()
+        write_log(self.checkpoint / "offsets/0", [])
+        (self.checkpoint / place).parent.mkdir(parents=True, exist_ok=True)
+        (self.checkpoint / place).write_text(first)
 
     def put(self, *names: str) -> None:
-        for name in names:
-            (self.root / name).write_text("{}")
+        """Write rows of these names."""
+        raise NotImplementedError
 
     def remove(self, name: str) -> None:
-        (self.root / name).unlink()
+        """Take away a file."""
+        raise NotImplementedError
 
     def lose(self) -> None:
-        self.root.rename(self.root.with_name("elsewhere"))
+        """Be away, or damaged."""
+        self.folder.rename(self.folder.with_name("elsewhere"))
 
     def replace(self) -> None:
+        """Put another source of the same name into its place."""
+        raise NotImplementedError
+
+    def cut(self) -> None:
+        """Lose rows before the last ones."""
+        raise NotImplementedError
+
+    def write(self, writer: str, *names: str) -> None:
+        """Write rows as a computation does: by its full name."""
+        raise NotImplementedError
+
+    def rewind(self, *, whole: bool) -> None:
+        """Go back to an older version of the whole source, or write older rows anew."""
+        raise NotImplementedError
+
+    def forget(self, count: int) -> None:
+        """Drop the oldest versions."""
         raise NotImplementedError
 
     def plan(self, *names: str) -> Line:
+        """Take rows into a batch, and give the line of it."""
+        raise NotImplementedError
+
+    def names(self, said: str, name: str) -> bool:
+        return name in Path(said).name
+
+
+class Files(Kind):
+    sink_log = False
+
+    def __init__(self, base: Path) -> None:
+        super().__init__(base)
+        self.folder.mkdir(parents=True)
+        self.of_plan = FileSource(os.fspath(self.folder), recursive=True, sink_log=self.sink_log)
+        self.batch = -1
+
+    def put(self, *names: str) -> None:
+        for name in names:
+            (self.folder / name).write_text("{}")
+
+    def remove(self, name: str) -> None:
+        (self.folder / name).unlink()
+
+    def write(self, writer: str, *names: str) -> None:
+        mark_writer(self.folder, writer)
+        self.put(*names)
+
+    def plan(self, *names: str) -> Line:
         self.batch += 1
-        paths = [self.root / name for name in names]
+        paths = [self.folder / name for name in names]
         entries = [
             {"path": path.as_uri(), "timestamp": path.stat().st_mtime_ns // 1_000_000, "batchId": self.batch}
             for path in paths
@@ -81,17 +127,13 @@ class Files:
         write_log(self.checkpoint / "sources/0" / str(self.batch), entries)
         return lines(self.batch)[0]
 
-    def names(self, said: str, name: str) -> bool:
-        return name in Path(said).name
-
 
 class SinkLog(Files):
     sink_log = True
 
     def __init__(self, base: Path) -> None:
         super().__init__(base)
-        self.written = -1
-        write_log(self.root / SINK_LOG / "0", [])
+        write_log(self.folder / SINK_LOG / "0", [])
         self.written = 0
 
     def put(self, *names: str) -> None:
@@ -103,7 +145,7 @@ class SinkLog(Files):
         super().remove(name)
 
     def lose(self) -> None:
-        (self.root / SINK_LOG / "0").unlink()
+        (self.folder / SINK_LOG / "0").unlink()
 
     def _log(self, action: str, *names: str) -> None:
         self.written += 1
@@ -115,9 +157,9 @@ class SinkLog(Files):
                 "modificationTime": path.stat().st_mtime_ns // 1_000_000,
                 "action": action,
             }
-            for path in (self.root / name for name in names)
+            for path in (self.folder / name for name in names)
         ]
-        write_log(self.root / SINK_LOG / str(self.written), entries)
+        write_log(self.folder / SINK_LOG / str(self.written), entries)
 
 
 def write_log(path: Path, entries: list[dict[str, object]]) -> None:
@@ -139,42 +181,47 @@ class FolderLog:
         path = self._folder / f"{version}.json"
         return Commit.parse(version, path.read_text()) if path.exists() else None
 
-    def apps(self) -> dict[str, int]:
-        return {}
+    def apps(self) -> Mapping[str, int]:
+        commits = [self.commit(int(path.stem)) for path in self._folder.iterdir()]
+        return {app: batch for commit in commits if commit is not None for app, batch in commit.batches.items()}
 
 
-class Delta:
+class Delta(Kind):
     def __init__(self, base: Path) -> None:
-        self.checkpoint, self.table = base / "ck", base / "in"
+        super().__init__(base)
         self.versions: list[int] = []
         """How many files each adds."""
         self.taken = -1
-        self.log = FolderLog(self.table / "_delta_log")
+        self.log = FolderLog(self.folder / "_delta_log")
+        self.of_plan = DeltaSource(os.fspath(self.folder), {}, self.log)
         self.put()
-        self.open()
-        write_log(self.checkpoint / "offsets/0", [])  # it has begun with the empty table
-
-    def open(self) -> OpenSource:
-        inputs = frozenset({"default/source"})
-        source = DeltaSource(os.fspath(self.table), {}, self.log)
-        return source.waiting_for(inputs).open(begun(self.checkpoint), 0)
+        self.begin("sources/0/begun", "")
 
     def put(self, *names: str) -> None:
-        path = self.table / "_delta_log" / f"{len(self.versions)}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        actions: list[object] = [{"commitInfo": {"operation": "WRITE"}}]
+        self.write("", *names)
+
+    def rewind(self, *, whole: bool) -> None:
+        removed: list[object] = [] if whole else [{"remove": {"path": "a", "dataChange": True}}]
+        self.write("", "older", operation="RESTORE" if whole else "UPDATE", more=removed)
+
+    def forget(self, count: int) -> None:
+        for version in range(count):
+            (self.folder / "_delta_log" / f"{version}.json").unlink()
+
+    def write(self, writer: str, *names: str, operation: str = "WRITE", more: Sequence[object] = ()) -> None:
+        actions = [*more, *([{"txn": {"appId": app_id(writer, "c0ffee"), "version": 1}}] if writer else [])]
+        actions += [{"commitInfo": {"operation": operation}}]
         actions += [{"add": {"path": name, "dataChange": True}} for name in names]
+        path = self.folder / "_delta_log" / f"{len(self.versions)}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(map(json.dumps, actions)))
         self.versions.append(len(names))
 
-    def remove(self, name: str) -> None:
-        raise NotImplementedError
-
-    def lose(self) -> None:
-        self.table.rename(self.table.with_name("elsewhere"))
-
     def replace(self) -> None:
         self.log.id = "another"
+
+    def cut(self) -> None:
+        (self.folder / "_delta_log" / f"{len(self.versions) - 2}.json").unlink()
 
     def plan(self, *names: str) -> Line:
         self.taken += len(names)
@@ -182,18 +229,8 @@ class Delta:
         while version < len(self.versions) and index >= self.versions[version] - 1:
             index -= self.versions[version]
             version += 1
-        return json.dumps(
-            {
-                "sourceVersion": 1,
-                "reservoirId": "t",
-                "reservoirVersion": version,
-                "index": index,
-                "isStartingVersion": False,
-            }
-        )
-
-    def names(self, said: str, name: str) -> bool:
-        return name in Path(said).name
+        place = {"reservoirId": "t", "reservoirVersion": version, "index": index}
+        return json.dumps({"sourceVersion": 1, **place, "isStartingVersion": False})
 
 
 class FolderTable:
@@ -207,47 +244,53 @@ class FolderTable:
         raise NotImplementedError
 
 
-class Iceberg:
+class Iceberg(Kind):
     def __init__(self, base: Path) -> None:
-        self.checkpoint, self.folder = base / "ck", base / "in"
+        super().__init__(base)
         self.snapshots: list[dict[str, Any]] = []
         self.held: dict[str, int] = {}
         """By name: the snapshot that it is in."""
         self.taken = 0
+        self.expired = 0
         self.id = "t"
+        self.of_plan = iceberg.IcebergSource("t", {}, FolderTable(self.folder))
         self.folder.mkdir(parents=True)
         self.put()
-        self.open()
-        write_log(self.checkpoint / "offsets/0", [])  # it has begun with the empty table
-        begin = self.checkpoint / "sources/0/offsets/0"
-        begin.parent.mkdir(parents=True)
-        begin.write_text(self.plan())
-
-    def open(self) -> OpenSource:
-        source = iceberg.IcebergSource("t", {}, FolderTable(self.folder))
-        return source.waiting_for(frozenset({"default/source"})).open(begun(self.checkpoint), 0)
+        self.begin("sources/0/offsets/0", self.plan())
 
     def put(self, *names: str) -> None:
+        self.write("", *names)
+
+    def write(self, writer: str, *names: str) -> None:
         summary = {"operation": "append", "manifests-created": "1", "added-data-files": str(len(names))}
+        summary |= {iceberg.MARK: marked(writer)} if writer else {}
         last = {"parent-snapshot-id": self.snapshots[-1]["snapshot-id"]} if self.snapshots else {}
         # Their numbers say nothing of their order.
         number = 1000 - 7 * len(self.snapshots)
         self.snapshots.append({"snapshot-id": number, **last, "summary": summary})
         self.held |= dict.fromkeys(names, number)
-        said = {"table-uuid": self.id, "location": "/t", "current-snapshot-id": number, "snapshots": self.snapshots}
+        self.show(number)
+
+    def show(self, current: int) -> None:
+        said = {"table-uuid": self.id, "location": "/t", "current-snapshot-id": current}
         fresh = self.folder / "fresh.json"
-        fresh.write_text(json.dumps(said))
+        fresh.write_text(json.dumps({**said, "snapshots": self.snapshots[self.expired :]}))
         fresh.replace(self.folder / "metadata.json")
-
-    def remove(self, name: str) -> None:
-        raise NotImplementedError
-
-    def lose(self) -> None:
-        self.folder.rename(self.folder.with_name("elsewhere"))
 
     def replace(self) -> None:
         self.id = "another"
         self.put()
+
+    def rewind(self, *, whole: bool) -> None:
+        self.show(self.snapshots[0]["snapshot-id"])
+
+    def forget(self, count: int) -> None:
+        self.expired = count
+        self.show(self.snapshots[-1]["snapshot-id"])
+
+    def cut(self) -> None:
+        self.expired = len(self.snapshots)
+        self.put("last")
 
     def plan(self, *names: str) -> Line:
         self.taken += len(names)
@@ -263,33 +306,28 @@ class Iceberg:
         return f"snapshot {self.held[name]} " in said
 
 
-class Kafka:
+class Kafka(Kind):
     def __init__(self, base: Path) -> None:
-        self.checkpoint, self.answers = base / "ck", Answers()
+        super().__init__(base)
+        self.answers = Answers()
+        self.of_plan = KafkaSource(OPTIONS, self.answers)
         self.offsets: dict[str, int] = {}
         self.taken = 0
-        self.open()
-        write_log(self.checkpoint / "offsets/0", [])
-        begin = self.checkpoint / "sources/0/0"
-        begin.parent.mkdir(parents=True)
-        begin.write_text(f"v1\n{self.plan()}")
-
-    def open(self) -> OpenSource:
-        return over(self.answers).open(begun(self.checkpoint), 0)
+        self.begin("sources/0/0", f"v1\n{self.plan()}")
 
     def put(self, *names: str) -> None:
         for name in names:
             self.answers.end += 1
             self.offsets[name] = self.answers.end
 
-    def remove(self, name: str) -> None:
-        raise NotImplementedError
-
     def lose(self) -> None:
         self.answers.away = True
 
     def replace(self) -> None:
         self.answers.ids_of["t"] = "another"
+
+    def cut(self) -> None:
+        self.answers.end = 0
 
     def plan(self, *names: str) -> Line:
         self.taken += len(names)
@@ -299,17 +337,59 @@ class Kafka:
         return said.startswith("partition 0 of t (read to ") and self.offsets[name] == self.answers.end
 
 
-KINDS: dict[str, type[Kind]] = {"files": Files, "sink log": SinkLog}
+class Toy(Kind):
+    """The tape of `tests/spark/taped.py`."""
+
+    def __init__(self, base: Path) -> None:
+        super().__init__(base)
+        self.tape = Tape(self.folder)
+        self.of_plan = TapeInput(os.fspath(self.folder))
+        self.held: list[str] = []
+        self.taken = 0
+        self.begin("sources/0/begun", "")
+
+    def put(self, *names: str) -> None:
+        self.tape.put(*(row(name, 9) for name in names))
+        self.held += names
+
+    def replace(self) -> None:
+        self.lose()
+        Tape(self.folder).put(row("z", 9))
+
+    def cut(self) -> None:
+        self.folder.write_text("")
+
+    def plan(self, *names: str) -> Line:
+        self.taken += len(names)
+        return json.dumps({TAPE: {"line": self.taken}})
+
+    def names(self, said: str, name: str) -> bool:
+        return said.endswith(f"row {self.held.index(name)}")
+
+
+FILES: dict[str, type[Kind]] = {"files": Files, "sink": SinkLog}
 """The sources that have rows, by files of which each may vanish."""
 
+TABLES: dict[str, type[Kind]] = {"delta": Delta, "iceberg": Iceberg}
 
-NAMED: dict[str, type[Kind]] = {"delta": Delta, "iceberg": Iceberg, "kafka": Kafka}
+NAMED: dict[str, type[Kind]] = {**TABLES, "kafka": Kafka, TAPE: Toy}
 """The sources that are known by an id, so that another one of the same name is told apart."""
 
 
-@pytest.fixture(params=[*KINDS, *NAMED])
-def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
-    return {**KINDS, **NAMED}[request.param](tmp_path)
+@pytest.fixture(autouse=True)
+def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(kinds.KINDS, TAPE, TapeInput)
+
+
+@pytest.fixture(params=[*FILES, *NAMED])
+def word(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def kind(word: str, tmp_path: Path) -> Kind:
+    (tmp_path / "kind").mkdir()
+    return {**FILES, **NAMED}[word](tmp_path / "kind")
 
 
 @pytest.fixture(params=NAMED)
@@ -317,9 +397,20 @@ def named(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
     return NAMED[request.param](tmp_path)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=FILES)
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
-    return KINDS[request.param](tmp_path)
+    return FILES[request.param](tmp_path)
+
+
+@pytest.fixture(params=TABLES)
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
+    return TABLES[request.param](tmp_path)
+
+
+@pytest.fixture(params=[*FILES, *TABLES])
+def marking(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
+    """A source in which each writer leaves its name."""
+    return {**FILES, **TABLES}[request.param](tmp_path)
 
 
 def control(base: Path) -> tuple[OpenSource, Line]:
@@ -520,3 +611,143 @@ def test_a_commit_between_two_looks_is_no_rollback(tmp_path: Path) -> None:
     source.confirm(after)
     assert source.reached(source.head(after), after)
     kind.open()
+
+
+# -- what is gone, and who writes ------------------------------------------------------------------------------------------
+
+
+def test_an_offset_that_goes_back_is_refused_of_a_stage_and_of_an_injector(named: Kind) -> None:
+    named.put("a", "b")
+    first, second = named.plan("a"), named.plan("b")
+    for inputs in (INPUTS, frozenset[str]()):
+        source = named.open(inputs)
+        source.read_to(second)
+        source.confirm(second)
+        with pytest.raises(CheckpointMismatch, match=r"(gone back|cut off)(.|\n)*with adopt=True"):
+            source.read_to(first)
+
+
+def test_a_gap_before_unread_rows_holds_and_says_what_to_do(named: Kind) -> None:
+    named.put("a")
+    source = named.open()
+    line = named.plan("a")
+    source.read_to(line)
+    source.confirm(line)
+    named.put("b")
+    named.put("c")
+    named.cut()
+    with pytest.raises(OSError, match="Start from a new checkpoint, with adopt=True"):
+        source.head(line)
+
+
+def test_a_writer_whom_the_inputs_do_not_name_is_refused_and_holds_when_it_comes_later(marking: Kind) -> None:
+    source = marking.open()
+    waiting = marking.of_plan.waiting_for(INPUTS)
+    marking.write("default/source", "a")
+    waiting.check_writers()
+    source.head(NONE)
+    marking.write("default/other", "b")
+    with pytest.raises(Unsupported, match="default/other") as refusal:
+        waiting.check_writers()
+    assert "ame it in inputs" in refusal.value.fix or "Name default/other in inputs" in refusal.value.fix
+    try:
+        said = source.missing(source.wait(source.head(NONE), None), 5)
+    except OSError as held:
+        said = [str(held)]
+    assert [each for each in said if "default/other" in each and "inputs do not name" in each]
+
+
+def test_rows_of_nobody_hold_for_good_once_a_writer_has_left_its_name(table: Kind) -> None:
+    table.put("from before")
+    table.open().head(NONE)
+    table.write("default/source", "a")
+    source = table.open()
+    source.head(NONE)
+    table.put("b")
+    for refused, call in (
+        (OSError, lambda: source.head(NONE)),
+        (CheckpointMismatch, table.open),
+        (Unsupported, table.of_plan.waiting_for(INPUTS).check_writers),
+    ):
+        with pytest.raises(refused, match="names no computation"):
+            call()
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_rows_that_may_come_back_hold_for_good_also_when_they_are_read_before_a_look(table: Kind, read: bool) -> None:
+    table.put("a")
+    source = table.open()
+    head = source.wait(source.head(NONE), None)
+    line = table.plan("a")
+    source.read_to(line)
+    source.confirm(line)
+    assert source.reached(head, line)
+    table.rewind(whole=read)
+    if read:
+        line = table.plan("older") if isinstance(table, Delta) else line
+        source.knock(line)
+        source.confirm(line)
+    else:
+        with pytest.raises(OSError, match="with adopt=True"):
+            source.head(line)
+    assert not source.reached(head, line)
+    with pytest.raises(CheckpointMismatch, match="with adopt=True"):
+        table.open()
+
+
+def test_versions_that_were_checked_need_not_stay(table: Kind) -> None:
+    source = table.open()
+    line = NONE
+    for number in range(25):
+        table.put(f"{number}")
+        line = table.plan(f"{number}")
+        source.read_to(line)
+        source.confirm(line)
+    table.forget(20)
+    again = table.open()  # the run before was killed
+    again.read_to(line)
+    again.confirm(line)
+    assert again.reached(again.head(line), line)
+
+
+# -- a sidecar -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sidecar_pins_what_a_run_has_pinned(named: Kind) -> None:
+    source = named.of_plan
+    assert json.loads(json.dumps(source.pin())) == Manifest(named.checkpoint).pin(source.kind, 0)
+
+
+def test_a_sidecar_recognizes_the_directory_from_which_a_query_has_read(files: Kind) -> None:
+    files.put("a")
+    line = files.plan("a")
+    words = ["sink", "files"] if isinstance(files, SinkLog) else ["files", "sink"]
+    good, wrong = (SourceDeclared(word, os.fspath(files.folder)) for word in words)
+    with pytest.raises(Unsupported, match="file sink in it") as refusal:
+        FileSource.declared(wrong, pytest.fail)
+    assert f"Declare {good.name}" in refusal.value.fix
+    source, manifest = FileSource.declared(good, pytest.fail), begun(files.checkpoint)
+    source.recognize(manifest, 0, line)
+    files.remove("a")
+    with pytest.raises(Unsupported, match=good.name):
+        source.recognize(manifest, 0, line)
+
+
+def test_a_line_says_how_its_source_is_declared(kind: Kind, word: str) -> None:
+    kind.put("a")
+    example, _, place = kinds.guess(kind.plan("a")).partition(":")
+    assert example == ("files" if word == "sink" else word)
+    options = dict(pair.split("=") for pair in place.split(",")[1:])
+    placed: Any = kinds.kind_of(word).place(place.split(",", maxsplit=1)[0])
+    declared = SourceDeclared(word, **placed, options=options)
+    assert options.keys() <= kinds.kind_of(word).allowed(declared)
+    assert kinds.guess(NONE) == "?"
+
+
+def test_an_option_of_which_nobody_knows_whether_it_leaves_rows_out_is_refused_by_name(table: Kind) -> None:
+    source: Any = table.of_plan
+    source = dataclasses.replace(source, options={"heardoftomorrow": "true"})
+    assert source.waiting_for(frozenset()) == source, "an injector says itself how far it is"
+    with pytest.raises(Unsupported, match="with the option heardoftomorrow") as refusal:
+        source.waiting_for(INPUTS)
+    assert refusal.value.fix

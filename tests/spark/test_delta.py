@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +11,8 @@ from pyspark.sql import DataFrame
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.checkpoint.manifest import Manifest
-from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.base import OpenSource
-from lowwater_spark.sources.delta import DELTA, Commit, DeltaSource, Head, Table, app_id
+from lowwater_spark.errors import Unsupported
+from lowwater_spark.sources.delta import DELTA, Commit, DeltaSource, Table
 from lowwater_spark.sources.delta_log import DeltaLog
 from lowwater_spark.track.plan import check_plan
 from tests.kit import delta
@@ -72,29 +67,20 @@ def table(flow: Flow) -> TableFlow:
     return TableFlow(flow)
 
 
-@dataclass
 class Log:
     """The log of a table that Delta here cannot make."""
 
-    found: Table
-    commits: dict[int, Commit] = field(default_factory=dict)
-    counted: dict[str, int] = field(default_factory=dict)
-
-    def put(self, operation: str, **said: Any) -> None:
-        version = self.found.version + 1
-        self.found = self.found._replace(version=version)
-        self.commits[version] = Commit(
-            version, **{"added": 1, "removes": False, "writer": "", "table": "", **said}, operation=operation
-        )
+    def __init__(self, table: Table) -> None:
+        self._table = table
 
     def table(self) -> Table:
-        return self.found
+        return self._table
 
     def commit(self, version: int) -> Commit | None:
-        return self.commits.get(version)
+        return None
 
     def apps(self) -> Mapping[str, int]:
-        return self.counted
+        return {}
 
 
 def test_d1_a_stage_follows_its_inputs_through_a_table(
@@ -161,98 +147,6 @@ def test_d4_a_rate_limit_leaves_rows_of_the_first_snapshot_behind(
     assert [offset.version >= head for offset, _ in seen[:2]] == [True, True], "by its number alone it would lead"
     assert Offset(head + 1, -1, initial=False) in table.offsets
     assert table.keys() == ["0", "1", "2"]
-
-
-class Opened:
-    """A source over such a log, in a checkpoint that has planned a batch."""
-
-    def __init__(self, folder: Path) -> None:
-        self.log = Log(Table(3, "t", "/t"))
-        self.made = DeltaSource("/t", {}, self.log).waiting_for(frozenset({"source"}))
-        self.folder = folder
-        self.manifest = Manifest(folder)
-        self.manifest.begin(1)
-        self.source = self.open()
-        (folder / "offsets").mkdir()
-        (folder / "offsets/0").touch()
-
-    def open(self) -> OpenSource:
-        return self.made.open(self.manifest, 0)
-
-
-def line(version: int, index: int = -1, *, initial: bool = False) -> str:
-    found = {"sourceVersion": 1, "reservoirId": "t", "reservoirVersion": version, "index": index}
-    return json.dumps({**found, "isStartingVersion": initial})
-
-
-def test_a_writer_whom_the_inputs_do_not_name_is_refused_and_later_holds(tmp_path: Path) -> None:
-    said = "was written by other, which the inputs do not name"
-    for writer, why in (("other", said), ("", "names no computation")):
-        opened = Opened(tmp_path / (writer or "nobody"))
-        opened.log.put("WRITE", writer="source")
-        opened.source.head("-")
-        opened.log.put("WRITE", writer=writer)
-        with pytest.raises(OSError, match=why):
-            opened.source.head("-")
-        if writer:
-            opened.log.counted = {app_id(writer, "c0ffee"): 0}
-            with pytest.raises(Unsupported, match="into which other writes"):
-                opened.made.check_writers()
-        else:
-            with pytest.raises(Unsupported, match=why):
-                opened.made.check_writers()
-            with pytest.raises(CheckpointMismatch, match=why):
-                opened.open()
-
-
-@pytest.mark.parametrize(("operation", "removes"), [("RESTORE", False), ("UPDATE", True)])
-def test_rows_that_came_back_hold_also_when_they_were_read_before_anybody_looked(
-    tmp_path: Path, operation: str, removes: bool
-) -> None:
-    opened = Opened(tmp_path)
-    opened.log.put(operation, removes=removes)
-    head = opened.source.wait(Head(4, empty=False), None)
-    assert opened.source.reached(head, line(5))
-    opened.source.read_to(line(5))
-    opened.source.confirm(line(5))
-    assert not opened.source.reached(head, line(5))
-    with pytest.raises(OSError, match=rf"version 4 \({operation}\)"):
-        opened.source.head(line(5))
-    with pytest.raises(CheckpointMismatch, match=operation):
-        opened.open()
-
-
-def test_what_was_looked_at_need_not_stay_in_the_log(tmp_path: Path) -> None:
-    opened = Opened(tmp_path)
-    for _ in range(25):
-        opened.log.put("WRITE")
-    opened.source.head("-")
-    opened.source.confirm(line(26))
-    for version in range(26):
-        opened.log.commits.pop(version, None)
-    again = opened.open()  # the run before was killed
-    again.confirm(line(26))
-    assert again.reached(again.head(line(26)), line(29))
-    del opened.log.commits[27]
-    with pytest.raises(OSError, match="version 27 of the Delta table /t is not in its log any more"):
-        opened.open().head(line(26))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"ignoreChanges": "true"},
-        {"readChangeFeed": "true"},
-        {"heardOfTomorrow": "true"},
-    ],
-    ids=lambda options: next(iter(options)),
-)
-def test_d5_d9_an_option_that_leaves_rows_out_is_refused_by_name(options: dict[str, str]) -> None:
-    given = {"path": "/t", **{name.lower(): value for name, value in options.items()}}
-    source = DeltaSource("/t", given, Log(Table(0, "t", "/t")))
-    assert source.waiting_for(frozenset()) == source, "an injector says itself how far it is"
-    with pytest.raises(Unsupported, match=f"(?i)with the option {next(iter(options))}"):
-        source.waiting_for(frozenset({"default/source"}))
 
 
 def test_d12_d13_a_table_whose_log_does_not_tell_all_is_refused() -> None:

@@ -123,14 +123,6 @@ def test_files_that_icebergs_stream_passes_over_hold_for_good(log: Log, query: C
     made.holds("Iceberg's stream skips files")
 
 
-def test_a_rollback_holds_for_good(log: Log, query: Callable[..., Query]) -> None:
-    first, _ = log.put(), log.put()
-    made = query()
-    made.source.head(NONE)
-    log.set(first)
-    made.holds("was rolled back or replaced")
-
-
 @pytest.mark.parametrize("aside", [False, True])
 def test_a_catalog_that_answers_from_a_cache_harms_nothing_that_lasts(
     aside: bool, log: Log, query: Callable[..., Query]
@@ -196,54 +188,9 @@ def test_i2_snapshots_that_expire_when_a_query_begins_hold_for_good(log: Log, qu
     made.holds("it may have begun after rows that it never reads")
 
 
-def test_what_was_looked_at_may_expire(log: Log, query: Callable[..., Query]) -> None:
-    snapshots = [log.put()]
-    made = query()
-    made.commit(line(snapshots[0]))
-    for _ in range(25):
-        snapshots.append(log.put())
-        made.commit(line(snapshots[-1]))
-    log.expire(*snapshots[:20])
-    made.source = made.open()
-    assert made.reached(line(snapshots[-1]))
-    log.expire(*snapshots[20:-1])
-    made.commit(line(snapshots[-1]))
-    made.source = made.open()
-    assert made.reached(line(snapshots[-1]))
-
-
-def test_a_stranger_holds_and_is_named(log: Log, query: Callable[..., Query]) -> None:
-    log.put(writer="default/source")
-    made = query()
-    log.put(writer="default/other")
-    made.holds("was written by default/other, which the inputs do not name", for_good=False)
-
-
-def test_rows_of_nobody_hold_once_there_are_marks(log: Log, query: Callable[..., Query]) -> None:
-    log.put()
-    made = query()
-    log.put(writer="default/source")
-    log.put("replace", 3)
-    log.put(added=0)
-    made.source.head(NONE)
-    log.put()
-    made.holds("names no computation")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"streaming-skip-overwrite-snapshots": "true"},
-        {"branch": "audit"},
-        {"heard-of-tomorrow": "true"},
-    ],
-    ids=lambda options: next(iter(options)),
-)
-def test_an_option_that_leaves_rows_out_is_refused_by_name(options: dict[str, str], log: Log) -> None:
-    source = IcebergSource("t", options, log)
-    assert source.waiting_for(frozenset()) == source, "an injector says itself how far it is"
-    with pytest.raises(Unsupported, match=f"with the option {next(iter(options))}"):
-        source.waiting_for(INPUTS)
+def test_only_a_snapshot_that_may_have_new_rows_needs_a_name() -> None:
+    made = [("append", 1), ("append", 0), ("append", None), ("replace", 3)]
+    assert [Snapshot(1, None, *each).strange for each in made] == [True, False, True, False]
 
 
 def test_a_branch_and_a_table_that_publishes_late_are_refused(log: Log) -> None:
@@ -285,16 +232,6 @@ def test_i2_an_empty_table_whose_first_snapshots_expire_before_anybody_looks_hol
     first, _ = log.put(), log.put()
     log.expire(first)
     made.holds("have expired before they were read")
-
-
-def test_what_expires_before_anybody_looks_holds(log: Log, query: Callable[..., Query]) -> None:
-    first = log.put()
-    made = query()
-    made.commit(line(first))
-    log.expire(first, log.put())
-    last = log.put()
-    log.expire(*(each for each in log.found.snapshots if each != last))
-    made.holds("have expired before this query checked them", for_good=False)
 
 
 def test_an_offset_that_goes_back_is_refused(log: Log, query: Callable[..., Query]) -> None:

@@ -131,7 +131,6 @@ def test_a_source_that_gives_its_rows_once_is_refused(flow: Flow) -> None:
     ("kind", "before", "now", "said"),
     [
         ("rate", "9", "8", "the offset of the source rate has gone back, from 9 to 8: .* adopt=True"),
-        ("kafka", '{"t":{"0":5,"1":7}}', '{"t":{"0":6,"1":6}}', "gone back, partition 1 of t from 7 to 6"),
         ("kafka", '{"t":{"0":5}}', '{"t":5}', "is no offset of Kafka"),
         ("tape", '{"line":4}', "4", "was an object .* and is a number .*another source is in its place"),
         ("tape", "-", "{", "is no offset of tape"),

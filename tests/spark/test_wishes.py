@@ -28,7 +28,7 @@ from lowwater_spark.track.part import Part
 from lowwater_spark.track.progress import Committed
 from lowwater_spark.track.ranges import KEY_HASH
 from lowwater_spark.track.state import Place, RangeEntry, StateStore, Version
-from lowwater_spark.track.update import build_version
+from lowwater_spark.track.update import Terms, build_version
 from tests.kit.times import MAX
 from tests.process.serving import Serving
 
@@ -286,18 +286,12 @@ def test_a_state_of_another_layout_than_was_logged_starts_nothing(tmp_path: Path
 
 
 def built(store: StateStore, cut: Cut, logged: dict[int, Layout], batch: int = 5) -> Any:
-    asked: Any = dict.fromkeys(("frame", "update", "key", "event_time", "window", "destination"))
-    asked["destination"] = type("To", (), {"batch": batch})
-    numbers: Any = {"low": 0, "promised": 0, "reference": 0, "budgeted": False, "injector": False, "digest": "aa"}
+    nothing: Any = None
+    destination: Any = type("To", (), {"batch": batch})
+    keyed = Keyed((), "", cut.ranges, injector=False, layout=cut.layout)
+    terms = Terms("aa", 0, 0, 0)
     return build_version(
-        store,
-        asked.pop("frame"),
-        asked.pop("update"),
-        StructType(),
-        **asked,
-        **numbers,
-        cut=cut,
-        logged=logged.get,
+        store, nothing, nothing, StructType(), keyed=keyed, terms=terms, destination=destination, logged=logged.get
     )
 
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import lowwater
 from lowwater.core.calls import full_name
 from lowwater_spark.checkpoint.identity import check_names, home_of, identity, new_ordinal
-from lowwater_spark.checkpoint.location import Location, glance, real
+from lowwater_spark.checkpoint.location import Location, glance, local_directory, real
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.columns import check_column, columns_of, own_name
 from lowwater_spark.drive.frame import drive, drive_of
@@ -44,7 +44,6 @@ from lowwater_spark.track.plan import (
     check_session,
     check_windows,
     is_file_format,
-    local_directory,
 )
 from lowwater_spark.track.query import INTERVAL, TrackedQuery
 from lowwater_spark.track.ranges import range_bounds
@@ -65,6 +64,37 @@ _RANGES: Final = 64
 """Default number of key ranges of a stage with a function."""
 
 
+class CommonOptions(TypedDict, total=False):
+    """Arguments of :func:`stage` and :func:`injector`."""
+
+    ranges: int | None
+    heuristics: Sequence[float]
+    lateness_budget: float | Sequence[float]
+    stamp: Stamp
+    max_skew: timedelta | None
+    address: str | None
+    client: lowwater.Client | None
+
+
+class StageOptions(CommonOptions, total=False):
+    """Further arguments of :func:`stage`."""
+
+    retention: timedelta | None
+    balance: bool
+
+
+class InjectorOptions(CommonOptions, total=False):
+    """Further arguments of :func:`injector`: the limits of its source."""
+
+    disorder: timedelta | None
+    across: timedelta | None
+    delay: timedelta | None
+    producer: str | Column | None
+    producers: Sequence[str] | None
+    ahead: timedelta | None
+    skew_limit: timedelta | None
+
+
 def stage(
     spark: SparkSession,
     name: str,
@@ -72,15 +102,7 @@ def stage(
     inputs: Sequence[str],
     key: str | Column | Sequence[str | Column],
     event_time: str | Column,
-    ranges: int | None = None,
-    heuristics: Sequence[float] = (0.99,),
-    lateness_budget: float | Sequence[float] = (),
-    stamp: Stamp = "event",
-    retention: timedelta | None = None,
-    max_skew: timedelta | None = None,
-    balance: bool = False,
-    address: str | None = None,
-    client: lowwater.Client | None = None,
+    **options: Unpack[StageOptions],
 ) -> Stage:
     """Declare a tracked stage: a query whose low watermark is exact. Registers nothing yet.
 
@@ -140,14 +162,14 @@ def stage(
     if not inputs:
         msg = f"{name} has no inputs; a stage that brings records in from outside is lws.injector(...)"
         raise ValueError(msg)
+    _check_names("stage", options, StageOptions)
+    retention = options.get("retention")
     if retention is not None and retention < timedelta(0):
         msg = f"retention says how far below Spark's watermark rows can come out, so it is not negative: {retention!r}"
         raise ValueError(msg)
-    declared = _declare(
-        spark, name, tuple(inputs), key, event_time, ranges, heuristics, lateness_budget, stamp, address, client
-    )
-    keyed = dataclasses.replace(declared.keyed, balance=balance)
-    return dataclasses.replace(declared, keyed=keyed, retention=retention, max_skew=max_skew)
+    declared = _declare(spark, name, tuple(inputs), key, event_time, options)
+    keyed = dataclasses.replace(declared.keyed, balance=options.get("balance", False))
+    return dataclasses.replace(declared, keyed=keyed, retention=retention)
 
 
 def injector(
@@ -156,20 +178,7 @@ def injector(
     *,
     key: str | Column | Sequence[str | Column],
     event_time: str | Column,
-    ranges: int | None = None,
-    heuristics: Sequence[float] = (0.99,),
-    lateness_budget: float | Sequence[float] = (),
-    stamp: Stamp = "event",
-    disorder: timedelta | None = None,
-    across: timedelta | None = None,
-    delay: timedelta | None = None,
-    producer: str | Column | None = None,
-    producers: Sequence[str] | None = None,
-    ahead: timedelta | None = None,
-    skew_limit: timedelta | None = None,
-    max_skew: timedelta | None = None,
-    address: str | None = None,
-    client: lowwater.Client | None = None,
+    **options: Unpack[InjectorOptions],
 ) -> Stage:
     """Declare an injector: a stage without inputs that reports its own frontier.
 
@@ -206,9 +215,25 @@ def injector(
 
     Raises ValueError and TypeError for arguments that make no injector.
     """
-    bounds = Bounds.of(disorder, across, delay, ahead, producer, producers, skew_limit)
-    declared = _declare(spark, name, (), key, event_time, ranges, heuristics, lateness_budget, stamp, address, client)
-    return dataclasses.replace(declared, keyed=dataclasses.replace(declared.keyed, bounds=bounds), max_skew=max_skew)
+    _check_names("injector", options, InjectorOptions)
+    bounds = Bounds.of(
+        options.get("disorder"),
+        options.get("across"),
+        options.get("delay"),
+        options.get("ahead"),
+        options.get("producer"),
+        options.get("producers"),
+        options.get("skew_limit"),
+    )
+    declared = _declare(spark, name, (), key, event_time, options)
+    return dataclasses.replace(declared, keyed=dataclasses.replace(declared.keyed, bounds=bounds))
+
+
+def _check_names(function: str, options: Mapping[str, object], names: type) -> None:
+    """Raise TypeError for an option that a function does not have."""
+    for name in options.keys() - names.__annotations__.keys():
+        msg = f"{function}() got an unexpected keyword argument {name!r}"
+        raise TypeError(msg)
 
 
 def _declare(
@@ -217,13 +242,11 @@ def _declare(
     inputs: tuple[str, ...],
     key: str | Column | Sequence[str | Column],
     event_time: str | Column,
-    ranges: int | None,
-    heuristics: Sequence[float],
-    lateness_budget: float | Sequence[float],
-    stamp: Stamp,
-    address: str | None,
-    client: lowwater.Client | None,
+    options: CommonOptions,
 ) -> Stage:
+    ranges, stamp = options.get("ranges"), options.get("stamp", "event")
+    heuristics, lateness_budget = options.get("heuristics", (0.99,)), options.get("lateness_budget", ())
+    address, client = options.get("address"), options.get("client")
     if address is not None and client is not None:
         msg = "pass an address or a client, not both"
         raise ValueError(msg)
@@ -247,7 +270,9 @@ def _declare(
     budgets = (lateness_budget,) if isinstance(lateness_budget, int | float) else tuple(lateness_budget)
     declared = Stage(spark, name, inputs, keyed, tuple(heuristics), address, client, default_ranges=ranges is None)
     keyed = dataclasses.replace(keyed, budgeted=bool(budgets))
-    return dataclasses.replace(declared, keyed=keyed, event_time=event_time, lateness_budgets=budgets)
+    return dataclasses.replace(
+        declared, keyed=keyed, event_time=event_time, lateness_budgets=budgets, max_skew=options.get("max_skew")
+    )
 
 
 _running: Final[weakref.WeakSet[TrackedQuery]] = weakref.WeakSet()

@@ -13,7 +13,19 @@ from lowwater_spark.errors import Unsupported
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["OBJECT_STORES", "Location", "checkpoint_of", "glance", "local", "location_of", "real", "spark_path", "way"]
+__all__ = [
+    "OBJECT_STORES",
+    "Location",
+    "checkpoint_of",
+    "glance",
+    "local",
+    "local_directory",
+    "location_of",
+    "real",
+    "refuse_pattern",
+    "spark_path",
+    "way",
+]
 
 Location = Path | HadoopPath
 """Path with one set of reading methods; :mod:`lowwater_spark.checkpoint.durable` writes to both."""
@@ -133,3 +145,31 @@ def glance(location: Location) -> float:
     if isinstance(location, Path):
         return 0.0
     return 1.0 if location.uri.partition(":")[0] in OBJECT_STORES else 0.1
+
+
+def local_directory(spark: SparkSession, path: str, what: str) -> str:
+    """Return the absolute local path that Spark makes of a path.
+
+    Raises Unsupported for another file system.
+    """
+    jvm: Any = spark._jvm
+    hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()
+    raw = jvm.org.apache.hadoop.fs.Path(path)
+    scheme = raw.toUri().getScheme() or raw.getFileSystem(hadoop).getUri().getScheme()
+    if scheme != "file":
+        raise Unsupported(
+            f"{what} {path}",
+            f"the driver must list and rename in it as in a local directory, and {scheme}: is none",
+            "Use a directory on a local or NFS file system.",
+        )
+    return str(raw.getFileSystem(hadoop).makeQualified(raw).toUri().getPath())
+
+
+def refuse_pattern(path: str, what: str) -> None:
+    """Raise Unsupported for a path that Spark reads as a pattern, and so as other directories."""
+    if any(mark in path for mark in "{}[]*?\\"):
+        raise Unsupported(
+            f"{what} {path}",
+            "Spark reads it as a pattern, and the directories that match may change while the query runs",
+            "Name one directory without any of {}[]*?\\ in its path; to read those in it as well, set recursiveFileLookup.",
+        )

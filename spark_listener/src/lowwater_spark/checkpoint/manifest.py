@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,7 +53,15 @@ SECTIONS: Final[Mapping[str, str]] = {
     "watched": "For a checkpoint that a sidecar watches: its query, its declaration, and its newest committed batch.",
     "state": "By a stage's directory: where its state is, the number of ranges, the first batch, and the state's form.",
 }
-"""Sections of a manifest, with their content. A section is None while it has none."""
+"""Sections of a manifest, with their content. A section is None while it has none.
+
+The pins of a kind of source that has no section here are in a section ``source:KIND``. A manifest
+has it only with a pin in it.
+"""
+
+_HEADER: Final = frozenset({"format", "version", "run"})
+
+_PINS: Final = "source:"
 
 _FILES: Final = ("reading.json", "roots.json", "sink.json", "read.json", "stages.json")
 """Files of older releases, except ``query.json`` and ``state.json``."""
@@ -92,7 +100,7 @@ class Manifest:
     def __getitem__(self, section: str) -> Any:
         """Return a section as it was read or changed last; None: it has no content."""
         with self._lock:
-            return self._noted[section] if section in self._noted else self._content[section]
+            return self._noted[section] if section in self._noted else self._content.get(section)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as None: a batch in an update's closure goes to tasks, which need no manifest."""
@@ -114,12 +122,12 @@ class Manifest:
 
         The next :meth:`save` makes it durable.
         """
-        if section not in SECTIONS:
+        if section not in SECTIONS and not section.startswith(_PINS):
             msg = f"a manifest has no section {section!r}"
             raise ValueError(msg)
         with self._lock:
             self._noted[section] = value
-            if self._content[section] == value:
+            if self._content.get(section) == value:
                 del self._noted[section]
 
     def begin(self, run: int) -> None:
@@ -150,6 +158,14 @@ class Manifest:
         """
         with self._lock:
             self.keep(section, {**(self[section] or {}), name: value})
+
+    def pin(self, kind: str, number: int) -> Any:
+        """Return the pin of the source with a number; None: it has none."""
+        return (self[_pins_of(kind)] or {}).get(str(number))
+
+    def keep_pin(self, kind: str, number: int, pin: Sequence[Any]) -> None:
+        """Store the pin of a source durably."""
+        self.keep_entry(_pins_of(kind), str(number), list(pin))
 
     def attend(self) -> None:
         """Raise FileNotFoundError when the checkpoint is away: missing files then prove nothing."""
@@ -221,7 +237,8 @@ class Manifest:
         content = _loaded(path)
         if content.get("format") != _FORMAT:
             raise _other(path, content.get("format"))
-        unknown = sorted(content.keys() ^ {"format", "version", "run", *SECTIONS})
+        pins = {section for section in content if section.startswith(_PINS)}
+        unknown = sorted((content.keys() - pins) ^ _HEADER ^ SECTIONS.keys())
         if unknown:
             msg = f"{path} has other sections than this release knows: {', '.join(unknown)}. Use the release that wrote it, or a newer one."
             raise CheckpointMismatch(msg)
@@ -232,7 +249,7 @@ class Manifest:
             )
             raise CheckpointMismatch(msg)
         self.last_run = content["run"]
-        return {section: content[section] for section in SECTIONS}
+        return {section: value for section, value in content.items() if section not in _HEADER}
 
     def _path(self, number: int) -> Location:
         return self._folder / f"{number}.json"
@@ -309,6 +326,10 @@ class Manifest:
                 path.unlink()
                 self._probe(f"deleted {path.name}")
                 sync_directory(path.parent)
+
+
+def _pins_of(kind: str) -> str:
+    return kind if kind in SECTIONS else _PINS + kind
 
 
 def _loaded(path: Location) -> dict[str, Any]:

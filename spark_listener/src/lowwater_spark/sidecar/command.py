@@ -24,6 +24,7 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sidecar.declaration import BLANK, HISTORY, PROMISES, Declaration, needed
 from lowwater_spark.sidecar.evidence import ON_ARRIVAL, operators, query_id
 from lowwater_spark.sidecar.watch import Sidecar, track
+from lowwater_spark.sources.kinds import guess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -187,7 +188,7 @@ def describe(checkpoint: str, session: Any) -> str:
     read = f"The query {query} has committed no batch yet."
     if plan is not None:
         read = f"The query {query} has committed batch {plan.batch}; of each source it is at:"
-    sources = "\n".join(f'    "{_guess(line)}",  # {line[:200]}' for line in lines) or '    "<files:/data/in>",'
+    sources = "\n".join(f'    "<{guess(line)}>",  # {line[:200]}' for line in lines) or '    "<files:/data/in>",'
     state = "It keeps nothing in Spark's state."
     if kinds:
         state = f"In Spark's state: {', '.join(operator or 'an operator without a name' for operator in kinds.values())}. Its retention is needed but for deduplication."
@@ -203,16 +204,6 @@ def describe(checkpoint: str, session: Any) -> str:
         mode=unless,
         promises=promises,
     )
-
-
-def _guess(line: str) -> str:
-    if line.startswith('{"logOffset"'):
-        return "<files:/data/in>"
-    if '"reservoirId"' in line:
-        return "<delta:/data/table>"
-    if '"snapshot_id"' in line:
-        return "<iceberg:catalog.database.table>"
-    return "<kafka:topic,lowwater.brokers=3,kafka.bootstrap.servers=broker:9092>" if line.startswith('{"') else "<?>"
 
 
 def _settings(pairs: Sequence[str]) -> dict[str, str]:

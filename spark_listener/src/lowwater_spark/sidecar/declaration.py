@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -18,29 +18,18 @@ from lowwater.cli.arguments import parse_duration
 from lowwater_spark.checkpoint.location import OBJECT_STORES
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.base import EARLIER
-from lowwater_spark.sources.delta import DELTA
-from lowwater_spark.sources.iceberg import ICEBERG
-from lowwater_spark.sources.kafka import BROKERS, HEAD, KAFKA
+from lowwater_spark.sources.base import SourceDeclared
+from lowwater_spark.sources.kinds import kind_of
 
 __all__ = [
     "BLANK",
-    "FILES",
     "HISTORY",
     "PROMISES",
     "SINGLE_DRIVER",
-    "SINK",
     "Declaration",
-    "SourceDeclared",
     "needed",
     "source_of",
 ]
-
-FILES: Final = "files"
-"""Kind of a source of files, which the query lists."""
-
-SINK: Final = "sink"
-"""Kind of a directory of Spark's file sink, which the query reads by the sink's log."""
 
 HISTORY: Final = "history"
 
@@ -79,27 +68,6 @@ def needed(checkpoint: str) -> tuple[str, ...]:
 
 
 _MODES: Final = ("append", "update")
-
-
-@dataclass(frozen=True, slots=True)
-class SourceDeclared:
-    """One source of the query."""
-
-    kind: str
-    """:data:`FILES`, :data:`SINK`, ``kafka``, ``delta`` or ``iceberg``."""
-    path: str = ""
-    """Files: the absolute directory that is read. Delta: the table's absolute directory or URI.
-    Iceberg: the table's name in a catalog, or its path."""
-    topics: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
-    """Options by lower-case name. Files: ``recursiveFileLookup``, ``maxFileAge``, ``partitions``.
-    Kafka: ``lowwater.brokers``, ``lowwater.head``, all ``kafka.*``. Kafka and Iceberg:
-    ``lowwater.earlierRows``."""
-
-    @property
-    def name(self) -> str:
-        """Name of the source in messages."""
-        return f"{self.kind}:{self.path or '+'.join(self.topics)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +206,7 @@ def source_of(description: Any) -> SourceDeclared:
         raise ValueError(msg)
     options = {str(name).lower(): str(value) for name, value in raw_options.items()}
     source = SourceDeclared(str(kind), path, tuple(sorted(topics)), options)
-    allowed = _allowed(source)
+    allowed = kind_of(source.kind).allowed(source)
     if unknown := sorted(options.keys() - allowed):
         allowed_names = ", ".join(sorted(allowed)) or "none"
         msg = f"{source.name} has the option {unknown[0]}, which says nothing here; there are {allowed_names}"
@@ -257,33 +225,7 @@ def _table_of(text: str) -> Mapping[str, Any]:
     if not rest or len(options) < len(pairs) or not all(options.values()):
         msg = f"{text!r} is no source; write it like files:/data/in or kafka:flights,lowwater.brokers=3,kafka.bootstrap.servers=broker:9092"
         raise ValueError(msg)
-    return {"kind": word, "options": options} | ({"topics": rest.split("+")} if word == KAFKA else {"path": rest})
-
-
-def _allowed(source: SourceDeclared) -> set[str]:
-    """Return the names of options that a source may have, after checking what it must have."""
-    if source.kind in (FILES, SINK):
-        if not source.path.startswith("/") or any(character in source.path for character in "*?[{"):
-            msg = f"{source.name}: the path of files is an absolute directory, and no pattern"
-            raise ValueError(msg)
-        return {"maxfileage"} if source.kind == SINK else {"recursivefilelookup", "maxfileage", "partitions"}
-    if source.kind == KAFKA:
-        if not source.topics or not source.options.keys() >= {"kafka.bootstrap.servers", BROKERS}:
-            msg = f"{source.name} needs its topics, kafka.bootstrap.servers and {BROKERS}, the number of all brokers of the cluster"
-            raise ValueError(msg)
-        return {BROKERS, HEAD, EARLIER.lower(), *(name for name in source.options if name.startswith("kafka."))}
-    if source.kind == DELTA:
-        if not source.path.startswith("/") and not SparkPath.of_text(source.path).scheme:
-            msg = f"{source.name}: the path of a table is an absolute directory or a URI"
-            raise ValueError(msg)
-        return set()
-    if source.kind == ICEBERG:
-        return {EARLIER.lower()}
-    raise Unsupported(
-        f"a source of the kind {source.kind!r}",
-        "this release cannot tell where it ends",
-        f"There are {FILES}, {SINK}, {KAFKA}, {DELTA} and {ICEBERG}; begin a pipeline over others with lws.injector().",
-    )
+    return {"kind": word, "options": options, **kind_of(word).place(rest)}
 
 
 _SOURCE: Final[Mapping[str, Any]] = {"kind": "", "path": "", "topics": (), "options": {}}

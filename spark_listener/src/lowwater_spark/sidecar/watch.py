@@ -9,6 +9,7 @@ report is true, and the claim only decides which one is accepted.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,17 +26,9 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.settings import SparkSettings, connection
-from lowwater_spark.sidecar.declaration import FILES, HISTORY, SINGLE_DRIVER, SINK, Declaration, SourceDeclared
+from lowwater_spark.sidecar.declaration import HISTORY, SINGLE_DRIVER, Declaration
 from lowwater_spark.sidecar.evidence import Evidence, query_id
-from lowwater_spark.sources.delta import DELTA, DeltaSource
-from lowwater_spark.sources.delta_log import DeltaLog
-from lowwater_spark.sources.files import FileSource, intruders
-from lowwater_spark.sources.iceberg import ICEBERG, IcebergSource
-from lowwater_spark.sources.iceberg_log import find
-from lowwater_spark.sources.kafka import KAFKA, KafkaSource
-from lowwater_spark.sources.kafka_admin import KafkaAdmin
-from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
-from lowwater_spark.sources.source_log import log_offset
+from lowwater_spark.sources.kinds import kind_of
 from lowwater_spark.track.authority import Authority, Registration
 from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.bounds import Stamp, Window
@@ -49,7 +42,7 @@ from lowwater_spark.track.status import Status
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lowwater_spark.sources.base import Source
+    from lowwater_spark.sources.base import Line, Source
 
 __all__ = ["Sidecar", "checked", "settings_here", "track"]
 
@@ -60,9 +53,6 @@ _ENVIRONMENT: Final[Mapping[str, str]] = {
     "spark.lowwater.certificate": "LOWWATER_CERT",
     "spark.lowwater.key": "LOWWATER_KEY",
 }
-
-_WEEK: Final = 7 * 86_400_000
-"""Spark's default of maxFileAge, milliseconds."""
 
 
 class Sidecar(Tracked):
@@ -158,9 +148,11 @@ class _Beginning:
         authority: Authority | None = None
         try:
             waited_for = frozenset(full_name(used.settings.namespace, name) for name in self.declared.inputs)
-            sources = [
-                self._source(declared_source).waiting_for(waited_for) for declared_source in self.declared.sources
-            ]
+            sources: list[Source] = []
+            for declared in self.declared.sources:
+                session = functools.partial(self._session, declared.name)
+                sources.append(kind_of(declared.kind).declared(declared, session).waiting_for(waited_for))
+                self.step()
             for source in sources:
                 source.check_writers()
                 self.step()
@@ -169,7 +161,8 @@ class _Beginning:
             manifest.begin(registration.ordinal)
             evidence = Evidence(checkpoint, manifest, self.declared, sources)
             evidence.begin()
-            self._recognize(checkpoint, manifest, sources)
+            for number, (source, line) in enumerate(zip(sources, _lines(checkpoint), strict=False)):
+                source.recognize(manifest, number, line)
             self.step()
             _pin(manifest, sources, self.declared)
             authority = Authority(
@@ -216,75 +209,6 @@ class _Beginning:
             looked_at=True,
             declare=f'add "{SINGLE_DRIVER}" to its promises',
         )
-
-    def _source(self, declared: SourceDeclared) -> Source:
-        if declared.kind == KAFKA:
-            options = {**declared.options, "subscribe": ",".join(declared.topics), "startingoffsets": "earliest"}
-            return KafkaSource(options, KafkaAdmin(self._session(declared.name)._jvm, options))
-        if declared.kind == DELTA:
-            return DeltaSource(
-                declared.path, {"path": declared.path}, DeltaLog(self._session(declared.name), declared.path)
-            )
-        if declared.kind == ICEBERG:
-            log = find(self._session(declared.name), declared.path)
-            if log is None:
-                raise Unsupported(
-                    declared.name,
-                    "the session does not know such a table of Iceberg",
-                    "Name it as the catalogs of the session do, and give the session Iceberg's runtime and the settings of the catalog.",
-                )
-            return IcebergSource(declared.path, declared.options, log, branch=log.branch)
-        assert declared.kind in (FILES, SINK)
-        root = str(Path(declared.path))
-        if not Path(root).is_dir():
-            raise Unsupported(
-                f"The path {declared.path}", "it is no directory here", "Mount it as the query's driver has it."
-            )
-        recursive = declared.options.get("recursivefilelookup", "false").lower() == "true"
-        columns = tuple(filter(None, declared.options.get("partitions", "").split("+")))
-        age = int(declared.options.get("maxfileage", _WEEK))
-        sink = declared.kind == SINK
-        has_log = Path(root, SINK_LOG).exists()
-        if sink and not has_log:
-            raise Unsupported(declared.name, "there is no log of Spark's file sink in it", f"Declare {FILES}:{root}.")
-        if has_log and not sink:
-            raise Unsupported(
-                declared.name,
-                "there is a log of Spark's file sink in it: a query that was started behind it goes by the log, and one that was started before lists all files",
-                f"Declare {SINK}:{root} in the first case; in the other one start the query again, over a new checkpoint.",
-            )
-        source = FileSource(root, recursive, "", sink, columns=columns, max_age=age)
-        if logs := [intruder.path for intruder in intruders(source) if not intruder.writer]:
-            raise Unsupported(
-                f"The path {root}",
-                f"{logs[0]} is the log of a file sink, and Spark goes by it only when it reads that very directory",
-                "Declare the directory of the sink as a source of its own.",
-            )
-        self.step()
-        return source
-
-    def _recognize(self, checkpoint: Location, manifest: Manifest, sources: list[Source]) -> None:
-        """Check that the directories here are the ones from which the query has taken its files."""
-        last = CheckpointLog(checkpoint).last_committed()
-        plan = None if last is None else CheckpointLog(checkpoint).plan(last)
-        for number, (source, line) in enumerate(zip(sources, () if plan is None else plan.lines, strict=False)):
-            if not isinstance(source, FileSource):
-                continue
-            log = source.log_in(checkpoint / "sources" / str(number))
-            log.read_to(log_offset(line))
-            if source.sink_log and log.taken.keys() - {file.path for file in list_sink(source.root)}:
-                raise Unsupported(
-                    f"{SINK}:{source.root}",
-                    "the query has taken files that the sink's log does not name: it lists the directory, and reads what failed attempts have left as well",
-                    "Start the query again over a new checkpoint, which reads by the log.",
-                )
-            seen_before = source.root in (manifest["roots"] or {}) or (self.home / "lowwater" / "replaced").exists()
-            if log.taken and not seen_before and not any(Path(path).exists() for path in log.taken):
-                raise Unsupported(
-                    f"{FILES}:{source.root}",
-                    "none of the files that the query has taken from it is there: another volume may be mounted here than where the query's driver is",
-                    f"Mount it as the driver has it. If they were cleaned up, say so: touch {self.home / 'lowwater' / 'replaced'}",
-                )
 
     def _registration(self, checkpoint: Location, least: int) -> Registration:
         registration = Registration(
@@ -341,6 +265,13 @@ def _as_committed(registration: Registration, log: CheckpointLog) -> Registratio
     )
 
 
+def _lines(checkpoint: Location) -> Sequence[Line]:
+    """Return the lines of the newest committed batch; none before the first."""
+    last = CheckpointLog(checkpoint).last_committed()
+    plan = None if last is None else CheckpointLog(checkpoint).plan(last)
+    return () if plan is None else plan.lines
+
+
 def _pin(manifest: Manifest, sources: list[Source], declared: Declaration) -> None:
     """Pin the topics and tables of a query that began before it was first watched.
 
@@ -350,13 +281,8 @@ def _pin(manifest: Manifest, sources: list[Source], declared: Declaration) -> No
     planned = CheckpointLog(manifest.checkpoint).last_planned() is not None
     for number, source in enumerate(sources):
         begun = planned or (manifest.checkpoint / "sources" / str(number) / "0").exists()
-        if (
-            not begun
-            or not isinstance(source, KafkaSource | DeltaSource | IcebergSource)
-            or str(number) in (manifest[source.kind] or {})
-        ):
-            continue
-        declared.require(
-            HISTORY, f"its first batch is planned already, and it was not noted which {source.name} that is"
-        )
-        manifest.keep_entry(source.kind, str(number), [*source.pin()])
+        if begun and manifest.pin(source.kind, number) is None and (pin := source.pin()) is not None:
+            declared.require(
+                HISTORY, f"its first batch is planned already, and it was not noted which {source.name} that is"
+            )
+            manifest.keep_pin(source.kind, number, pin)

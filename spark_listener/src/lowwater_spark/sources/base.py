@@ -1,11 +1,18 @@
 """The protocol of a source: what a query asks of each of its sources, of whatever kind.
 
-A :class:`Source` is a small value from the query's plan. :meth:`Source.open` makes an
-:class:`OpenSource`, the object of one run: it knows the source's log, its directory, its listings.
+A kind of source is a class in a module of its own, and a line in the table of
+:mod:`lowwater_spark.sources.kinds`. The class makes a :class:`Source` of a streaming :class:`Leaf`
+of a query's plan, for tracked stages, injectors and driven queries, or of a
+:class:`SourceDeclared`, for sidecars. A source is a value, which can be compared and has nothing
+open. A run opens it, and gets an :class:`OpenSource`: that knows the source's log, its directory,
+its listings.
+
+Data flows one way. A leaf or a declaration becomes a source; a listing and the lines of Spark's
+offset log become a head; a head and a line become a yes or a no. The last step is pure, and so is
+all that a kind does with its lines. The manifest of the checkpoint has what the next run needs.
 
 An offset is the *line* that Spark has logged for the source in ``offsets/N``. Only the source
-understands its lines, and its heads. So a new kind of source is a module of its own, and a line in
-the table of :mod:`lowwater_spark.track.plan`.
+understands its lines, and its heads.
 
 Three steps decide whether a watermark W of the inputs counts:
 
@@ -20,15 +27,38 @@ A source that cannot find something out now raises OSError: then no newer waterm
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+
+from lowwater_spark.errors import Unsupported
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from lowwater_spark.checkpoint.location import Location
     from lowwater_spark.checkpoint.manifest import Manifest
     from lowwater_spark.sources.bookmarks import Output
 
-__all__ = ["EARLIER", "NONE", "Awaited", "Fileless", "Line", "OpenSource", "Rowless", "Source", "skips_earlier"]
+__all__ = [
+    "EARLIER",
+    "NONE",
+    "Awaited",
+    "Fileless",
+    "Leaf",
+    "Line",
+    "Logged",
+    "OpenSource",
+    "Partition",
+    "Rowless",
+    "Source",
+    "SourceDeclared",
+    "Vector",
+    "skips_earlier",
+    "up",
+]
 
 Line = str
 """Offset of a source as Spark writes it into ``offsets/N``."""
@@ -45,6 +75,25 @@ def skips_earlier(options: Mapping[str, str]) -> bool:
     """Return whether options, with names in lower case, declare that earlier rows are skipped."""
     return options.get(EARLIER.lower(), "").lower() == "skip"
 
+
+def up(words: str) -> str:
+    """Return words with a capital at their beginning."""
+    return words[:1].upper() + words[1:]
+
+
+class Partition(NamedTuple):
+    """A partition of a topic."""
+
+    topic: str
+    number: int
+
+    def __str__(self) -> str:
+        """Return the partition in words."""
+        return f"partition {self.number} of {self.topic}"
+
+
+Vector = Mapping[Partition, int]
+"""Next offset of each partition: the rows before it were read, or are there to be read."""
 
 H = TypeVar("H")
 
@@ -187,6 +236,35 @@ class Fileless:
         """Do nothing."""
 
 
+class Logged(Fileless):
+    """Answers of a source whose rows are in one order, so that its head is a place in it."""
+
+    __slots__ = ()
+
+    @property
+    def planned_is_read(self) -> bool:
+        """False: until a planned batch has run, other rows may take the place of those planned."""
+        return False
+
+    def wait(self, listed: Any, planned: Line | None) -> Any:
+        """Return the whole head: each of its rows is still to be read."""
+        return listed
+
+    def look(self, head: Any) -> None:
+        """Do nothing: how far a batch has read is in its plan."""
+
+    def renewed(self, head: Any, listed: Any, planned: Line | None) -> Any:
+        """Return the head unchanged: a newer listing adds nothing to it."""
+        return head
+
+    def knock(self, line: Line) -> None:
+        """Do nothing: :meth:`confirm` asks for what it needs."""
+
+    def evidence(self, line: Line) -> list[Location]:
+        """Return no file: the plan of a batch tells what it has read."""
+        return []
+
+
 class Rowless(Fileless):
     """Answers of a source without rows that W covers: no reading waits for it."""
 
@@ -232,38 +310,196 @@ class Rowless(Fileless):
         return []
 
 
-class Source(Protocol):
-    """A source in a query's plan. A value: it can be compared, and has nothing open."""
+class Source(ABC):
+    """A source of a query. A value: it can be compared, and has nothing open.
+
+    The answers here are those of a source of rows that no computation of lowwater marks, that is
+    known by one path, and that has no partitions.
+    """
+
+    __slots__ = ()
+
+    # -- from a plan or a declaration --------------------------------------------------------------
+
+    @classmethod
+    def planned(cls, leaf: Leaf) -> Source | None:
+        """Return the source of a leaf of a query's plan; None for a leaf of another kind.
+
+        Raises Unsupported for a source of this kind that cannot be tracked exactly.
+        """
+        return None
+
+    @classmethod
+    def place(cls, text: str) -> Mapping[str, Any]:
+        """Return ``path`` or ``topics`` of a source that is declared by a text ``KIND:TEXT``."""
+        return {"path": text}
+
+    @classmethod
+    def allowed(cls, declared: SourceDeclared) -> Set[str]:
+        """Return the options, in lower case, that a declared source may have.
+
+        Raises ValueError for a declaration that lacks something.
+        """
+        return set()
+
+    @classmethod
+    def declared(cls, declared: SourceDeclared, session: Callable[[], SparkSession]) -> Source:
+        """Return the source of a declaration.
+
+        ``session`` makes the session that reaches it. Raises Unsupported, OSError.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def guess(cls, line: Line) -> str:
+        """Return an example of a declaration for a line of this kind; empty for another line."""
+        return ""
+
+    # -- of a query --------------------------------------------------------------------------------
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """Name of the source in errors, like ``the files in /data/in``."""
-        ...
 
     @property
+    @abstractmethod
     def kind(self) -> str:
         """Kind of the source. A checkpoint keeps the kinds of its sources."""
-        ...
 
+    @abstractmethod
     def waiting_for(self, inputs: frozenset[str]) -> Source:
         """Return the source for a stage with these inputs, by full names.
 
         Raises Unsupported when the source cannot name its head.
         """
-        ...
 
-    def check_writers(self) -> None:
-        """Raise Unsupported when a computation writes here that the inputs do not name."""
-        ...
-
+    @abstractmethod
     def check(self, line: Line) -> None:
         """Raise CheckpointMismatch for a line that is no offset of a source of this kind."""
-        ...
 
+    @abstractmethod
     def open(self, manifest: Manifest, number: int) -> OpenSource:
         """Return the source for one run of a query.
 
         ``manifest`` stores what later runs need. ``number`` is the source's place in the plan, by
         which Spark identifies it. Raises CheckpointMismatch.
         """
-        ...
+
+    def check_writers(self) -> None:  # noqa: B027 - most writers leave no mark
+        """Raise Unsupported when a computation writes here that the inputs do not name."""
+
+    def pin(self) -> Sequence[Any] | None:
+        """Return what :meth:`open` stores in the manifest to identify the source, as it is now.
+
+        None when nothing is stored. Raises Unsupported, OSError.
+        """
+        return None
+
+    def recognize(self, manifest: Manifest, number: int, line: Line) -> None:  # noqa: B027 - a pin tells
+        """Raise Unsupported when a checkpoint has read up to a line from another source than this.
+
+        For a sidecar, which may see other directories than the query's driver.
+        """
+
+    # -- of an injector that reports by partitions -------------------------------------------------
+
+    def check_partitions(self, *, paced: bool) -> None:
+        """Raise Unsupported when rows have no partition.
+
+        With ``paced``, also when single partitions cannot be held back.
+        """
+        self.telling_ends()
+
+    def telling_ends(self) -> Source:
+        """Return the source for an injector that needs the ends of partitions.
+
+        Raises Unsupported when they cannot be known.
+        """
+        raise Unsupported(
+            f"{up(self.name)} in an injector that goes by partitions or their ends",
+            "only Kafka says which partitions exist and where they end",
+            "Pass producer= and producers= and neither across= nor delay=, or declare the injector without disorder= and call batch.frontier() yourself.",
+        )
+
+    @property
+    def pace(self) -> str:
+        """Directory in which the injector writes how far each partition is; empty: none."""
+        return ""
+
+    def vector(self, line: Line) -> Vector:
+        """Return the next offset of each partition; empty without partitions."""
+        return {}
+
+    def ends(self, listed: Any) -> Vector:
+        """Return the end of each partition in a listing by :meth:`OpenSource.head`."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A streaming source in a query's analysed plan, as Spark has it."""
+
+    spark: SparkSession
+    relation: Any
+    """The plan's node, by py4j."""
+
+    @property
+    def of_tables(self) -> bool:
+        """True for a source of Spark's newer interface, which reads tables."""
+        return str(self.relation.getClass().getSimpleName()) != "StreamingRelation"
+
+    @cached_property
+    def format(self) -> str:
+        """Format of the source: its registered name, also if the query has its class.
+
+        For a source of Spark's older interface it is what the query has.
+        """
+        from py4j.java_gateway import is_instance_of
+
+        if not self.of_tables:
+            return str(self.relation.dataSource().className())
+        provider: Any = self.relation.source()
+        gateway: Any = self.spark.sparkContext._gateway
+        if provider.isDefined() and is_instance_of(gateway, provider.get(), _REGISTERED):
+            return str(provider.get().shortName())
+        return str(self.relation.sourceName())
+
+    @cached_property
+    def options(self) -> dict[str, str]:
+        """Options of the source, their names in lower case."""
+        jvm: Any = self.spark._jvm
+        if self.of_tables:
+            options = dict(self.relation.extraOptions().asCaseSensitiveMap())
+        else:
+            options = dict(jvm.scala.jdk.javaapi.CollectionConverters.asJava(self.relation.dataSource().options()))
+        return {str(name).lower(): str(value) for name, value in options.items()}
+
+    def changed(self, settings: Sequence[str], default: str) -> tuple[str, ...]:
+        """Return those settings of the session that have another value than their default."""
+        return tuple(name for name in settings if str(self.spark.conf.get(name, default)).lower() != default)
+
+
+_REGISTERED: Final = "org.apache.spark.sql.sources.DataSourceRegister"
+"""Interface of a source that has a name of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDeclared:
+    """One source of a query that a sidecar tracks."""
+
+    kind: str
+    """Word of the table of :mod:`lowwater_spark.sources.kinds`, like ``files`` or ``kafka``."""
+    path: str = ""
+    """Files: the absolute directory that is read. Delta: the table's absolute directory or URI.
+    Iceberg: the table's name in a catalog, or its path."""
+    topics: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options by lower-case name. Files: ``recursiveFileLookup``, ``maxFileAge``, ``partitions``.
+    Kafka: ``lowwater.brokers``, ``lowwater.head``, all ``kafka.*``. Kafka and Iceberg:
+    ``lowwater.earlierRows``."""
+
+    @property
+    def name(self) -> str:
+        """Name of the source in messages."""
+        return f"{self.kind}:{self.path or '+'.join(self.topics)}"

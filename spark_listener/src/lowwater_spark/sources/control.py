@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from lowwater_spark.checkpoint.durable import write_over
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.base import Line, Rowless
+from lowwater_spark.sources.base import Line, Rowless, Source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -230,7 +230,7 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlSource(Rowless):
+class ControlSource(Source, Rowless):
     """The source that moves Spark's own watermark in a driven query.
 
     The source has no log of its own, and no state in a run.
@@ -252,9 +252,6 @@ class ControlSource(Rowless):
     def waiting_for(self, inputs: frozenset[str]) -> ControlSource:
         """Return the source unchanged: it has no rows of any writer."""
         return self
-
-    def check_writers(self) -> None:
-        """Do nothing: the source has no writers."""
 
     def open(self, manifest: Manifest, number: int) -> ControlSource:
         """Return the source itself for one run of a query."""

@@ -18,21 +18,21 @@ overwrite), because the watermark may have passed those.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from lowwater_spark.checkpoint.lines import lines_of
-from lowwater_spark.checkpoint.location import Location
-from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.base import NONE, Fileless, Line, OpenSource
-from lowwater_spark.sources.opaque import OpenOpaque
+from lowwater_spark.sources.base import NONE, Leaf, Line, SourceDeclared, up
 from lowwater_spark.sources.roots import Replaced
+from lowwater_spark.sources.versioned import ANEW, BACK, STEP, OpenTable, TableSource
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from lowwater_spark.checkpoint.manifest import Manifest
 
 __all__ = [
@@ -61,15 +61,6 @@ EXTERNAL: Final = "lowwater.externalLogStore"
 
 _NAMED: Final = 5
 """Number of a version's files whose names are kept for messages."""
-
-_BACK: Final = 100
-"""Number of versions before a query's start in which it looks for writers without a mark."""
-
-_STEP: Final = 20
-"""Number of checked versions after which the pin is stored again; a new run checks at most so many
-again."""
-
-_ANEW: Final = "Start from a new checkpoint, with adopt=True."
 
 _FORMAT: Final = 1
 
@@ -157,6 +148,11 @@ class Commit(NamedTuple):
             raise OSError(msg) from error
         writer = writer or str(mark.get("computation", ""))
         return cls(version, added, removes, operation, writer, table, tuple(files), mark, batches)
+
+    @property
+    def strange(self) -> bool:
+        """True when the version has new rows and names no computation."""
+        return bool(self.added) and not self.writer
 
     @property
     def rewrites(self) -> bool:
@@ -285,22 +281,11 @@ def _last_read(offset: Offset | None) -> int:
     return offset.version if offset.file >= 0 or offset.initial else offset.version - 1
 
 
-def went_back(before: Line, now: Line) -> str:
-    """Return in words how a line is below the one before; empty when it is not."""
-    old, new = Offset.of(before), Offset.of(now)
-    if old is None or new is None:
-        return ""
-    if new.table != old.table:
-        return f"to another table (its id was {old.table} and is {new.table})"
-    if (new.version, new.file) < (old.version, old.file):
-        return f"from {old} to {new}"
-    return ""
-
-
 # -- the source ------------------------------------------------------------------------------------
 
 _HARMLESS: Final = frozenset(
     {
+        EXTERNAL.lower(),
         "path",
         "maxfilespertrigger",
         "maxbytespertrigger",
@@ -325,63 +310,58 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "ignoremissingfiles": "rows of a skipped file would count as read",
     "ignorecorruptfiles": "rows of a skipped file would count as read",
     "startingversion": "rows before that version would count as read",
+    "failondataloss": "rows of versions that are removed before they are read would count as read",
     "startingtimestamp": "rows before that time would count as read",
 }
+
+_FORMATS: Final = frozenset({DELTA, "org.apache.spark.sql.delta.sources.deltadatasource"})
 
 SETTINGS: Final = ("spark.databricks.delta.streaming.trailingCommitValidation.enabled",)
 """Settings of the session that must be true, as they are by default."""
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaSource:
+class DeltaSource(TableSource):
     """A streaming Delta source, as the query's plan has it."""
 
-    path: str
-    options: Mapping[str, str]
-    """Options of the source, their names in lower case."""
-    log: TableLog = field(compare=False, repr=False)
-    off: tuple[str, ...] = ()
-    """Settings of :data:`SETTINGS` that the session has switched off."""
-    inputs: frozenset[str] | None = None
-    """Full names of the computations that the stage waits for; None: the source has no head, and
-    lowwater does not ask the table."""
+    format = DELTA
+    title = "Delta"
+    harmless = _HARMLESS
+    harmful = _OPTIONS
 
-    @property
-    def name(self) -> str:
-        """Name of the source in errors."""
-        return f"the Delta table {self.path}"
+    @classmethod
+    def planned(cls, leaf: Leaf) -> DeltaSource | None:
+        """Return the source of Delta's stream."""
+        from lowwater_spark.sources.delta_log import DeltaLog
 
-    @property
-    def kind(self) -> str:
-        """Format of the source: ``delta``."""
-        return DELTA
+        if leaf.of_tables or leaf.format.lower() not in _FORMATS:
+            return None
+        path = leaf.options["path"]
+        return cls(path, leaf.options, DeltaLog(leaf.spark, path), leaf.changed(SETTINGS, "true"))
 
-    def waiting_for(self, inputs: frozenset[str]) -> DeltaSource:
-        """Return the source for a stage with inputs.
+    @classmethod
+    def allowed(cls, declared: SourceDeclared) -> Set[str]:
+        """Return the options of a declared table: none."""
+        if not declared.path.startswith("/") and not SparkPath.of_text(declared.path).scheme:
+            msg = f"{declared.name}: the path of a table is an absolute directory or a URI"
+            raise ValueError(msg)
+        return set()
 
-        Raises Unsupported, naming the option, when the head cannot be known exactly.
-        """
-        if not inputs:
-            return self
-        stage = f"{_up(self.name)} as the source of a stage with inputs"
-        for option, value in sorted(self.options.items()):
-            if option == "failondataloss" and value.lower() != "true":
-                raise Unsupported(
-                    f"{stage}, with the option failOnDataLoss {value}",
-                    "rows of versions that are removed before they are read would count as read",
-                    "Remove the option.",
-                )
-            if option in {*_HARMLESS, EXTERNAL.lower(), "failondataloss"} or value.lower() == "false":
-                continue
-            why = _OPTIONS.get(option, "this release does not know whether it leaves rows out")
-            raise Unsupported(f"{stage}, with the option {option}", why, "Remove the option; filter rows instead.")
-        for setting in self.off:
-            raise Unsupported(
-                f"{stage}, in a session where {setting} is false",
-                "rows of versions that a listing misses would count as read",
-                "Set it to true, its default.",
-            )
-        return replace(self, inputs=inputs)
+    @classmethod
+    def declared(cls, declared: SourceDeclared, session: Callable[[], SparkSession]) -> DeltaSource:
+        """Return the source of a declared table."""
+        from lowwater_spark.sources.delta_log import DeltaLog
+
+        return cls(declared.path, {"path": declared.path}, DeltaLog(session(), declared.path))
+
+    @classmethod
+    def guess(cls, line: Line) -> str:
+        """Return an example for an offset of Delta."""
+        return f"{DELTA}:/data/table" if '"reservoirId"' in line else ""
+
+    def is_harmless(self, option: str, value: str) -> bool:
+        """Return whether an option with a value leaves no row out."""
+        return value == "true" if option == "failondataloss" else TableSource.is_harmless(self, option, value)
 
     def pin(self) -> Pin:
         """Return the pin of the table as it is now. Raises OSError."""
@@ -399,67 +379,48 @@ class DeltaSource:
         table = self.log.table()
         if table.refusal:
             raise Unsupported(
-                f"{_up(self.name)} as the source of a stage with inputs",
+                self.staged,
                 f"{table.refusal}, and readers may see them after the watermarks of the inputs",
                 "Begin the pipeline here with lws.injector(), which reports how far it is.",
             )
         if table.on_s3 and self.options.get(EXTERNAL.lower(), "").lower() != "false":
             raise Unsupported(
-                f"{_up(self.name)} on S3, without the option {EXTERNAL}",
+                f"{up(self.name)} on S3, without the option {EXTERNAL}",
                 "a writer whose LogStore keeps the newest commits elsewhere (S3DynamoDBLogStore) has commits that a listing misses, and a reader cannot tell",
                 f'If no writer of the table has such a LogStore, declare it: option("{EXTERNAL}", "false").',
             )
         writers = {writer_of(app) for app in self.log.apps()} - {""}
-        if strangers := writers - self.inputs:
-            raise Unsupported(
-                f"{_up(self.name)}, into which {min(strangers)} writes",
-                "the inputs do not name it, so its rows would not be waited for",
-                f"Name {min(strangers)} in inputs, or let it write into a table of its own.",
-            )
-        recent = _recent(self.log, table.version)
-        # Rows from before the first mark may have filled the table, and are let pass. When writers
-        # are known and none of these versions has a mark, the first mark is older than all of them.
-        first = next((commit.version for commit in recent if commit.writer), -1 if writers else table.version)
-        late = next((commit for commit in recent if _is_strange(commit) and commit.version > first), None)
-        if late is not None:
-            raise Unsupported(
-                f"{_up(self.name)}, of which {late} names no computation",
-                f"{', '.join(sorted(writers)) or 'a computation'} writes into it as well, and the stage cannot wait for rows of an unnamed writer",
-                "Let only computations that inputs names write into it, or give the rows of others a table of their own.",
-            )
+        self.check_alone(writers, _recent(self.log, table.version))
 
     def check(self, line: Line) -> None:
         """Raise CheckpointMismatch for a line that is no offset of Delta."""
         Offset.of(line)
 
-    def open(self, manifest: Manifest, number: int) -> OpenSource:
-        """Return the source for one run of a query; the first run pins the table.
-
-        Raises CheckpointMismatch, and OSError when the log cannot be read.
-        """
-        if self.inputs is None:
-            return OpenOpaque(DELTA, manifest.checkpoint / "sources" / str(number), order=went_back)
+    def open_table(self, manifest: Manifest, number: int) -> OpenDelta:
+        """Return the source for one run of a query that waits for the table's head."""
         return OpenDelta(self, manifest, number)
+
+    def went_back(self, before: Line, now: Line) -> str:
+        """Return in words how a line is below the one before; empty when it is not."""
+        old, new = Offset.of(before), Offset.of(now)
+        if old is None or new is None:
+            return ""
+        if new.table != old.table:
+            return f"to another table (its id was {old.table} and is {new.table})"
+        if (new.version, new.file) < (old.version, old.file):
+            return f"from {old} to {new}"
+        return ""
 
 
 def _recent(log: TableLog, last: int) -> list[Commit]:
     """Return the newest versions that the log still has, in order."""
     commits: list[Commit] = []
-    for version in range(last, max(-1, last - _BACK), -1):
+    for version in range(last, max(-1, last - BACK), -1):
         commit = log.commit(version)
         if commit is None:
             break
         commits.insert(0, commit)
     return commits
-
-
-def _is_strange(commit: Commit) -> bool:
-    """Return whether a commit has new rows and names no computation."""
-    return bool(commit.added) and not commit.writer
-
-
-def _up(words: str) -> str:
-    return words[:1].upper() + words[1:]
 
 
 class Pin(NamedTuple):
@@ -485,17 +446,14 @@ class Head(NamedTuple):
     """True when no version up to this one has ever had a row."""
 
 
-class OpenDelta(Fileless):
+class OpenDelta(OpenTable):
     """The table of a running query.
 
     Its offset is a place in the table's log, its head a version.
     """
 
     def __init__(self, source: DeltaSource, manifest: Manifest, number: int) -> None:
-        self._source = source
-        self._log = source.log
-        self._manifest = manifest
-        self._number = str(number)
+        super().__init__(source, manifest, number, lambda entry: Pin(*entry))
         self._committed: Offset | None = None
         self._planned: Offset | None = None
         self._settled = -1
@@ -504,39 +462,8 @@ class OpenDelta(Fileless):
         """Last line given to :meth:`knock`, and the table's id after that."""
         self._commits: dict[int, Commit] = {}
         """Versions that batches may still have to read."""
-        self._stranger = ""
-        """Commit of a writer that the inputs do not name, in words; empty: none."""
-        self._pin = self._pinned()
-        self._checked = self._pin.checked
+        self._checked: int = self._pin.checked
         """Newest version that was checked."""
-
-    @property
-    def planned_is_read(self) -> bool:
-        """False: until a planned batch has run, a table created anew may have other rows there."""
-        return False
-
-    def _pinned(self) -> Pin:
-        """Return the stored pin; before the query's first batch make one and store it durably."""
-        entry = (self._manifest["delta"] or {}).get(self._number)
-        begun = CheckpointLog(self._manifest.checkpoint).last_planned() is not None
-        if begun and entry is not None:
-            pin = Pin(*entry)
-            if pin.broken:
-                raise CheckpointMismatch(pin.broken)
-            return pin
-        if begun:
-            msg = (
-                f"{self._manifest.checkpoint} has read {self._source.name}, and has no record of the versions that were checked: rows may have come back "
-                "since. Start from a new checkpoint, with adopt=True."
-            )
-            raise CheckpointMismatch(msg)
-        pin = self._source.pin()
-        self._keep(pin)
-        return pin
-
-    def _keep(self, pin: Pin) -> None:
-        self._manifest.keep_entry("delta", self._number, list(pin))
-        self._pin = pin
 
     # -- lines -------------------------------------------------------------------------------------
 
@@ -552,8 +479,7 @@ class OpenDelta(Fileless):
             raise CheckpointMismatch(self._replaced(offset.table))
         before = self._committed
         if before is not None and (offset.version, offset.file) < (before.version, before.file):
-            msg = f"the offset of {self._source.name} has gone back, from {before} to {offset}: restore the checkpoint as a whole, or start from a new one, with adopt=True."
-            raise CheckpointMismatch(msg)
+            raise self._gone_back(before, offset)
         self._planned = offset
 
     def knock(self, line: Line) -> None:
@@ -582,7 +508,7 @@ class OpenDelta(Fileless):
         self._settled = _last_read(offset)
         self._check_to(self._settled)
         self._committed = offset
-        if self._settled >= self._pin.checked + _STEP:
+        if self._settled >= self._pin.checked + STEP:
             self.close()
 
     def close(self) -> None:
@@ -592,13 +518,6 @@ class OpenDelta(Fileless):
         """
         if self._settled > self._pin.checked:
             self._keep(self._pin._replace(checked=self._settled))
-
-    def evidence(self, line: Line) -> list[Location]:
-        """Return no file: the plan of a batch tells what it has read."""
-        return []
-
-    def _replaced(self, table: str) -> str:
-        return f"{self._source.name} is another one (its id was {self._pin.table} and is {table}): the checkpoint has read the old one. {_ANEW}"
 
     # -- heads -------------------------------------------------------------------------------------
 
@@ -614,7 +533,7 @@ class OpenDelta(Fileless):
         least = max(self._checked, -1 if read is None else read.version - 1)
         if table.version < least:
             self._break(
-                f"{self._source.name} ends at version {table.version}, and had version {least} before: its log was cut off. {_ANEW}"
+                f"{self._source.name} ends at version {table.version}, and had version {least} before: its log was cut off. {ANEW}"
             )
         else:
             self._check_to(table.version)
@@ -624,10 +543,7 @@ class OpenDelta(Fileless):
             for version in range(begin, table.version + 1):
                 if version not in self._commits:
                     self._commits[version] = self._commit(version)
-        if self._pin.broken:
-            raise Replaced(self._pin.broken)
-        if self._stranger:
-            raise Replaced(self._stranger)
+        self._raise_what_holds()
         return Head(table.version, read is None and self._never_had_rows(table.version))
 
     def _check_to(self, last: int) -> None:
@@ -642,35 +558,20 @@ class OpenDelta(Fileless):
                 self._break(self._replaced(commit.table))
             elif commit.rewrites:
                 self._break(
-                    f"{commit} of {self._source.name} has rows that were there before, and the watermark may have passed them. {_ANEW}"
+                    f"{commit} of {self._source.name} has rows that were there before, and the watermark may have passed them. {ANEW}"
                 )
             else:
                 self._know_writer(commit)
             self._checked = version
 
     def _commit(self, version: int) -> Commit:
-        commit = self._log.commit(version)
+        commit: Commit | None = self._log.commit(version)
         if commit is None:
             msg = (
-                f"version {version} of {self._source.name} is not in its log any more, so its rows are unknown. {_ANEW}"
+                f"version {version} of {self._source.name} is not in its log any more, so its rows are unknown. {ANEW}"
             )
             raise OSError(msg)
         return commit
-
-    def _know_writer(self, commit: Commit) -> None:
-        assert self._source.inputs is not None
-        if commit.writer and commit.writer not in self._source.inputs:
-            self._stranger = f"{commit} of {self._source.name} was written by {commit.writer}, which the inputs do not name: start the query with it in inputs"
-        elif commit.writer and not self._pin.marked:
-            self._keep(self._pin._replace(marked=True))
-        elif self._pin.marked and _is_strange(commit):
-            self._break(
-                f"{commit} of {self._source.name} names no computation, though others that write into the table do: its rows were not waited for. {_ANEW}"
-            )
-
-    def _break(self, reason: str) -> None:
-        """Hold the watermark for good: store the reason in the pin."""
-        self._keep(self._pin._replace(broken=reason))
 
     def _never_had_rows(self, last: int) -> bool:
         """Return whether no version up to ``last`` has had a row.
@@ -683,20 +584,9 @@ class OpenDelta(Fileless):
                 return False
         return True
 
-    def wait(self, listed: Head, planned: Line | None) -> Head:
-        """Return the whole head: also a version whose rows were removed again must be read."""
-        return listed
-
-    def look(self, head: Head) -> None:
-        """Do nothing: how far a batch has read is in its plan."""
-
-    def renewed(self, head: Head, listed: Head, planned: Line | None) -> Head:
-        """Return the head unchanged: a newer listing adds nothing to it."""
-        return head
-
     def reached(self, head: Head, offset: Line | None) -> bool:
         """Return whether an offset has taken all files up to the head."""
-        if self._pin.broken or self._stranger:
+        if self._held:
             return False
         read = None if offset is None else Offset.of(offset)
         if read is None:

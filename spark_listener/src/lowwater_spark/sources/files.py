@@ -31,33 +31,78 @@ import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lowwater_spark.checkpoint.location import Location
+from lowwater_spark.checkpoint.location import Location, local_directory, refuse_pattern
 from lowwater_spark.checkpoint.manifest import Manifest
-from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.base import Line
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.sources.base import NONE, Leaf, Line, Source, SourceDeclared
 from lowwater_spark.sources.bookmarks import BOOKMARKS, Extent, Output, ReadRecord, Scan, batch_number, removed, unread
 from lowwater_spark.sources.roots import Roots, identity_of
 from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
-from lowwater_spark.sources.source_log import NO_FILE, NOTHING, File, Files, Head, SourceLog, log_files, log_offset
+from lowwater_spark.sources.source_log import (
+    FOR_EVER,
+    NO_FILE,
+    NOTHING,
+    File,
+    Files,
+    Head,
+    SourceLog,
+    log_files,
+    log_offset,
+)
 from lowwater_spark.sources.writers import HANDED_OVER, MARKS, above, behind, strangers
 
-__all__ = ["FILES", "FileSource", "Intruder", "OpenFiles", "Settled", "hidden", "intruders", "list_head", "walk"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "FILES",
+    "SINK",
+    "FileSource",
+    "Intruder",
+    "OpenFiles",
+    "Settled",
+    "hidden",
+    "intruders",
+    "list_head",
+    "walk",
+]
 
 
 _TRIES: Final = 5
 """Number of listings in one look, at most, until one has all names of the one before it."""
 
 FILES: Final = "files"
-"""Kind of this source."""
+"""Kind of this source, and the word that declares one which the query lists."""
+
+SINK: Final = "sink"
+"""Word that declares a directory of Spark's file sink, which the query reads by the sink's log."""
+
+_WEEK: Final = 7 * 86_400_000
+"""Spark's default of maxFileAge, milliseconds."""
+
+_FORMATS: Final = frozenset({"csv", "json", "orc", "parquet", "text"})
+
+_OPTIONS: Final[Mapping[str, str]] = {
+    "cleansource": "files vanish by rules of their own; clean up outside of Spark, by age",
+    "filenameonly": "Spark takes two files of one name for one, and never reads the second",
+    "ignorecorruptfiles": "rows of a skipped file would count as read",
+    "ignoremissingfiles": "rows of a skipped file would count as read",
+    "modifiedafter": "the files that Spark skips are still in the directory",
+    "modifiedbefore": "the files that Spark skips are still in the directory",
+    "pathglobfilter": "the files that Spark skips are still in the directory",
+    "sourcearchivedir": "files vanish by rules of their own; clean up outside of Spark, by age",
+}
+
+_IGNORE_SINK_LOG: Final = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
 
 
 @dataclass(frozen=True, slots=True)
-class FileSource:
+class FileSource(Source):
     """A streaming file source: the options that decide which files it reads."""
 
     root: str
@@ -74,7 +119,7 @@ class FileSource:
     columns: tuple[str, ...] = ()
     """Columns of the Hive partitions, directories like ``year=2013/month=1``. Spark reads only
     files below all of them."""
-    max_age: int = 7 * 86_400_000
+    max_age: int = _WEEK
     """Value of maxFileAge, milliseconds: Spark skips a file that is older than the newest one by
     more."""
 
@@ -111,9 +156,185 @@ class FileSource:
         """Return the source for one run of a query."""
         return OpenFiles(self, number, manifest)
 
+    @classmethod
+    def planned(cls, leaf: Leaf) -> FileSource | None:
+        """Return the source of Spark's own reader of files."""
+        if leaf.of_tables or (kind := leaf.format.lower()) not in _FORMATS:
+            return None
+        options, spark = leaf.options, leaf.spark
+        for option, why in _OPTIONS.items():
+            if option in options and options[option].lower() not in ("false", "off"):
+                raise Unsupported(
+                    f"The option {option} of a {kind} source", why, "Remove the option; filter rows instead."
+                )
+        path = options.get("path", "")
+        refuse_pattern(path, "The path")
+        root = local_directory(spark, path, "The path")
+        if not Path(root).is_dir():
+            raise Unsupported(f"The path {path}", "it is no directory", "Read the directory that the files come into.")
+        recursive = options.get("recursivefilelookup", "false").lower() == "true"
+        sink_log = Path(root, SINK_LOG).exists()
+        if sink_log:
+            _check_sink_log(spark, path, root)
+        columns = () if recursive or sink_log else _partition_columns(leaf, root)
+        source = cls(root, recursive, kind, sink_log, columns=columns, max_age=_max_age(spark, options))
+        source.refuse_logs()
+        return source
+
+    @classmethod
+    def allowed(cls, declared: SourceDeclared) -> Set[str]:
+        """Return the options of a declared directory."""
+        if not declared.path.startswith("/") or any(character in declared.path for character in "*?[{"):
+            msg = f"{declared.name}: the path of files is an absolute directory, and no pattern"
+            raise ValueError(msg)
+        return {"maxfileage"} if declared.kind == SINK else {"recursivefilelookup", "maxfileage", "partitions"}
+
+    @classmethod
+    def declared(cls, declared: SourceDeclared, session: Callable[[], SparkSession]) -> FileSource:
+        """Return the source of a declared directory, which is here as the query's driver has it."""
+        root = str(Path(declared.path))
+        if not Path(root).is_dir():
+            raise Unsupported(
+                f"The path {declared.path}", "it is no directory here", "Mount it as the query's driver has it."
+            )
+        sink, has_log = declared.kind == SINK, Path(root, SINK_LOG).exists()
+        if sink and not has_log:
+            raise Unsupported(declared.name, "there is no log of Spark's file sink in it", f"Declare {FILES}:{root}.")
+        if has_log and not sink:
+            raise Unsupported(
+                declared.name,
+                "there is a log of Spark's file sink in it: a query that was started behind it goes by the log, and one that was started before lists all files",
+                f"Declare {SINK}:{root} in the first case; in the other one start the query again, over a new checkpoint.",
+            )
+        recursive = declared.options.get("recursivefilelookup", "false").lower() == "true"
+        columns = tuple(filter(None, declared.options.get("partitions", "").split("+")))
+        age = int(declared.options.get("maxfileage", _WEEK))
+        source = cls(root, recursive, "", sink, columns=columns, max_age=age)
+        source.refuse_logs()
+        return source
+
+    @classmethod
+    def guess(cls, line: Line) -> str:
+        """Return an example for a place in Spark's log of a file source."""
+        try:
+            return f"{FILES}:/data/in" if line != NONE and log_offset(line) != NOTHING else ""
+        except CheckpointMismatch:
+            return ""
+
+    def recognize(self, manifest: Manifest, number: int, line: Line) -> None:
+        """Raise Unsupported when the directory has none of the files that the query has taken."""
+        log = self.log_in(manifest.checkpoint / "sources" / str(number))
+        log.read_to(log_offset(line))
+        if self.sink_log and log.taken.keys() - {file.path for file in list_sink(self.root)}:
+            raise Unsupported(
+                f"{SINK}:{self.root}",
+                "the query has taken files that the sink's log does not name: it lists the directory, and reads what failed attempts have left as well",
+                "Start the query again over a new checkpoint, which reads by the log.",
+            )
+        replaced = manifest.home / "lowwater" / "replaced"
+        seen_before = self.root in (manifest["roots"] or {}) or replaced.exists()
+        if log.taken and not seen_before and not any(Path(path).exists() for path in log.taken):
+            raise Unsupported(
+                f"{FILES}:{self.root}",
+                "none of the files that the query has taken from it is there: another volume may be mounted here than where the query's driver is",
+                f"Mount it as the driver has it. If they were cleaned up, say so: touch {replaced}",
+            )
+
+    def refuse_logs(self) -> None:
+        """Refuse a directory that contains a sink's output, or is a part of one.
+
+        Spark uses the sink's log only in the sink's own directory.
+        """
+        logs = [file.path for file in intruders(self) if not file.writer]
+        if logs:
+            output = Path(logs[0]).parent
+            raise Unsupported(
+                f"The path {self.root}",
+                f"Spark's file sink writes to {output}, and Spark uses the sink's log only when it reads that very directory: the leftovers of failed attempts "
+                "would be read as well",
+                f"Read {output} by a frame of its own, and unite it with others.",
+            )
+
     def log_in(self, folder: Location) -> SourceLog:
         """Return the reader of the source's log, which is ``folder`` in a checkpoint."""
         return SourceLog(folder, self.root, self.max_age, None if self.recursive or self.sink_log else self.columns)
+
+
+def _check_sink_log(spark: SparkSession, path: str, root: str) -> None:
+    """Refuse a Spark file sink's output if Spark ignores its log or the log cannot be read."""
+    if str(spark.conf.get(_IGNORE_SINK_LOG, "false")).lower() == "true":
+        raise Unsupported(
+            f"The path {path} in a session with {_IGNORE_SINK_LOG}",
+            "it is the output of Spark's file sink, and the leftovers of its failed attempts would be read as well",
+            "Set it to false.",
+        )
+    try:
+        files = list_sink(root)
+    except OSError as error:
+        raise Unsupported(
+            f"The path {path}",
+            f"it is the output of Spark's file sink, and the sink's log cannot be read: {error}",
+            "Restore the log, or let the writing query begin a new directory.",
+        ) from error
+    other = min((file.path for file in files if not file.path.startswith(f"{root}/")), default=None)
+    if other is not None:
+        raise Unsupported(
+            f"The path {path}",
+            f"it is the output of Spark's file sink, and the sink's log names its files by another path: {other}",
+            "Read it by the path that the writing query has, and not by a symbolic link to it; a directory that was moved cannot be read.",
+        )
+
+
+def _partition_columns(leaf: Leaf, root: str) -> tuple[str, ...]:
+    """Return the columns of a directory's Hive partitions; none without sub-directories.
+
+    Spark finds the columns when the frame is made, and puts them last; in a batch it matches
+    columns by position. It logs a file without all of them as read, and reads no rows of it. Raises
+    Unsupported for such files.
+    """
+    names_of: Any = leaf.relation.dataSource().sourceInfo().partitionColumns()
+    columns = tuple(str(names_of.apply(i)) for i in range(names_of.size()))
+    for folder, names in _partitions(root, ()):
+        if names != columns:
+            raise Unsupported(
+                f"The directory {root}",
+                f"{folder} has files with the partition columns {', '.join(names) or 'none'}, and the frame was made with {', '.join(columns) or 'none'}: "
+                "Spark would log such files as read, and read no rows from them",
+                "Keep all files in partitions by the same columns, and make the frame when they are there; or set the option recursiveFileLookup to "
+                '"true", which takes no columns from names.',
+            )
+    return columns
+
+
+def _partitions(folder: str, columns: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the directories that have files, each with the partition columns of its path."""
+    files = False
+    with os.scandir(folder) as listing:
+        for entry in listing:
+            name, equals, value = entry.name.partition("=")
+            if hidden(entry.name, folder=entry.is_dir()):
+                continue
+            if not entry.is_dir():
+                files = True
+            elif name and equals and value:
+                yield from _partitions(entry.path, (*columns, name))
+            else:
+                raise Unsupported(
+                    f"The directory {folder}",
+                    f"it has a sub-directory ({entry.name}) that is no partition, which Spark skips or takes for one",
+                    'Set the option recursiveFileLookup to "true".',
+                )
+    if files:
+        yield folder, columns
+
+
+def _max_age(spark: SparkSession, options: Mapping[str, str]) -> int:
+    """Return maxFileAge in milliseconds, by Spark's rules."""
+    limited = "maxfilespertrigger" in options or "maxbytespertrigger" in options
+    if options.get("latestfirst", "false").lower() == "true" and limited:
+        return FOR_EVER
+    jvm: Any = spark._jvm
+    return int(jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(options.get("maxfileage", "7d")))
 
 
 class Intruder(NamedTuple):

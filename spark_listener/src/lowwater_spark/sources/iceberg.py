@@ -26,20 +26,20 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lowwater_spark.checkpoint.location import Location
-from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.base import EARLIER, NONE, Fileless, Line, OpenSource, skips_earlier
+from lowwater_spark.sources.base import EARLIER, NONE, Leaf, Line, SourceDeclared, skips_earlier, up
 from lowwater_spark.sources.delta import mark_of, writer_of
-from lowwater_spark.sources.opaque import OpenOpaque
 from lowwater_spark.sources.roots import Replaced
+from lowwater_spark.sources.versioned import ANEW, BACK, STEP, OpenTable, TableSource
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from lowwater_spark.checkpoint.manifest import Manifest
 
 __all__ = [
@@ -52,7 +52,6 @@ __all__ = [
     "OpenIceberg",
     "Snapshot",
     "Table",
-    "TableLog",
     "Written",
     "unread",
 ]
@@ -63,17 +62,8 @@ ICEBERG: Final = "iceberg"
 MARK: Final = "lowwater"
 """Property of a snapshot's summary that has lowwater's mark: the computation that made it."""
 
-_BACK: Final = 100
-"""Number of snapshots before a query's start in which it looks for writers without a mark."""
-
-_STEP: Final = 20
-"""Number of checked snapshots after which the pin is stored again; a new run checks at most so many
-again."""
-
 _START: Final = -1
 """Snapshot id that stands for a table without a snapshot."""
-
-_ANEW: Final = "Start from a new checkpoint, with adopt=True."
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -236,21 +226,6 @@ class Table(NamedTuple):
         return ""
 
 
-class TableLog(Protocol):
-    """Questions that a source asks one table. Each call raises OSError when there is no answer."""
-
-    def table(self) -> Table:
-        """Return the table as of now."""
-        ...
-
-    def layout(self, snapshot: int) -> Sequence[tuple[int, int]]:
-        """Return, for each manifest that a snapshot made, its new files and its older ones.
-
-        Two numbers a manifest, in the order of the manifests.
-        """
-        ...
-
-
 # -- offsets ---------------------------------------------------------------------------------------
 
 
@@ -311,16 +286,6 @@ def unread(offset: Offset, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     return pending
 
 
-def went_back(before: Line, now: Line) -> str:
-    """Return in words how a line is below the one before; empty when the lines do not show it."""
-    old, new = Offset.of(before), Offset.of(now)
-    if old is None:
-        return ""
-    if new is None or (new.snapshot == old.snapshot and new.position < old.position):
-        return f"from {old} to {new or 'the beginning'}"
-    return ""
-
-
 # -- the source ------------------------------------------------------------------------------------
 
 _HARMLESS: Final = frozenset(
@@ -344,7 +309,7 @@ _FROM: Final = "stream-from-timestamp"
 _OPTIONS: Final[Mapping[str, str]] = {
     "streaming-skip-overwrite-snapshots": "rows of a skipped snapshot would count as read",
     "streaming-skip-delete-snapshots": "rows of a skipped snapshot would count as read",
-    _FROM: "rows before that time would count as read",
+    _FROM: f'rows before that time would count as read, and the stage does not declare option("{EARLIER}", "skip")',
     "branch": "the stream reads the main branch all the same, and rows of a branch may be published later",
     "tag": "a tag is one snapshot, and no stream of snapshots",
     "async-micro-batch-planning-enabled": "lowwater cannot compare files that Iceberg queues ahead of a batch with the table's lineage",
@@ -355,62 +320,66 @@ SETTINGS: Final = ("spark.sql.iceberg.async-micro-batch-planning-enabled",)
 
 
 @dataclass(frozen=True, slots=True)
-class IcebergSource:
+class IcebergSource(TableSource):
     """A streaming Iceberg source, as the query's plan has it."""
 
-    table: str
-    """Name of the table in its catalog, or its path."""
-    options: Mapping[str, str]
-    """Options of the source, their names in lower case."""
-    log: TableLog = field(compare=False, repr=False)
-    on: tuple[str, ...] = ()
-    """Settings of :data:`SETTINGS` that the session has switched on."""
     branch: str = ""
     """Branch that the query names with the table; empty: none."""
-    inputs: frozenset[str] | None = None
-    """Full names of the computations that the stage waits for; None: the source has no head, and
-    lowwater does not ask the table."""
 
-    @property
-    def name(self) -> str:
-        """Name of the source in errors."""
-        return f"the Iceberg table {self.table}"
+    format = ICEBERG
+    title = "Iceberg"
+    harmless = _HARMLESS
+    harmful = _OPTIONS
 
-    @property
-    def kind(self) -> str:
-        """Format of the source: ``iceberg``."""
-        return ICEBERG
+    @classmethod
+    def planned(cls, leaf: Leaf) -> IcebergSource | None:
+        """Return the source of Iceberg's stream, however the table is named."""
+        from lowwater_spark.sources.iceberg_log import IcebergLog, is_iceberg
+
+        if not leaf.of_tables or not is_iceberg(leaf.relation.table()):
+            return None
+        log = IcebergLog.of(leaf.spark, leaf.relation.table())
+        return cls(log.name, leaf.options, log, leaf.changed(SETTINGS, "false"), branch=log.branch)
+
+    @classmethod
+    def allowed(cls, declared: SourceDeclared) -> Set[str]:
+        """Return the options of a declared table."""
+        return {EARLIER.lower()}
+
+    @classmethod
+    def declared(cls, declared: SourceDeclared, session: Callable[[], SparkSession]) -> IcebergSource:
+        """Return the source of a declared table."""
+        from lowwater_spark.sources.iceberg_log import find
+
+        log = find(session(), declared.path)
+        if log is None:
+            raise Unsupported(
+                declared.name,
+                "the session does not know such a table of Iceberg",
+                "Name it as the catalogs of the session do, and give the session Iceberg's runtime and the settings of the catalog.",
+            )
+        return cls(declared.path, declared.options, log, branch=log.branch)
+
+    @classmethod
+    def guess(cls, line: Line) -> str:
+        """Return an example for an offset of Iceberg."""
+        return f"{ICEBERG}:catalog.database.table" if '"snapshot_id"' in line else ""
 
     @property
     def skips(self) -> bool:
         """True when the query declares that it does not need earlier rows."""
         return skips_earlier(self.options)
 
-    def waiting_for(self, inputs: frozenset[str]) -> IcebergSource:
-        """Return the source for a stage with inputs.
-
-        Raises Unsupported, naming the option, when the head cannot be known exactly.
-        """
-        if not inputs:
-            return self
-        stage = f"{_up(self.name)} as the source of a stage with inputs"
-        for option, value in sorted(self.options.items()):
-            if option in _HARMLESS or value.lower() == "false" or (option == _FROM and self.skips):
-                continue
-            why = _OPTIONS.get(option, "this release does not know whether it leaves rows out")
-            fix = "Remove the option; filter rows instead."
-            if option == _FROM:
-                fix = f'If the stage does not need them, declare it: option("{EARLIER}", "skip"). Or remove the option.'
-            raise Unsupported(f"{stage}, with the option {option}", why, fix)
-        for setting in self.on:
-            raise Unsupported(
-                f"{stage}, in a session where {setting} is true",
-                _OPTIONS["async-micro-batch-planning-enabled"],
-                "Set it to false, its default.",
-            )
+    def check_whole(self) -> None:
+        """Raise Unsupported for a branch."""
         if self.branch not in ("", "main"):
-            raise Unsupported(f"{stage}, of its branch {self.branch}", _OPTIONS["branch"], "Read the table itself.")
-        return replace(self, inputs=inputs)
+            raise Unsupported(
+                f"{self.staged}, of its branch {self.branch}", _OPTIONS["branch"], "Read the table itself."
+            )
+
+    def is_harmless(self, option: str, value: str) -> bool:
+        """Return whether an option with a value leaves no row out that the stage needs."""
+        return TableSource.is_harmless(self, option, value) or (option == _FROM and self.skips)
 
     def pin(self) -> Pin:
         """Return the pin of the table as it is now.
@@ -422,11 +391,11 @@ class IcebergSource:
         first = lineage[0] if lineage else None
         if first is not None and first.parent is not None and not self.skips:
             raise Unsupported(
-                f"{_up(self.name)}, whose first snapshots have expired",
+                f"{up(self.name)}, whose first snapshots have expired",
                 f"a new stream begins with the files that {first} adds, and never reads older rows, though the table may still have them",
                 f'Fill in the older rows by other means, and declare that this stage does not need them: option("{EARLIER}", "skip").',
             )
-        marked = bool(table.writers) or any(snapshot.writer for snapshot in lineage[-_BACK:])
+        marked = bool(table.writers) or any(snapshot.writer for snapshot in lineage[-BACK:])
         aside = tuple(sorted(table.snapshots.keys() - {snapshot.id for snapshot in lineage}))
         return Pin(table.id, first and first.id, table.current, aside, marked, sequence=table.sequence)
 
@@ -440,47 +409,29 @@ class IcebergSource:
         table = self.log.table()
         if table.refusal:
             raise Unsupported(
-                f"{_up(self.name)} as the source of a stage with inputs",
+                self.staged,
                 table.refusal,
                 "Unset the property of the table, so that writers publish at once. Or begin the pipeline here with lws.injector().",
             )
-        recent = table.lineage[-_BACK:]
-        writers = table.writers | {snapshot.writer for snapshot in recent} - {""}
-        if strangers := writers - self.inputs:
-            raise Unsupported(
-                f"{_up(self.name)}, into which {min(strangers)} writes",
-                "the inputs do not name it, so its rows would not be waited for",
-                f"Name {min(strangers)} in inputs, or let it write into a table of its own.",
-            )
-        marked = next((at for at, snapshot in enumerate(recent) if snapshot.writer), None)
-        # Rows from before the first mark may have filled the table, and are let pass. When writers
-        # are known and none of these snapshots has a mark, the first mark is older than all of
-        # them.
-        first = (-1 if writers else len(recent)) if marked is None else marked
-        late = next((snapshot for snapshot in recent[first + 1 :] if snapshot.strange), None)
-        if late is not None:
-            raise Unsupported(
-                f"{_up(self.name)}, of which {late} names no computation",
-                f"{', '.join(sorted(writers)) or 'a computation'} writes into it as well, and the stage cannot wait for rows of an unnamed writer",
-                "Let only computations that inputs names write into it, or give the rows of others a table of their own.",
-            )
+        recent = table.lineage[-BACK:]
+        self.check_alone(table.writers | {snapshot.writer for snapshot in recent} - {""}, recent)
 
     def check(self, line: Line) -> None:
         """Raise CheckpointMismatch for a line that is no offset of Iceberg."""
         Offset.of(line)
 
-    def open(self, manifest: Manifest, number: int) -> OpenSource:
-        """Return the source for one run of a query; the first run pins the table.
-
-        Raises CheckpointMismatch, Unsupported, and OSError when the table cannot be read.
-        """
-        if self.inputs is None:
-            return OpenOpaque(ICEBERG, manifest.checkpoint / "sources" / str(number), order=went_back)
+    def open_table(self, manifest: Manifest, number: int) -> OpenIceberg:
+        """Return the source for one run of a query that waits for the table's head."""
         return OpenIceberg(self, manifest, number)
 
-
-def _up(words: str) -> str:
-    return words[:1].upper() + words[1:]
+    def went_back(self, before: Line, now: Line) -> str:
+        """Return in words how a line is below the one before; empty when no line shows it."""
+        old, new = Offset.of(before), Offset.of(now)
+        if old is None:
+            return ""
+        if new is None or (new.snapshot == old.snapshot and new.position < old.position):
+            return f"from {old} to {new or 'the beginning'}"
+        return ""
 
 
 class Pin(NamedTuple):
@@ -521,17 +472,14 @@ class Head(NamedTuple):
     """Place of the snapshot in the lineage, from 0; -1: the table has no snapshot."""
 
 
-class OpenIceberg(Fileless):
+class OpenIceberg(OpenTable):
     """The table of a running query.
 
     Its offset is a place in the table's lineage, its head a snapshot.
     """
 
     def __init__(self, source: IcebergSource, manifest: Manifest, number: int) -> None:
-        self._source = source
-        self._log = source.log
-        self._manifest = manifest
-        self._number = str(number)
+        super().__init__(source, manifest, number, Pin.of)
         self._committed: Offset | None = None
         self._planned: Offset | None = None
         self._lineage: list[Snapshot] = []
@@ -548,47 +496,16 @@ class OpenIceberg(Fileless):
         """Table at the last look."""
         self._knocked: tuple[Line, Table | None] = ("", None)
         """Last line given to :meth:`knock`, and the table as it was after that."""
-        self._stranger = ""
-        """Snapshot of a writer that the inputs do not name, in words; empty: none."""
         self._asking = threading.Lock()
         """Guards a question to the table and the look at its answer: an older answer that was
         looked at after a newer one would look like a rollback."""
         self._lock = threading.RLock()
         """Guards the lineage and the pin, which several threads use. No thread asks the table while
         it has this lock."""
-        self._pin = self._pinned()
-        self._tip = self._pin.checked
+        self._tip: int | None = self._pin.checked
         """Newest snapshot that was checked."""
-        self._sequence = self._pin.sequence
+        self._sequence: int = self._pin.sequence
         """The table's sequence number at the last look."""
-
-    @property
-    def planned_is_read(self) -> bool:
-        """False: until a planned batch has run, its snapshot or the table may disappear."""
-        return False
-
-    def _pinned(self) -> Pin:
-        """Return the stored pin; before the query's first batch make one and store it durably."""
-        entry = (self._manifest["iceberg"] or {}).get(self._number)
-        begun = CheckpointLog(self._manifest.checkpoint).last_planned() is not None
-        if begun and entry is not None:
-            pin = Pin.of(entry)
-            if pin.broken:
-                raise CheckpointMismatch(pin.broken)
-            return pin
-        if begun:
-            msg = (
-                f"{self._manifest.checkpoint} has read {self._source.name}, and has no record of the snapshots that were checked: rows may have come back "
-                "since. Start from a new checkpoint, with adopt=True."
-            )
-            raise CheckpointMismatch(msg)
-        pin = self._source.pin()
-        self._keep(pin)
-        return pin
-
-    def _keep(self, pin: Pin) -> None:
-        self._manifest.keep_entry("iceberg", self._number, list(pin))
-        self._pin = pin
 
     # -- lines -------------------------------------------------------------------------------------
 
@@ -599,11 +516,7 @@ class OpenIceberg(Fileless):
         with self._lock:
             below = before is not None and self._is_below(offset, before)
         if below:
-            msg = (
-                f"the offset of {self._source.name} has gone back, from {before} to {offset or 'the beginning'}: restore the checkpoint as a whole, or start from a "
-                "new one, with adopt=True."
-            )
-            raise CheckpointMismatch(msg)
+            raise self._gone_back(before, offset or "the beginning")
         self._planned = offset
 
     def _is_below(self, offset: Offset | None, before: Offset) -> bool:
@@ -646,7 +559,7 @@ class OpenIceberg(Fileless):
             # An expired snapshot is in no later lineage, so a new run could not continue from it.
             later = self._settled and self._pin.checked in table.snapshots
             self._settled = True
-            if self._unnoted >= (_STEP if later else 1):
+            if self._unnoted >= (STEP if later else 1):
                 self.close()
 
     @property
@@ -660,7 +573,7 @@ class OpenIceberg(Fileless):
 
         ``table`` was read after that batch was committed.
         """
-        path = self._manifest.checkpoint / "sources" / self._number / "offsets" / "0"
+        path = self._manifest.checkpoint / "sources" / str(self._number) / "offsets" / "0"
         begin = Offset.of(path.read_bytes().decode())
         first = self._lineage[0] if self._lineage else None
         oldest = None if first is None or self._cut or first.parent is not None else first.id
@@ -674,7 +587,7 @@ class OpenIceberg(Fileless):
             self._keep(self._pin._replace(begun=True))
         else:
             self._break(
-                f"snapshots of {self._source.name} expired when the query began, so it may have begun after rows that it never reads. {_ANEW}"
+                f"snapshots of {self._source.name} expired when the query began, so it may have begun after rows that it never reads. {ANEW}"
             )
 
     def close(self) -> None:
@@ -686,13 +599,6 @@ class OpenIceberg(Fileless):
             if self._committed is not None and self._unnoted > 0:
                 self._noted = self._places[self._committed.snapshot]
                 self._keep(self._pin._replace(checked=self._committed.snapshot, sequence=self._sequence))
-
-    def evidence(self, line: Line) -> list[Location]:
-        """Return no file: the plan of a batch tells what it has read."""
-        return []
-
-    def _replaced(self, uuid: str) -> str:
-        return f"{self._source.name} is another one (its uuid was {self._pin.table} and is {uuid}): the checkpoint has read the old one. {_ANEW}"
 
     # -- heads -------------------------------------------------------------------------------------
 
@@ -712,10 +618,6 @@ class OpenIceberg(Fileless):
             self._raise_what_holds()
             return Head(table.current, -1 if table.current is None else self._places[table.current])
 
-    def _raise_what_holds(self) -> None:
-        if reason := self._pin.broken or self._stranger:
-            raise Replaced(reason)
-
     def _look(self, table: Table) -> None:
         """Extend the lineage by new snapshots, and check them.
 
@@ -727,7 +629,7 @@ class OpenIceberg(Fileless):
             if table.sequence < self._sequence:
                 msg = (
                     f"the metadata of {self._source.name} are older than before: they end with sequence number {table.sequence}, and {self._sequence} was seen. Its catalog "
-                    f"answers from a cache, or somebody put an older copy of the table back. The query goes on when the catalog has the newer table again. Otherwise: {_ANEW}"
+                    f"answers from a cache, or somebody put an older copy of the table back. The query goes on when the catalog has the newer table again. Otherwise: {ANEW}"
                 )
                 raise OSError(msg)
             self._sequence = table.sequence
@@ -755,7 +657,7 @@ class OpenIceberg(Fileless):
         if self._tip is None:
             if lineage and lineage[0].parent is not None and not self._source.skips:
                 self._break(
-                    f"snapshots of {self._source.name} have expired before they were read, so their rows never will be. {_ANEW}"
+                    f"snapshots of {self._source.name} have expired before they were read, so their rows never will be. {ANEW}"
                 )
             return lineage
         for at, snapshot in enumerate(lineage):
@@ -766,34 +668,24 @@ class OpenIceberg(Fileless):
         if self._tip in table.snapshots or not lineage or lineage[0].parent is None:
             self._break(
                 f"{self._source.name} was rolled back or replaced: snapshot {self._tip} is not in its lineage any more, and its rows may come back when the "
-                f"watermark has passed them. {_ANEW}"
+                f"watermark has passed them. {ANEW}"
             )
             return ()
         msg = (
             f"snapshots of {self._source.name} that follow {self._tip} have expired before this query checked them. Keep snapshots for longer than a query is "
-            f"stopped. {_ANEW}"
+            f"stopped. {ANEW}"
         )
         raise OSError(msg)
 
     def _check(self, snapshot: Snapshot) -> None:
         """Check a snapshot that has joined the lineage; hold the watermark if it may break it."""
-        assert self._source.inputs is not None
         late = next((candidate for candidate in (snapshot.id, snapshot.origin) if candidate in self._pin.aside), None)
         if late is not None:
             self._break(
-                f"{snapshot} of {self._source.name} publishes rows that were written earlier outside of its lineage, and the watermark may have passed them. {_ANEW}"
+                f"{snapshot} of {self._source.name} publishes rows that were written earlier outside of its lineage, and the watermark may have passed them. {ANEW}"
             )
-        elif snapshot.writer and snapshot.writer not in self._source.inputs:
-            self._stranger = (
-                f"{snapshot} of {self._source.name} was written by {snapshot.writer}, which the inputs do not name: "
-                "start the query with it in inputs"
-            )
-        elif snapshot.writer and not self._pin.marked:
-            self._keep(self._pin._replace(marked=True))
-        elif self._pin.marked and snapshot.strange:
-            self._break(
-                f"{snapshot} of {self._source.name} names no computation, though others that write into the table do: its rows were not waited for. {_ANEW}"
-            )
+        else:
+            self._know_writer(snapshot)
 
     def _forget(self, settled: Offset | None) -> None:
         """Drop the snapshots before the committed one."""
@@ -818,7 +710,7 @@ class OpenIceberg(Fileless):
                 for adds, older in layout:
                     if adds and place + adds > added:
                         self._break(
-                            f"{snapshot} of {self._source.name} has merged older manifests before its own new ones, so Iceberg's stream skips files of it. {_ANEW}"
+                            f"{snapshot} of {self._source.name} has merged older manifests before its own new ones, so Iceberg's stream skips files of it. {ANEW}"
                         )
                     place += adds + older
                 self._lineage[at] = snapshot._replace(added=added)
@@ -826,22 +718,11 @@ class OpenIceberg(Fileless):
     def _break(self, reason: str) -> None:
         """Hold the watermark for good: store the reason in the pin."""
         with self._lock:
-            self._keep(self._pin._replace(broken=reason))
-
-    def wait(self, listed: Head, planned: Line | None) -> Head:
-        """Return the whole head: each of its snapshots is still to be read."""
-        return listed
-
-    def look(self, head: Head) -> None:
-        """Do nothing: how far a batch has read is in its plan."""
-
-    def renewed(self, head: Head, listed: Head, planned: Line | None) -> Head:
-        """Return the head unchanged: a newer listing adds nothing to it."""
-        return head
+            super()._break(reason)
 
     def reached(self, head: Head, offset: Line | None) -> bool:
         """Return whether an offset has taken all files up to the head."""
-        if self._pin.broken or self._stranger:
+        if self._held:
             return False
         read = None if offset is None else Offset.of(offset)
         with self._lock:
@@ -880,7 +761,7 @@ class OpenIceberg(Fileless):
         for snapshot in waiting:
             if snapshot.ends_streams:
                 lines.append(
-                    f"{self._source.name}, {snapshot}: it removes or rewrites rows, and a stream of Iceberg ends there. {_ANEW}"
+                    f"{self._source.name}, {snapshot}: it removes or rewrites rows, and a stream of Iceberg ends there. {ANEW}"
                 )
                 break
             added = snapshot.added or 0

@@ -38,7 +38,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -46,12 +46,27 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.base import EARLIER, NONE, Fileless, Line, OpenSource, skips_earlier
+from lowwater_spark.sources.base import (
+    EARLIER,
+    NONE,
+    Leaf,
+    Line,
+    Logged,
+    OpenSource,
+    Partition,
+    Source,
+    SourceDeclared,
+    Vector,
+    skips_earlier,
+)
 from lowwater_spark.sources.kafka_marks import Begun, SlotMark, marks_topic
 from lowwater_spark.sources.opaque import OpenOpaque
+from lowwater_spark.sources.paced import FORMAT
 from lowwater_spark.sources.roots import Replaced
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from lowwater_spark.checkpoint.manifest import Manifest
 
 __all__ = [
@@ -102,21 +117,6 @@ NO_ID: Final = "A" * 22
 
 _IN_SYNC: Final = "min.insync.replicas"
 _UNCLEAN: Final = "unclean.leader.election.enable"
-
-
-class Partition(NamedTuple):
-    """A partition of a topic."""
-
-    topic: str
-    number: int
-
-    def __str__(self) -> str:
-        """Return the partition in words."""
-        return f"partition {self.number} of {self.topic}"
-
-
-Vector = Mapping[Partition, int]
-"""Next offset of each partition: the rows before it were read, or are there to be read."""
 
 
 class Identity(NamedTuple):
@@ -349,7 +349,7 @@ def written(ends: Vector, marks: Iterable[SlotMark | Begun], ids: Mapping[str, s
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaSource:
+class KafkaSource(Source):
     """A streaming Kafka source, as the query's plan has it."""
 
     options: Mapping[str, str]
@@ -361,6 +361,45 @@ class KafkaSource:
     inputs: frozenset[str] | None = None
     """Full names of the computations that the stage waits for. Empty: an injector that reports by
     the ends. None: the source has no head, and Kafka is asked for ids only."""
+
+    @classmethod
+    def planned(cls, leaf: Leaf) -> KafkaSource | None:
+        """Return the source of Spark's Kafka, or of ``read_kafka()``."""
+        from lowwater_spark.sources.kafka_admin import KafkaAdmin
+
+        if not leaf.of_tables or leaf.format not in (KAFKA, FORMAT):
+            return None
+        deprecated = bool(leaf.changed(["spark.sql.streaming.kafka.useDeprecatedOffsetFetching"], "false"))
+        return cls(leaf.options, KafkaAdmin(leaf.spark._jvm, leaf.options), deprecated)
+
+    @classmethod
+    def place(cls, text: str) -> Mapping[str, Any]:
+        """Return the topics of a source that is declared by a text like ``a+b``."""
+        return {"topics": text.split("+")}
+
+    @classmethod
+    def allowed(cls, declared: SourceDeclared) -> Set[str]:
+        """Return the options of a declared source; all ``kafka.*`` are among them."""
+        if not declared.topics or not declared.options.keys() >= {"kafka.bootstrap.servers", BROKERS}:
+            msg = f"{declared.name} needs its topics, kafka.bootstrap.servers and {BROKERS}, the number of all brokers of the cluster"
+            raise ValueError(msg)
+        return {BROKERS, HEAD, EARLIER.lower(), *(name for name in declared.options if name.startswith("kafka."))}
+
+    @classmethod
+    def declared(cls, declared: SourceDeclared, session: Callable[[], SparkSession]) -> KafkaSource:
+        """Return the source of the declared topics, read from their beginning."""
+        from lowwater_spark.sources.kafka_admin import KafkaAdmin
+
+        options = {**declared.options, "subscribe": ",".join(declared.topics), "startingoffsets": "earliest"}
+        return cls(options, KafkaAdmin(session()._jvm, options))
+
+    @classmethod
+    def guess(cls, line: Line) -> str:
+        """Return an example for an offset of Kafka."""
+        try:
+            return f"{KAFKA}:topic,{BROKERS}=3,kafka.bootstrap.servers=broker:9092" if vector_of(line) else ""
+        except CheckpointMismatch:
+            return ""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -435,6 +474,28 @@ class KafkaSource:
             )
         self._check_options()
         return replace(self, inputs=inputs)
+
+    def check_partitions(self, *, paced: bool) -> None:
+        """Raise Unsupported when Spark's own source is to hold partitions back."""
+        if paced and not self.pace:
+            raise Unsupported(
+                f"{self.name}, read by Spark's own source, in an injector with skew_limit",
+                "Spark's own source cannot hold single partitions back",
+                "Read it by read_kafka() of the injector.",
+            )
+
+    @property
+    def pace(self) -> str:
+        """Directory that ``read_kafka()`` reads; empty for Spark's own source."""
+        return self.options.get(PACE, "")
+
+    def vector(self, line: Line) -> Vector:
+        """Return the next offset of each partition."""
+        return vector_of(line)
+
+    def ends(self, listed: Ends) -> Vector:
+        """Return the ends in a listing."""
+        return listed.ends
 
     def telling_ends(self) -> KafkaSource:
         """Return the source for an injector that reports by the ends of its partitions.
@@ -699,7 +760,7 @@ class _Ledger:
         return (ids, epochs) == (self.ids, self.epochs) and not below(ends, self.read)
 
 
-class OpenKafka(Fileless):
+class OpenKafka(Logged):
     """The topics of a running query.
 
     Its offset is a vector of next offsets, its head one of ends.
@@ -711,8 +772,8 @@ class OpenKafka(Fileless):
         self._source = source
         self._cluster = source.cluster
         self._manifest = manifest
-        self._number = str(number)
-        self._first = manifest.checkpoint / "sources" / self._number / "0"
+        self._number = number
+        self._first = manifest.checkpoint / "sources" / str(number) / "0"
         """File in which Spark notes the first offsets of the query."""
         self._first_checked = False
         """True once the first offsets were checked."""
@@ -739,14 +800,9 @@ class OpenKafka(Fileless):
         """Open transactions at the last look: first offset, and transactional id; None: not asked
         yet."""
 
-    @property
-    def planned_is_read(self) -> bool:
-        """False: until a planned batch has run, a topic created anew may have other rows there."""
-        return False
-
     def _pinned(self) -> Pin:
         """Return the stored pin; before the query's first batch make one and store it durably."""
-        entry = (self._manifest["kafka"] or {}).get(self._number)
+        entry = self._manifest.pin(KAFKA, self._number)
         if entry is not None:
             pin = Pin(*entry)
             if set(pin.ids) != set(self._source.topics):
@@ -776,7 +832,7 @@ class OpenKafka(Fileless):
 
     def _keep(self, pin: Pin) -> None:
         marks = {topic: dict(numbers) for topic, numbers in pin.marks.items()}
-        self._manifest.keep_entry("kafka", self._number, [*pin._replace(marks=marks)])
+        self._manifest.keep_pin(KAFKA, self._number, pin._replace(marks=marks))
 
     # -- lines -------------------------------------------------------------------------------------
 
@@ -962,13 +1018,6 @@ class OpenKafka(Fileless):
             )
             raise OSError(msg)
         return _Answer(now, lost)
-
-    def wait(self, listed: Ends, planned: Line | None) -> Ends:
-        """Return the whole head: each of its rows is still to be read."""
-        return listed
-
-    def look(self, head: Ends) -> None:
-        """Do nothing: how far a batch has read is in its plan."""
 
     def renewed(self, head: Ends, listed: Ends, planned: Line | None) -> Ends:
         """Return the head with its own ends, and with the open transactions of a newer listing."""

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.kafka import PACE, BrokerView, Identity, Partition, Vector
+from lowwater_spark.sources.base import Partition, Vector
+from lowwater_spark.sources.kafka import PACE, BrokerView, Identity
 from lowwater_spark.sources.kafka_client import java_settings
 from lowwater_spark.sources.kafka_marks import Begun, SlotMark, parse
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.base import NONE, Line, Rowless
+from lowwater_spark.sources.base import NONE, Line, Rowless, Source
 
 if TYPE_CHECKING:
     from lowwater_spark.checkpoint.manifest import Manifest
@@ -43,10 +43,10 @@ _WORDS: Final[Mapping[type, str]] = {dict: "an object", list: "a list", int: "a 
 
 
 @dataclass(frozen=True, slots=True)
-class OpaqueSource:
+class OpaqueSource(Source):
     """Any source that Spark reads, by its format in the query's plan."""
 
-    kind: str
+    format: str
     """Format of the source: ``rate``, ``kafka``."""
 
     def __post_init__(self) -> None:
@@ -55,6 +55,11 @@ class OpaqueSource:
             raise Unsupported(
                 f"The source {self.kind}", once, "Bring the rows in by files, or by a source that keeps them."
             )
+
+    @property
+    def kind(self) -> str:
+        """Format of the source."""
+        return self.format
 
     @property
     def name(self) -> str:
@@ -74,9 +79,6 @@ class OpaqueSource:
                 "the query that reads them.",
             )
         return self
-
-    def check_writers(self) -> None:
-        """Do nothing: no writer leaves a mark in such a source."""
 
     def check(self, line: Line) -> None:
         """Raise CheckpointMismatch for a line that is no JSON."""

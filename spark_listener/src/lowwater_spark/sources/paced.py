@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from lowwater_spark.checkpoint.durable import make_directory, write_over
-from lowwater_spark.sources.kafka import Partition, Vector
+from lowwater_spark.sources.base import Partition, Vector
 
 __all__ = ["CHUNK", "FORMAT", "LIMIT", "Pace", "paced"]
 

@@ -37,7 +37,7 @@ from lowwater_spark.track.ranges import key_text, key_zone
 from lowwater_spark.track.receipt import Receipt
 from lowwater_spark.track.segments import SegmentUpdate, SendingUpdate, Unsent
 from lowwater_spark.track.state import Place, StateStore, Version
-from lowwater_spark.track.update import Update, build_version, can_pin, fixed, partitions_of, restage, rows_of
+from lowwater_spark.track.update import Terms, Update, build_version, can_pin, fixed, partitions_of, restage, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -636,17 +636,9 @@ class Batch:
             frame,
             update,
             columns,
-            key=self._keyed.key,
-            event_time=self._keyed.event_time,
-            digest=self._entry.digest,
-            low=self._low(),
-            promised=self._entry.promised,
-            reference=self._reference(),
-            budgeted=self._keyed.budgeted,
-            injector=self._keyed.injector,
-            window=self._keyed.window,
+            keyed=self._keyed,
+            terms=Terms(self._entry.digest, self._low(), self._entry.promised, self._reference()),
             destination=self._destination,
-            cut=self._keyed.cut,
             logged=self._side.logged,
         )
         self._shared.probe("state", self.id)

@@ -20,8 +20,8 @@ from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.base import NONE, Line, OpenSource
-from lowwater_spark.sources.kafka import KAFKA, PACE, KafkaSource, OpenKafka, Partition, unread, vector_of
+from lowwater_spark.sources.base import NONE, Line, OpenSource, Partition
+from lowwater_spark.sources.kafka import unread
 from lowwater_spark.sources.paced import Pace
 from lowwater_spark.sources.ticks import Ticks
 from lowwater_spark.track.batch import Batch, MicroBatch, Outcome, Side
@@ -302,32 +302,30 @@ class Hook:
         if bounds is None or bounds.skew is None:
             return
         for source in self.run.checked.sources:
-            if isinstance(source, KafkaSource) and PACE in source.options:
-                Pace(source.options[PACE]).tell(bounds.standing(source_state), idle=bounds.across is None)
+            if source.pace:
+                Pace(source.pace).tell(bounds.standing(source_state), idle=bounds.across is None)
 
     def _planned(self, plan: Plan) -> dict[Partition, int]:
-        """Return the offsets at which a batch ends, by partition of Kafka."""
+        """Return the offsets at which a batch ends, by partition."""
         planned: dict[Partition, int] = {}
         for source, line in zip(self.run.checked.sources, plan.lines, strict=False):
-            if source.kind == KAFKA:
-                ends = vector_of(line)
-                if twice := planned.keys() & ends.keys():
-                    raise Unsupported(
-                        f"{min(twice)}, which two sources of the query read,",
-                        "each may have read what the other has not, so it is unknown how far the query has come",
-                        "Read each topic by one source.",
-                    )
-                planned.update(ends)
+            ends = source.vector(line)
+            if twice := planned.keys() & ends.keys():
+                raise Unsupported(
+                    f"{min(twice)}, which two sources of the query read,",
+                    "each may have read what the other has not, so it is unknown how far the query has come",
+                    "Read each topic by one source.",
+                )
+            planned.update(ends)
         return planned
 
     def _ends(self) -> dict[Partition, int] | None:
-        """Return the present ends of the partitions; None if Kafka does not answer in time."""
+        """Return the present ends of the partitions; None if a source does not answer in time."""
         ends: dict[Partition, int] = {}
         lines = itertools.chain(self.run.lines, itertools.repeat(NONE))
         try:
-            for source, line in zip(self.run.heads.sources, lines, strict=False):
-                if isinstance(source, OpenKafka):
-                    ends.update(source.head(line).ends)
+            for source, opened, line in zip(self.run.checked.sources, self.run.heads.sources, lines, strict=False):
+                ends.update(source.ends(opened.head(line)))
         except OSError as failure:
             logger.warning("the ends of the source are unknown, so idle partitions hold: %s", failure)
             return None

@@ -8,30 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater.watermark import MAX, MIN
-from lowwater_spark.checkpoint.location import Location, checkpoint_of
+from lowwater_spark.checkpoint.location import Location, checkpoint_of, refuse_pattern
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources import iceberg
-from lowwater_spark.sources.base import Source
-from lowwater_spark.sources.control import DIRECTORY, ControlSource, is_control, is_end
-from lowwater_spark.sources.delta import DELTA, SETTINGS, DeltaSource
-from lowwater_spark.sources.delta_log import DeltaLog
-from lowwater_spark.sources.files import FileSource, hidden, intruders
-from lowwater_spark.sources.iceberg import IcebergSource
-from lowwater_spark.sources.iceberg_log import IcebergLog, is_iceberg
-from lowwater_spark.sources.kafka import KAFKA, PACE, KafkaSource
-from lowwater_spark.sources.kafka_admin import KafkaAdmin
-from lowwater_spark.sources.opaque import OpaqueSource
-from lowwater_spark.sources.paced import FORMAT
-from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
-from lowwater_spark.sources.source_log import FOR_EVER
+from lowwater_spark.sources.base import Leaf, Source
+from lowwater_spark.sources.control import ControlSource, is_control, is_end
+from lowwater_spark.sources.kinds import source_of_leaf
 from lowwater_spark.track.bounds import MILLISECOND, Stamp, in_python, least_retention, lowest_stamp
 from lowwater_spark.track.operators import (
     KINDS,
@@ -64,13 +52,8 @@ __all__ = [
     "check_session",
     "is_file_format",
     "check_trigger",
-    "local_directory",
     "refuse_pattern",
 ]
-
-_FORMATS: Final = frozenset({"csv", "json", "orc", "parquet", "text"})
-
-_DELTA: Final = frozenset({DELTA, "org.apache.spark.sql.delta.sources.deltadatasource"})
 
 _STATELESS: Final = frozenset(
     {
@@ -96,27 +79,11 @@ _STATELESS: Final = frozenset(
 )
 """Streaming operators without state: they emit a row's results when the row arrives, or never."""
 
-_OPTIONS: Final[Mapping[str, str]] = {
-    "cleansource": "files vanish by rules of their own; clean up outside of Spark, by age",
-    "filenameonly": "Spark takes two files of one name for one, and never reads the second",
-    "ignorecorruptfiles": "rows of a skipped file would count as read",
-    "ignoremissingfiles": "rows of a skipped file would count as read",
-    "modifiedafter": "the files that Spark skips are still in the directory",
-    "modifiedbefore": "the files that Spark skips are still in the directory",
-    "pathglobfilter": "the files that Spark skips are still in the directory",
-    "sourcearchivedir": "files vanish by rules of their own; clean up outside of Spark, by age",
-}
-
 _FILE_FORMATS: Final = (
     "org.apache.spark.sql.execution.datasources.FileFormat",
     "org.apache.spark.sql.execution.datasources.v2.FileDataSourceV2",
 )
 """Interfaces of a format that Spark writes by its file sink."""
-
-_REGISTERED: Final = "org.apache.spark.sql.sources.DataSourceRegister"
-"""Interface of a source that has a name of its own."""
-
-_IGNORE_SINK_LOG: Final = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
 
 _SETTINGS: Final = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
 
@@ -193,36 +160,21 @@ class Checked:
 
         Raises Unsupported for a source whose end is unknown.
         """
-        return dataclasses.replace(self, sources=[self._kafka(source).telling_ends() for source in self.sources])
+        return dataclasses.replace(self, sources=[source.telling_ends() for source in self.sources])
 
     def check_parts(self, df: DataFrame, columns: Sequence[str], *, paced: bool) -> None:
-        """Raise Unsupported unless all sources are Kafka and the frame names each row's partition.
+        """Raise Unsupported unless all rows have a partition and the frame names it.
 
         With ``paced``, every source must be read at one pace.
         """
         for source in self.sources:
-            if PACE not in self._kafka(source).options and paced:
-                raise Unsupported(
-                    f"{source.name}, read by Spark's own source, in an injector with skew_limit",
-                    "Spark's own source cannot hold single partitions back",
-                    "Read it by read_kafka() of the injector.",
-                )
+            source.check_partitions(paced=paced)
         if missing := [name for name in columns if name not in df.columns]:
             raise Unsupported(
                 f"An injector with disorder over a frame without the column {missing[0]}",
                 "no column then says which partition a row belongs to",
                 f"Keep the columns {' and '.join(columns)} of Kafka's source in the frame, and drop them before you write.",
             )
-
-    @staticmethod
-    def _kafka(source: Source) -> KafkaSource:
-        if not isinstance(source, KafkaSource):
-            raise Unsupported(
-                f"{source.name[:1].upper()}{source.name[1:]} in an injector that goes by partitions or their ends",
-                "only Kafka says which partitions exist and where they end",
-                "Pass producer= and producers= and neither across= nor delay=, or declare the injector without disorder= and call batch.frontier() yourself.",
-            )
-        return source
 
     def check_writers(self) -> None:
         """Raise Unsupported if another computation than the named inputs writes to a source."""
@@ -331,7 +283,7 @@ def check_plan(
             longest = reach(holding)
             stored_retention = least_retention(stamps, at_ends=False) if longest is None else longest
     _check_state(operators, watermarks, declared=stored_retention is not None)
-    sources = [_source(spark, relation) for relation in relations]
+    sources = [source_of_leaf(Leaf(spark, relation)) for relation in relations]
     if not holding:
         return Checked(sources, operators, watermarks)
     return Checked(sources, operators, watermarks, stored_retention, stamps, retention is not None)
@@ -527,166 +479,6 @@ def check_output_mode(checked: Checked, mode: str, *, function: bool = False) ->
         )
 
 
-def _source(spark: SparkSession, relation: Any) -> Source:
-    if is_control(relation):
-        return ControlSource(str(relation.extraOptions().get(DIRECTORY)))
-    if relation.getClass().getSimpleName() != "StreamingRelation":
-        if is_iceberg(relation.table()):
-            return _iceberg_source(spark, relation)
-        name = _format(spark, relation)
-        return _kafka_source(spark, relation) if name in (KAFKA, FORMAT) else OpaqueSource(name)
-    kind = str(relation.dataSource().className())
-    if kind.lower() in _DELTA:
-        return _delta_source(spark, relation)
-    return _file_source(spark, relation) if kind.lower() in _FORMATS else OpaqueSource(kind)
-
-
-def _format(spark: SparkSession, relation: Any) -> str:
-    """Return a source's registered name, also if the query has its class; else the query's."""
-    from py4j.java_gateway import is_instance_of
-
-    provider: Any = relation.source()
-    gateway: Any = spark.sparkContext._gateway
-    if provider.isDefined() and is_instance_of(gateway, provider.get(), _REGISTERED):
-        return str(provider.get().shortName())
-    return str(relation.sourceName())
-
-
-def _kafka_source(spark: SparkSession, relation: Any) -> KafkaSource:
-    spelled = dict(relation.extraOptions().asCaseSensitiveMap())
-    options = {str(name).lower(): str(value) for name, value in spelled.items()}
-    deprecated = str(spark.conf.get("spark.sql.streaming.kafka.useDeprecatedOffsetFetching", "false")).lower() == "true"
-    return KafkaSource(options, KafkaAdmin(spark._jvm, options), deprecated)
-
-
-def _delta_source(spark: SparkSession, relation: Any) -> DeltaSource:
-    options = {str(key).lower(): str(value) for key, value in _map(spark, relation.dataSource().options()).items()}
-    off = tuple(name for name in SETTINGS if str(spark.conf.get(name, "true")).lower() != "true")
-    return DeltaSource(options["path"], options, DeltaLog(spark, options["path"]), off)
-
-
-def _iceberg_source(spark: SparkSession, relation: Any) -> IcebergSource:
-    spelled = dict(relation.extraOptions().asCaseSensitiveMap())
-    options = {str(name).lower(): str(value) for name, value in spelled.items()}
-    on = tuple(name for name in iceberg.SETTINGS if str(spark.conf.get(name, "false")).lower() == "true")
-    log = IcebergLog.of(spark, relation.table())
-    return IcebergSource(log.name, options, log, on, log.branch)
-
-
-def _file_source(spark: SparkSession, relation: Any) -> FileSource:
-    source = relation.dataSource()
-    kind = str(source.className()).lower()
-    options = {str(key).lower(): str(value) for key, value in _map(spark, source.options()).items()}
-    for option, why in _OPTIONS.items():
-        if option in options and options[option].lower() not in ("false", "off"):
-            raise Unsupported(f"The option {option} of a {kind} source", why, "Remove the option; filter rows instead.")
-    path = options.get("path", "")
-    refuse_pattern(path, "The path")
-    root = local_directory(spark, path, "The path")
-    if not Path(root).is_dir():
-        raise Unsupported(f"The path {path}", "it is no directory", "Read the directory that the files come into.")
-    recursive = options.get("recursivefilelookup", "false").lower() == "true"
-    sink_log = Path(root, SINK_LOG).exists()
-    if sink_log:
-        _check_sink_log(spark, path, root)
-    columns = () if recursive or sink_log else _partition_columns(relation, root)
-    read = FileSource(root, recursive, kind, sink_log, columns=columns, max_age=_max_age(spark, options))
-    _refuse_logs(read)
-    return read
-
-
-def _refuse_logs(source: FileSource) -> None:
-    """Refuse a directory that contains a sink's output, or is a part of one.
-
-    Spark uses the sink's log only in the sink's own directory.
-    """
-    logs = [file.path for file in intruders(source) if not file.writer]
-    if logs:
-        output = Path(logs[0]).parent
-        raise Unsupported(
-            f"The path {source.root}",
-            f"Spark's file sink writes to {output}, and Spark uses the sink's log only when it reads that very directory: the leftovers of failed attempts "
-            "would be read as well",
-            f"Read {output} by a frame of its own, and unite it with others.",
-        )
-
-
-def _check_sink_log(spark: SparkSession, path: str, root: str) -> None:
-    """Refuse a Spark file sink's output if Spark ignores its log or the log cannot be read."""
-    if str(spark.conf.get(_IGNORE_SINK_LOG, "false")).lower() == "true":
-        raise Unsupported(
-            f"The path {path} in a session with {_IGNORE_SINK_LOG}",
-            "it is the output of Spark's file sink, and the leftovers of its failed attempts would be read as well",
-            "Set it to false.",
-        )
-    try:
-        files = list_sink(root)
-    except OSError as error:
-        raise Unsupported(
-            f"The path {path}",
-            f"it is the output of Spark's file sink, and the sink's log cannot be read: {error}",
-            "Restore the log, or let the writing query begin a new directory.",
-        ) from error
-    other = min((file.path for file in files if not file.path.startswith(f"{root}/")), default=None)
-    if other is not None:
-        raise Unsupported(
-            f"The path {path}",
-            f"it is the output of Spark's file sink, and the sink's log names its files by another path: {other}",
-            "Read it by the path that the writing query has, and not by a symbolic link to it; a directory that was moved cannot be read.",
-        )
-
-
-def _partition_columns(relation: Any, root: str) -> tuple[str, ...]:
-    """Return the columns of a directory's Hive partitions; none without sub-directories.
-
-    Spark finds the columns when the frame is made, and puts them last; in a batch it matches
-    columns by position. It logs a file without all of them as read, and reads no rows of it. Raises
-    Unsupported for such files.
-    """
-    columns = tuple(str(name) for name in items(relation.dataSource().sourceInfo().partitionColumns()))
-    for folder, names in _partitions(root, ()):
-        if names != columns:
-            raise Unsupported(
-                f"The directory {root}",
-                f"{folder} has files with the partition columns {', '.join(names) or 'none'}, and the frame was made with {', '.join(columns) or 'none'}: "
-                "Spark would log such files as read, and read no rows from them",
-                "Keep all files in partitions by the same columns, and make the frame when they are there; or set the option recursiveFileLookup to "
-                '"true", which takes no columns from names.',
-            )
-    return columns
-
-
-def _partitions(folder: str, columns: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the directories that have files, each with the partition columns of its path."""
-    files = False
-    with os.scandir(folder) as listing:
-        for entry in listing:
-            name, equals, value = entry.name.partition("=")
-            if hidden(entry.name, folder=entry.is_dir()):
-                continue
-            if not entry.is_dir():
-                files = True
-            elif name and equals and value:
-                yield from _partitions(entry.path, (*columns, name))
-            else:
-                raise Unsupported(
-                    f"The directory {folder}",
-                    f"it has a sub-directory ({entry.name}) that is no partition, which Spark skips or takes for one",
-                    'Set the option recursiveFileLookup to "true".',
-                )
-    if files:
-        yield folder, columns
-
-
-def _max_age(spark: SparkSession, options: Mapping[str, str]) -> int:
-    """Return maxFileAge in milliseconds, by Spark's rules."""
-    limited = "maxfilespertrigger" in options or "maxbytespertrigger" in options
-    if options.get("latestfirst", "false").lower() == "true" and limited:
-        return FOR_EVER
-    jvm: Any = spark._jvm
-    return int(jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(options.get("maxfileage", "7d")))
-
-
 def is_file_format(spark: SparkSession, kind: str) -> bool:
     """Return whether Spark writes a format, by its name or class, with its file sink."""
     from py4j.protocol import Py4JJavaError
@@ -702,41 +494,8 @@ def is_file_format(spark: SparkSession, kind: str) -> bool:
     return any(loader.loadClass(name).isAssignableFrom(provider) for name in _FILE_FORMATS)
 
 
-def local_directory(spark: SparkSession, path: str, what: str) -> str:
-    """Return the absolute local path that Spark makes of a path.
-
-    Raises Unsupported for another file system.
-    """
-    jvm: Any = spark._jvm
-    hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()
-    raw = jvm.org.apache.hadoop.fs.Path(path)
-    scheme = raw.toUri().getScheme() or raw.getFileSystem(hadoop).getUri().getScheme()
-    if scheme != "file":
-        raise Unsupported(
-            f"{what} {path}",
-            f"the driver must list and rename in it as in a local directory, and {scheme}: is none",
-            "Use a directory on a local or NFS file system.",
-        )
-    return str(raw.getFileSystem(hadoop).makeQualified(raw).toUri().getPath())
-
-
 def absolute(path: str | os.PathLike[str], spark: SparkSession, *, single_driver: bool) -> Location:
     """Return the absolute location of a checkpoint directory. Raises Unsupported."""
     location = checkpoint_of(spark, os.fspath(path), single_driver=single_driver)
     refuse_pattern(str(location), "The checkpoint")
     return location
-
-
-def refuse_pattern(path: str, what: str) -> None:
-    """Raise Unsupported for a path that Spark reads as a pattern, and so as other directories."""
-    if any(mark in path for mark in "{}[]*?\\"):
-        raise Unsupported(
-            f"{what} {path}",
-            "Spark reads it as a pattern, and the directories that match may change while the query runs",
-            "Name one directory without any of {}[]*?\\ in its path; to read those in it as well, set recursiveFileLookup.",
-        )
-
-
-def _map(spark: SparkSession, scala_map: Any) -> Mapping[str, str]:
-    jvm: Any = spark._jvm
-    return dict(jvm.scala.jdk.javaapi.CollectionConverters.asJava(scala_map))

@@ -55,7 +55,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
+    from lowwater_spark.track.batch import Keyed
+
 __all__ = [
+    "Terms",
     "Update",
     "UpdateResult",
     "arrow_schema",
@@ -104,6 +107,21 @@ class Before:
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """The facts of a batch by which its rows are judged. A replay has the same."""
+
+    digest: str
+    """Digest of the batch's plan."""
+    low: int
+    """Low watermark of the batch, microseconds."""
+    promised: int
+    """Low watermark that the inputs had reached before the batch, microseconds: a row below it is
+    late."""
+    reference: int
+    """Event time from which ages and lateness are counted, microseconds; MIN: they are not."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Job:
     """The arguments of a task, pickled into its closure."""
 
@@ -136,17 +154,9 @@ def build_version(
     update: Update | SegmentUpdate,
     schema: StructType,
     *,
-    key: Sequence[str | Column],
-    event_time: str | Column,
-    digest: str,
-    low: int,
-    promised: int,
-    reference: int,
-    budgeted: bool,
-    injector: bool,
-    window: timedelta | None,
+    keyed: Keyed,
+    terms: Terms,
     destination: Destination,
-    cut: Cut,
     logged: Callable[[int], Layout | None],
 ) -> tuple[Version, list[Receipt]]:
     """Return version N of the state, and the receipts of the job that made it.
@@ -155,7 +165,7 @@ def build_version(
     that the log has for a batch, None if it does not know the batch. Raises CheckpointMismatch if
     the state is cut by another layout than the logged one.
     """
-    batch = destination.batch
+    batch, cut, event_time = destination.batch, keyed.cut, keyed.event_time
     before = store.before(batch)
     if (
         before is not None
@@ -173,7 +183,7 @@ def build_version(
     declared_time = event_time if isinstance(event_time, str) else ""
     moments = [column.name for column in schema.fields if column.dataType.typeName() == "timestamp"]
     emitted_time = own_name(moments, declared_time) or ""
-    if budgeted and injector and not emitted_time:
+    if keyed.budgeted and keyed.injector and not emitted_time:
         msg = (
             f"an injector with a lateness budget counts the rows that it emits by their event time, and the rows of batch.stateful() have none: name the timestamp {event_time} "
             f"in its schema, which has {', '.join(schema.names)}, declare the event time by a column's name, or leave lateness_budget out"
@@ -190,21 +200,21 @@ def build_version(
             before=start,
             places=cut.places,
             schema=arrow_schema(schema),
-            low=low,
-            promised=promised,
-            reference=reference,
-            budgeted=budgeted and reference != MIN,
-            injector=injector,
-            window=window,
+            low=terms.low,
+            promised=terms.promised,
+            reference=terms.reference,
+            budgeted=keyed.budgeted and terms.reference != MIN,
+            injector=keyed.injector,
+            window=keyed.window,
             event_time=declared_time,
             emitted_time=emitted_time,
             times=times_in(frame, event_time),
         )
-        receipts.extend(_run(job, frame, key, event_time, cut))
+        receipts.extend(_run(job, frame, keyed.key, event_time, cut))
         _check_stamps(receipts, batch)
-        return _manifest_of(receipts, job, digest, cut)
+        return _manifest_of(receipts, job, terms.digest, cut)
 
-    version = store.build(batch, digest, fill)
+    version = store.build(batch, terms.digest, fill)
     store.check_layout(version, cut.layout)
     return version, receipts
 
