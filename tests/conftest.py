@@ -75,12 +75,10 @@ settings.load_profile("lowwater")
 
 
 def folder(item: pytest.Item) -> str:
-    """The folder of tests/ that the test stands in; empty for a doctest of a source file."""
     return item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests by their folder and puts them in order."""
     for item in items:
         if folder(item) in MARKED:
             item.add_marker(MARKED[folder(item)])
@@ -88,7 +86,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
-    """Turns a skip whose reason is not on the list into a failure."""
     if not report.skipped or hasattr(report, "wasxfail"):
         return
     reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr)

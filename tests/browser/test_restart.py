@@ -19,7 +19,6 @@ from tests.process.serving import Serving, serving
 
 @pytest.fixture(scope="module")
 def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """An authority that tests may kill, and start again at the same addresses."""
     with serving(tmp_path_factory.mktemp("mortal"), page="127.0.0.1:0") as one:
         one.page_at = one.page.removeprefix("http://").rstrip("/")
         yield one

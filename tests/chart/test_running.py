@@ -76,7 +76,6 @@ def setting(*values: str) -> tuple[str, ...]:
 
 @functools.cache
 def kept(*values: str | Path) -> tuple[Document, ...]:
-    """The StatefulSet, the Secrets and the global authority that values make; do not change them."""
     found = parsed(rendered(*values))
     return tuple(
         each

@@ -50,7 +50,6 @@ class Contained(Serving):
         return self.mapped(self.container["args"])
 
     def mapped(self, arguments: Sequence[str]) -> list[str]:
-        """Arguments of a container with the folders, and the address of the authority, that there are here."""
         address = re.compile(r"^(--(?:advertise|address))=.*:7420$")
         return [address.sub(rf"\1={self.address}", each).replace("=/", f"={self.folder}/") for each in arguments]
 

@@ -26,8 +26,6 @@ _REGISTERED: Final = re.compile(r"Registering worker \d+\.\d+\.\d+\.\d+:")
 
 
 class Standalone:
-    """Spark's own classes, in processes of their own, in an environment in which nothing leads to the source tree."""
-
     def __init__(self, folder: Path, *, cores: int = 2, memory: str = "1g") -> None:
         self.folder = folder
         self.sizes = ["--cores", str(cores), "--memory", memory]

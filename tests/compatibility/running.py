@@ -114,7 +114,6 @@ class Running:
 
 
 def run(python: str, kind: str, address: str, namespace: str) -> Lows:
-    """Run the program from its beginning to its end; checks that no value went back, and returns them."""
     with Running(python, kind, address, namespace) as program:
         program.half()
         saw = program.end()

@@ -40,7 +40,6 @@ def check_floors(environment: Environment, member: str) -> None:
 
 
 def import_alone(environment: Environment) -> None:
-    """The package imports without a warning and without what the environment does not have."""
     code = (
         "import lowwater, lowwater.aio, sys; assert not {'numpy', 'pyspark', 'lowwater_authority'} & set(sys.modules)"
     )

@@ -197,7 +197,6 @@ def healthy(image: Image, server: Serving) -> bool:
 
 
 def test_it_serves_takes_a_claim_and_has_it_after_a_restart(image: Image) -> None:
-    """With a claim of before, which its owner goes on with."""
     with Contained(image) as server, lowwater.connect(server.address, timeout=60) as lw:
         assert server.process is not None
         status = dict(

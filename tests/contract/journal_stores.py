@@ -31,7 +31,6 @@ def loaded(log: str, first: int, last: int, *, snapshot: bytes | None = None) ->
 
 
 async def fenced(*calls: Awaitable[object]) -> list[dict[str, tuple[int, int]]]:
-    """What each refused call says: by log, the own epoch and that of the owner."""
     said = []
     for call in calls:
         with pytest.raises(JournalFenced) as refused:
@@ -41,7 +40,6 @@ async def fenced(*calls: Awaitable[object]) -> list[dict[str, tuple[int, int]]]:
 
 
 async def lost(*calls: Awaitable[object]) -> list[dict[str, tuple[int, int]]]:
-    """What each refused call says: by log, where it ended and where it ends."""
     said = []
     for call in calls:
         with pytest.raises(JournalLost) as refused:
@@ -51,7 +49,6 @@ async def lost(*calls: Awaitable[object]) -> list[dict[str, tuple[int, int]]]:
 
 
 def writes(journal: Journal, log: str, position: int) -> list[Awaitable[object]]:
-    """Every call that writes to a log, whose next position is given."""
     return [
         journal.append([entry("b", 1), entry(log, position)]),
         journal.append([entry(log, position - 1)]),
@@ -77,7 +74,6 @@ class Store(ABC):
         return journal
 
     async def connect(self) -> Journal:
-        """A journal that owns nothing yet."""
         journal = self.make()
         await journal.open()
         self._opened.append(journal)
@@ -143,7 +139,6 @@ class SharedStore(Store):
 
 
 def another(log: str, position: int, frame: bytes) -> bytes:
-    """Another record with the number and the epoch of one."""
     epoch, nonce = decode(log, position, frame).writer
     return encode(log, position, b"another", writer=Writer(epoch, nonce ^ 1))
 

@@ -12,12 +12,7 @@ import pytest
 from lowwater_authority.cluster.directory import Directory
 from lowwater_authority.cluster.membership import Member, View
 from lowwater_authority.cluster.redis_directory import RedisDirectory
-from lowwater_authority.journal.contract import (
-    JournalClosed,
-    JournalCorrupt,
-    JournalFailed,
-    JournalUnknown,
-)
+from lowwater_authority.journal.contract import JournalClosed, JournalCorrupt, JournalFailed, JournalUnknown
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.memory_directory import MemoryDirectory, MemoryMembers
 from tests.kit.times import SECOND

@@ -32,9 +32,7 @@ def before_records(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[
     monkeypatch.setattr(RedisDatabase, "records", read)
 
 
-async def test_a_log_that_is_replaced_all_the_time_is_not_read_for_ever(
-    redis: RedisStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_log_replaced_all_the_time_is_not_read_on(redis: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, reader = await redis.open("a"), await redis.connect()
     await owner.append([entry("a", n) for n in range(1, READINGS + 20)])
     readings = itertools.count(1)
@@ -44,9 +42,7 @@ async def test_a_log_that_is_replaced_all_the_time_is_not_read_for_ever(
     assert next(readings) == READINGS + 1
 
 
-async def test_what_is_read_behind_a_position_is_of_one_moment(
-    redis: RedisStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_read_from_a_position_is_of_one_moment(redis: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, reader = await redis.open("a"), await redis.connect()
     await owner.append([entry("a", n) for n in range(1, 6)])
     redis.damage("a", 2)

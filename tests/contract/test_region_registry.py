@@ -33,8 +33,6 @@ WRITTEN = Path(__file__).with_name("region_store")
 
 
 class Deployment:
-    """Global authorities over one store, and one region that talks to them."""
-
     def __init__(self, store: Store) -> None:
         self.store = store
         self.clock = Clock()

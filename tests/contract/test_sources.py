@@ -31,8 +31,6 @@ STRANGE = '{"topic":{"0":5}}'
 
 
 class Kind(Protocol):
-    """A source, a writer, and a Spark that plans batches of it."""
-
     def __init__(self, base: Path) -> None: ...
     def open(self) -> OpenSource: ...
     def put(self, *names: str) -> None: ...
@@ -126,8 +124,6 @@ def write_log(path: Path, entries: list[dict[str, object]]) -> None:
 
 
 class FolderLog:
-    """The log of a Delta table, read without Spark."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.id = "t"

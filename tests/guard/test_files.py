@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_figure_12_the_delayed_entry_of_a_zombie_is_never_named(in_files: FileStore) -> None:
-    """The zombie's files are written, and its entry is delayed until its successor has raised and scanned."""
     zombie = in_files.guard().raise_(claim(5))
     there, go = threading.Event(), threading.Event()
 

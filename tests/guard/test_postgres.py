@@ -199,7 +199,6 @@ def no_standby_answers(postgres: Postgres) -> Iterator[None]:
 
 
 def test_a_look_waits_for_a_commit_that_is_under_way(postgres: Postgres, in_postgres: PostgresStore) -> None:
-    """The connection is lost while COMMIT waits in the server, and the client looks again at once."""
     in_postgres.patience = 60
     writer = raised_by_itself(in_postgres, 5)
     waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"

@@ -39,7 +39,6 @@ def over(wire: StoreProxy, store: RedisStore, token: int) -> RedisWriter:
 def on_the_wire(
     wire: StoreProxy, store: RedisStore, writer: RedisWriter, batch: int, value: int
 ) -> Iterator[Future[bool]]:
-    """A write whose script has been sent, and does not arrive while this lasts."""
     with ThreadPoolExecutor(1) as pool:
         wire.swallow()
         try:
@@ -53,9 +52,7 @@ def on_the_wire(
 # -- figure 12 ----------------------------------------------------------------------------------------------------------
 
 
-def test_figure_12_the_delayed_script_of_a_zombie_never_lands_after_the_scan(
-    in_redis: RedisStore, wire: StoreProxy
-) -> None:
+def test_figure_12_the_late_script_of_a_zombie_never_lands_after_a_scan(in_redis: RedisStore, wire: StoreProxy) -> None:
     zombie = over(wire, in_redis, 5)
     assert in_redis.write(zombie, 0, "a", [1])
     with on_the_wire(wire, in_redis, zombie, 1, 2) as delayed:
@@ -68,10 +65,7 @@ def test_figure_12_the_delayed_script_of_a_zombie_never_lands_after_the_scan(
     assert in_redis.values() == [1, 3]
 
 
-def test_a_script_that_arrives_late_is_found_by_who_makes_the_same_write_again(
-    in_redis: RedisStore, wire: StoreProxy
-) -> None:
-    """The connection is lost while the script is on the wire. It arrives all the same."""
+def test_a_script_that_arrives_late_is_found_by_who_repeats_the_write(in_redis: RedisStore, wire: StoreProxy) -> None:
     writer = over(wire, in_redis, 5)
     with on_the_wire(wire, in_redis, writer, 0, 1) as late:
         assert isinstance(writer.guard.client, redis.Redis)
@@ -104,9 +98,7 @@ HASH, TEXT = "hash:{hourly}", "text:{hourly}"
     "commands",
     [[("SET", TEXT, "new"), ("RPUSH", HASH, "a")], [("RPUSH", "new:{hourly}", "a"), ("SADD", "new:{hourly}", "a")]],
 )
-def test_a_key_of_another_type_is_refused_before_anything_is_written(
-    in_redis: RedisStore, commands: Sequence[guarded.Command]
-) -> None:
+def test_a_key_of_another_type_writes_nothing(in_redis: RedisStore, commands: Sequence[guarded.Command]) -> None:
     in_redis.client.hset(HASH, "a", "1")
     in_redis.client.set(TEXT, "old")
     writer = in_redis.raise_(claim(5))
@@ -130,9 +122,7 @@ def test_a_key_of_another_type_is_refused_before_anything_is_written(
         (("RPUSH", "n:{hourly}", *range(5_000)), "at most 4,000"),
     ],
 )
-def test_what_could_fail_half_way_is_refused_and_nothing_is_written(
-    in_redis: RedisStore, command: guarded.Command, said: str
-) -> None:
+def test_what_could_fail_half_way_writes_nothing(in_redis: RedisStore, command: guarded.Command, said: str) -> None:
     writer = in_redis.raise_(claim(5))
     with pytest.raises(Unfit, match=said):
         writer.write(0, "a", [("SET", TEXT, "new"), command])

@@ -19,9 +19,7 @@ from lowwater_pipeline.guard import (
 from tests.guard.stores import Store, claim
 
 
-def test_figure_12_a_zombie_that_comes_late_is_refused_and_what_its_successor_has_scanned_stays_true(
-    store: Store,
-) -> None:
+def test_figure_12_a_late_zombie_is_refused_and_what_its_successor_has_scanned_stays_true(store: Store) -> None:
     zombie = store.raise_(claim(5))
     assert store.write(zombie, 0, "a", [1, 2])
     successor = store.raise_(claim(6))

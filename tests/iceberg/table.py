@@ -42,7 +42,6 @@ class TableFlow:
         return self.flow.spark.createDataFrame([(key, at(hour)) for key, hour in rows], COLUMNS)
 
     def put(self, *rows: tuple[str, int], files: int = 1, by: str = "", **options: str) -> int:
-        """One snapshot with these rows, with the mark of a computation if it is said; returns it."""
         frame = self.rows(*rows).repartition(files)
         if by:
             options[f"snapshot-property.{MARK}"] = marked(by)
@@ -83,7 +82,6 @@ class TableFlow:
         )
 
     def followed(self, lw: lowwater.Client, upstream: Upstream, *rows: tuple[str, int]) -> lws.TrackedQuery:
-        """Start the stage over rows of nine o'clock, and wait until it has come so far."""
         self.put(*rows)
         upstream.at(9)
         query = self.track()

@@ -111,7 +111,7 @@ def test_a_table_that_has_lost_a_batch_is_refused(table: TableFlow) -> None:
         write(4, 3)
 
 
-def test_what_is_written_is_synced_before_it_counts(table: TableFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_is_synced_first(table: TableFlow, monkeypatch: pytest.MonkeyPatch) -> None:
     table.drop()
     table.flow.spark.sql(f"create table {table.name} (key string, t timestamp) using iceberg partitioned by (key)")
     synced: set[Path] = set()

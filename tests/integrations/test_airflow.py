@@ -141,9 +141,7 @@ def test_a_task_waits_in_the_triggerer_until_its_hour_is_complete(airflow: Airfl
     }
 
 
-def test_each_hour_that_is_complete_is_an_event_of_its_asset_whatever_dies(
-    airflow: Airflow, lease: lowwater.Lease
-) -> None:
+def test_each_complete_hour_is_an_event_of_its_asset_whatever_dies(airflow: Airflow, lease: lowwater.Lease) -> None:
     def told() -> list[str]:
         rows = airflow.rows("select extra from asset_event order by id")
         return [json.loads(extra)["payload"]["from"] for (extra,) in rows]
@@ -162,7 +160,6 @@ def test_each_hour_that_is_complete_is_an_event_of_its_asset_whatever_dies(
             assert json.loads(value)["next_micros"] <= last.micros
 
     def run_until(look: Callable[[], bool]) -> None:
-        """A triggerer, until something is so; then it is killed, with all that it has started."""
         triggerer = airflow.start("airflow", "triggerer")
         try:
             eventually(look, "events", seconds=PATIENCE, check=never_ahead, seen=lambda: (told(), cursor()))

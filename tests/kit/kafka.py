@@ -97,7 +97,6 @@ class Broker(Program):
         assert done.returncode == 0, done.stdout
 
     def begin(self) -> None:
-        """Start it, and return at once: the first of several waits for a majority."""
         self.launch(self._server)
 
     def start(self) -> Self:
@@ -217,7 +216,6 @@ class Kafka:
         return self._kept[1]
 
     def put(self, topic: str, rows: Iterable[Row | bytes | str], **settings: object) -> None:
-        """Write rows, in order within a partition; returns when every one is acknowledged by all replicas in sync."""
         failed: list[object] = []
 
         def delivered(error: object, _: Message) -> None:

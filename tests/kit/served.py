@@ -28,7 +28,6 @@ async def served(
     interceptors: Sequence[Any] = (),
     credentials: grpc.ServerCredentials | None = None,
 ) -> AsyncIterator[str]:
-    """A server to which each of these has added its service; gives its address."""
     server = grpc.aio.server(interceptors=interceptors)
     for add in services:
         add(server)
@@ -42,8 +41,6 @@ async def served(
 
 
 def scripted(service: str, **methods: tuple[Any, Callable[[Any], Any]]) -> Callable[[grpc.aio.Server], None]:
-    """Add a service that answers by functions; each method has the type of its request and what is called with it."""
-
     def handler(kind: Any, answer: Callable[[Any], Any]) -> grpc.RpcMethodHandler[Any, Any]:
         async def answered(request: Any, context: Any) -> Any:
             try:
@@ -69,7 +66,6 @@ async def authority_served(
     randbits: Callable[[int], int] = secrets.randbits,
     observer: Observer | None = None,
 ) -> AsyncIterator[tuple[Authority, str]]:
-    """A whole authority over a journal in memory, whose rounds run; and its address."""
     journal = MemoryJournal(MemoryDisk(), faults=faults, randbits=randbits)
     authority = Authority(journal, clock=lambda: 1000 * HOUR, observer=observer or Observer())
     await authority.recover()

@@ -94,7 +94,6 @@ class Pipeline:
         assert not self.failures, self.failures
 
     def kill(self) -> None:
-        """Kill exec-7; its key range is left as it is."""
         self.child.kill()
         self.child.wait(30)
 

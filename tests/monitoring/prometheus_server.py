@@ -98,7 +98,6 @@ class Prometheus:
         return {tuple(sorted(one["metric"].items())): float(one["value"][1]) for one in found}
 
     def series(self, query: str) -> list[tuple[Labels, list[float]]]:
-        """The series of a query since Prometheus started, with the samples that are numbers."""
         found = self._ask("query_range", query=query, start=f"{self.began}", end=f"{time.time()}", step="1")["result"]
         numbers = [(one["metric"], [float(value) for _, value in one["values"]]) for one in found]
         kept = [(labels, [value for value in values if math.isfinite(value)]) for labels, values in numbers]

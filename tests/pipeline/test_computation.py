@@ -48,7 +48,6 @@ class Rows(Script):
 
 
 def table(rows: Sequence[Row]) -> pa.Table:
-    """In two chunks, and with places that keys share."""
     made = [
         {
             "do": [dict(zip(("what", "tag", "later", "other"), each, strict=True)) for each in do],
@@ -65,8 +64,6 @@ def table(rows: Sequence[Row]) -> pa.Table:
 
 @dataclass
 class Range:
-    """A key range's versions, each in a directory. Only the last two stay."""
-
     folder: Path
     computation: Computation
     outputs: Outputs = OUT
@@ -81,7 +78,6 @@ class Range:
     def run(
         self, rows: pa.Table, low: int, now: int = 0, *, killed: bool = False, promised: int | None = None
     ) -> list[dict[str, Any]]:
-        """Make the next version, once more after an attempt that was killed. Returns what was produced."""
         self.batch += 1
         folder = self.folder / str(self.batch)
         folder.mkdir()
@@ -99,7 +95,6 @@ class Range:
         return produced
 
     def logs(self) -> dict[Any, list[str]]:
-        """What each key has met."""
         found: dict[Any, list[str]] = {}
         for piece in pieces_of(self.last):
             for row in piece.read().to_pylist():
@@ -285,12 +280,7 @@ TYPES = Outputs(
     "types",
     {"one": ["t", "n"], "two": ["n"]},
     pa.schema(
-        [
-            (OUTPUT, pa.string()),
-            ("one/t", pa.timestamp("us", "UTC")),
-            ("one/n", pa.int64()),
-            ("two/n", pa.float64()),
-        ]
+        [(OUTPUT, pa.string()), ("one/t", pa.timestamp("us", "UTC")), ("one/n", pa.int64()), ("two/n", pa.float64())]
     ),
 )
 MOMENT = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=7)

@@ -17,7 +17,6 @@ AHEAD = 8 * A_BATCH
 
 
 def test_killed_at_every_step_nothing_is_lost_or_doubled(make: Callable[..., Case]) -> None:
-    """One lane after the other, each at the next step; now and then the machine is lost with the memory."""
     case, chance = make("100000"), random.Random(1)
     numbers = iter(range(10**9))
     position = 0

@@ -31,13 +31,11 @@ Make = Callable[..., Case]
 
 
 def ids(lane: Lane) -> dict[bytes, int]:
-    """What a lane remembers: ids with their ranks."""
     assert lane.memory is not None
     return dict(lane.memory.items())
 
 
 def forget_memory(case: Case) -> None:
-    """The partition comes to a machine that never had it."""
     shutil.rmtree(case.settings.state, ignore_errors=True)
 
 

@@ -165,9 +165,7 @@ def test_it_is_drained_before_it_is_stopped(root: Path, lw: lowwater.Client) -> 
 
 
 @pytest.mark.parametrize("committed", [None, 7])
-def test_what_a_batch_has_read_that_was_cut_off_is_not_drained(
-    root: Path, lw: lowwater.Client, committed: int | None
-) -> None:
+def test_what_an_interrupted_batch_read_is_not_drained(root: Path, lw: lowwater.Client, committed: int | None) -> None:
     stood(lw)
     following = 0 if committed is None else committed + 1
     process = Process(root, committed or 0)

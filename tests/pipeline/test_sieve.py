@@ -37,7 +37,6 @@ def table(rows: Sequence[Row]) -> pa.Table:
 
 
 def sieve(window: str = "watermark", slack: int = 0, most: int = 0, *, forget: bool = False) -> Sieve:
-    """Of a slack in seconds."""
     return Sieve("id", "t", Window(window), timedelta(seconds=slack), most, forget)
 
 

@@ -72,11 +72,9 @@ class Serving:
         return None
 
     def flags_of_page(self) -> list[str]:
-        """The flags that say where its page is."""
         return ["--page", self.page_at]
 
     def journal(self) -> list[str]:
-        """The flags that say where its journal is."""
         return ["--data", str(self.data)]
 
     def events(self, name: str) -> list[dict[str, Any]]:
@@ -112,7 +110,6 @@ class Serving:
         os.kill(self.process.pid, number)
 
     def freeze(self) -> None:
-        """SIGSTOP; returns when it is stopped."""
         assert isinstance(self.process, Nursling)
         self.signal(signal.SIGSTOP)
         self.process.stopped()

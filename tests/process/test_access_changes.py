@@ -53,7 +53,6 @@ class Changing:
         self.server.constants = SOON
 
     def allow(self, limits: str = "", **rules: Rules) -> None:
-        """Let these principals do these things, and nobody else anything."""
         each = [rules_of(name, self.tokens[name], allowed) for name, allowed in rules.items()]
         write(self.path, "".join([*each, limits]))
 
@@ -144,7 +143,6 @@ READING: Rules = [("flights", {"read": ["*"], "report": ["b"]})]
 
 
 def rights_change(changing: Changing, **rules: Any) -> None:
-    """Change the file; returns when it is read."""
     before = len(changing.server.events("access_read"))
     changing.allow(**rules)
     eventually(lambda: len(changing.server.events("access_read")) > before)
@@ -184,9 +182,7 @@ def test_a_bad_file_at_the_start_is_refused(tmp_path: Path, refused_start: Refus
     assert f"--access {path} cannot be read: No such file or directory; name a file" in said
 
 
-def test_a_process_that_follows_its_file_no_more_ends(
-    tmp_path: Path, refused_start: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_without_a_file_ends(tmp_path: Path, refused_start: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else whoever is removed would stay for as long as it runs."""
 
     async def die(file: AccessFile) -> None:
@@ -199,9 +195,7 @@ def test_a_process_that_follows_its_file_no_more_ends(
     assert "the access file is not followed any more: access.toml is followed by nobody" in said
 
 
-def test_shards_need_a_token_for_each_other(
-    tmp_path: Path, refused_start: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_need_each_others_token(tmp_path: Path, refused_start: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "access.toml"
     path.write_text(rules_of("etl", "x", FLIGHTS))
     flags = ("--access", str(path), "--store", "redis://127.0.0.1:1", "--advertise", "here:1")

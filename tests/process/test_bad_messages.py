@@ -40,7 +40,6 @@ def lease(lw: lowwater.Client) -> lowwater.Lease:
 
 
 def goes_on(lease: lowwater.Lease, lw: lowwater.Client) -> None:
-    """A report becomes a watermark."""
     low = max(lw.get("a")["a"].low.micros, 0) + HOUR
     lease.advance(None, oldest=None, frontier=low)
     lease.flush()
@@ -51,7 +50,6 @@ def goes_on(lease: lowwater.Lease, lw: lowwater.Client) -> None:
 
 
 def garbage() -> Iterator[bytes]:
-    """What is not gRPC, and what only begins like it."""
     source = random.Random(9)
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     yield b""
@@ -84,7 +82,6 @@ UNREADABLE = (b"\xff\xff\xff", b"\x0a\x02\xff\xfe")
 
 
 def raw(channel: grpc.Channel, method: str, body: bytes) -> grpc.RpcError:
-    """What a method is refused for whose request is these bytes."""
     kind: Any = {"Watch": channel.unary_stream, "Report": channel.stream_stream}.get(method, channel.unary_unary)
     call = kind(f"/lowwater.v1.{ASKS[method]}/{method}")
     with pytest.raises(grpc.RpcError) as refused:
@@ -92,9 +89,7 @@ def raw(channel: grpc.Channel, method: str, body: bytes) -> grpc.RpcError:
     return refused.value
 
 
-def test_what_cannot_be_read_is_an_invalid_argument(
-    server: Serving, lw: lowwater.Client, lease: lowwater.Lease
-) -> None:
+def test_what_cannot_be_read_is_invalid_argument(server: Serving, lw: lowwater.Client, lease: lowwater.Lease) -> None:
     with grpc.insecure_channel(server.address) as channel:
         for method in ASKS:
             for body in UNREADABLE:

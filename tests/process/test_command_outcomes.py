@@ -43,7 +43,6 @@ class Outcomes:
         self._capsys = capsys
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        """Return the exit code, and what was said on both streams."""
         try:
             code = main(arguments)
         except SystemExit as ended:
@@ -242,7 +241,6 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
 
 
 def sharded(outcomes: Outcomes, folder: Path) -> None:
-    """Run what only a deployment of shards can answer."""
     folder.mkdir()
     with Sharded(folder, 2) as there, there.connect() as lw:
         lw.register("flights")
@@ -266,9 +264,7 @@ def test_a_command_that_does_not_exist_is_told_with_what_is_near(outcomes: Outco
     outcomes.expect(2, "sttaus", said="there is no command 'sttaus': did you mean status?")
 
 
-def test_watch_in_a_pipe_says_once_that_nothing_is_heard_and_once_that_it_is_again(
-    lw: lowwater.Client, server: Serving
-) -> None:
+def test_watch_in_a_pipe_tells_once_of_silence_and_once_of_its_end(lw: lowwater.Client, server: Serving) -> None:
     command = [
         sys.executable,
         "-m",

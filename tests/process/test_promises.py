@@ -49,9 +49,7 @@ def promising(tmp_path: Path) -> Iterator[Promising]:
         yield made
 
 
-def test_promises_follow_their_file_and_watermarks_do_not(
-    promising: Promising, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_promises_follow_a_file_and_watermarks_do_not(promising: Promising, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("billing-eu", "hourly")
     with lowwater.connect(promising.server.address) as lw, lw.inputs(*names):
         for name in names:

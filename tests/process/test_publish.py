@@ -26,8 +26,6 @@ FROM = ["--every", "1h", "--from", "2013-01-09T10:00Z"]
 
 
 class Receiver:
-    """A server of HTTP that keeps what was posted, and answers with the statuses that it was given, then with 200."""
-
     def __init__(self) -> None:
         self.posts: list[dict[str, Any]] = []
         self.bodies: list[bytes] = []

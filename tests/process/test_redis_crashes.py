@@ -6,13 +6,7 @@ import asyncio
 
 import pytest
 
-from lowwater_authority.journal import (
-    GRAPH,
-    Journal,
-    JournalFailed,
-    JournalLost,
-    JournalUnknown,
-)
+from lowwater_authority.journal import GRAPH, Journal, JournalFailed, JournalLost, JournalUnknown
 from lowwater_authority.journal.redis import PART_BYTES
 from tests.contract.journal_stores import RedisStore, entry, turn
 
@@ -20,12 +14,10 @@ LOGS = (GRAPH, "a")
 
 
 def payloads(log: str, first: int, last: int) -> list[tuple[int, bytes]]:
-    """The records that ``entry`` makes."""
     return [(position, f"{log}:{position}".encode()) for position in range(first, last + 1)]
 
 
 async def opened(store: RedisStore, seconds: float, *logs: str) -> Journal:
-    """A journal that does not wait long; to be closed."""
     journal = store.make(seconds)
     await journal.open()
     for log in logs:
@@ -35,7 +27,6 @@ async def opened(store: RedisStore, seconds: float, *logs: str) -> Journal:
 
 @pytest.mark.slow
 async def test_everything_acknowledged_is_there_after_kill_9_under_load(store: RedisStore) -> None:
-    """One writer outlives five deaths of the server; each append that a death met is repeated, and is there once."""
     journal = await store.open()
     position = 1
     for kill in range(1, 6):

@@ -28,8 +28,6 @@ from tests.kit.eventually import eventually_async
 
 @dataclass
 class Pair:
-    """A master with a replica, and a sentinel that does not run yet."""
-
     master: RedisServer
     replica: RedisServer
     sentinel: RedisServer
@@ -67,9 +65,7 @@ async def settled(journal: Journal, log: str, position: int) -> None:
             continue
 
 
-async def test_a_strong_entry_waits_for_its_replica_and_an_advance_does_not(
-    pair: Pair, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_strong_entry_waits_for_a_replica_and_no_advance(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     journal = RedisJournal(pair.master.url, timeout=0.6)
     await journal.open()
     await journal.take("a")

@@ -297,13 +297,9 @@ def test_what_a_lease_refuses_changes_nothing(shell: Shell, name: str) -> None:
     assert group.mass.recent == 3
 
 
-@given(
-    said=st.lists(st.tuples(st.integers(-1, 2**41), st.integers(0, 2**41), st.integers(MIN, MAX)), max_size=6),
-)
+@given(said=st.lists(st.tuples(st.integers(-1, 2**41), st.integers(0, 2**41), st.integers(MIN, MAX)), max_size=6))
 @settings(max_examples=100)
-def test_whatever_is_said_can_be_sent_and_the_authority_takes_it(
-    shell: Shell, said: list[tuple[int, int, int]]
-) -> None:
+def test_whatever_is_said_is_sent_and_the_authority_takes_it(shell: Shell, said: list[tuple[int, int, int]]) -> None:
     assert MOST_RECORDS == groups.MOST_RECORDS
     lease = shell.lease()
     for finished, pending, time in said:

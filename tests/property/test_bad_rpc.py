@@ -202,7 +202,6 @@ def test_no_sequence_of_well_formed_messages_does_harm(seed: int, length: int) -
 
 
 def refusals(source: str) -> dict[tuple[int, int], str]:
-    """What a file refuses with and in which function, by its first and last line."""
     found: dict[tuple[int, int], str] = {}
     for function in ast.walk(ast.parse(source)):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):

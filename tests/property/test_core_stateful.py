@@ -105,9 +105,7 @@ BROKEN += [(rule, LaidOut, broken) for rule, broken in LAID_OUT]
 @pytest.mark.parametrize(
     ("machine", "broken"), [pytest.param(m, b, marks=off(rule), id=b.__name__) for rule, m, b in BROKEN]
 )
-def test_the_oracle_notices_what_is_broken(
-    machine: type[CoreMachine], broken: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_oracle_notices_a_bug(machine: type[CoreMachine], broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = {"made": broken} if isinstance(broken, type) else {}
     if not made:
         broken(monkeypatch)

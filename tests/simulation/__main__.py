@@ -106,7 +106,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def tell(outcome: Result, count: int, *, shrinks: bool, harsh: bool = False) -> None:
-    """Say how a world failed, of which ``count`` moves were asked for (a world has more: some are in each of them), and by which."""
     print(f"\nworld {outcome.seed} broke a promise:")
     for violation in outcome.violations[:10]:
         print(f"  {violation}")

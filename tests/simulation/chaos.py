@@ -117,10 +117,7 @@ OPERATORS: Final = (RESET, "drop", INPUT, RETIRE, SPLIT, HOLD)
 
 MASTERS_SEATS: Final = 4
 
-KINDS: Final = (
-    *(*COMMON, *ALONE, *SHARDED, DAMAGE, DAMAGE_GRAPH, RETIRE, SPLIT, HOLD),
-    *(LATE, LAG, DIE_BEHIND),
-)
+KINDS: Final = (*(*COMMON, *ALONE, *SHARDED, DAMAGE, DAMAGE_GRAPH, RETIRE, SPLIT, HOLD), *(LATE, LAG, DIE_BEHIND))
 
 WEATHER: Final = ("bad network", "bad store", "hostile reports", LATE)
 

@@ -94,8 +94,6 @@ def echoes(number: int) -> bool:
 
 
 class Counts(Computation):
-    """Collects the records of each hour, says with each window how many its key has met before, and tells some records again by the clock."""
-
     name = TIMED
     inputs: ClassVar[Sequence[Input]] = [Input(READ, key="key", event_time="t", id="number")]
     outputs: ClassVar[Mapping[str, str | Output]] = {

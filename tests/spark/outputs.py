@@ -28,8 +28,6 @@ PATIENCE = 180
 
 
 class Output:
-    """A place that a stage writes into. A kind says how, and how it is read."""
-
     place: Path | str | None = None
     """What ``complete_through`` takes; None: this output does not say how far it is complete."""
     older = ""
@@ -40,14 +38,12 @@ class Output:
         self.made: list[tuple[int, bool]] = []
 
     def write(self, rows: DataFrame, batch: lws.Batch) -> bool:
-        """Write a batch; returns whether this run has written it."""
         raise NotImplementedError
 
     def keys(self) -> list[str]:
         raise NotImplementedError
 
     def read(self) -> DataFrame:
-        """The stream of a stage that reads it."""
         raise NotImplementedError
 
     def start(self, **options: Any) -> lws.TrackedQuery:
@@ -86,9 +82,7 @@ def test_a_batch_that_runs_again_is_there_once(output: Output, lw: lowwater.Clie
         assert lws.complete_through(flow.spark, output.place, ["stage"]).low >= mark(9)
 
 
-def test_a_checkpoint_that_is_older_than_its_output_is_refused(
-    marked: Output, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_a_checkpoint_older_than_its_output_is_refused(marked: Output, lw: lowwater.Client, upstream: Upstream) -> None:
     flow, checkpoint, copy = marked.flow, marked.flow.folder / "ck", marked.flow.folder / "copy"
     for key, hour in (("a", 9), ("b", 10)):
         query = marked.start()

@@ -21,9 +21,7 @@ from tests.spark.support import Upstream, low, row
 pytestmark = pytest.mark.timeout(400)
 
 
-def test_rule11_a_checkpoint_that_cannot_be_read_for_a_moment_holds(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_rule11_a_checkpoint_unreadable_for_a_moment_holds(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     """A directory that leads to itself answers ELOOP, as one of a lost mount answers ESTALE or EIO."""
     flow.feed.put([row("a", 9)])
     upstream.at(10)

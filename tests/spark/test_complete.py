@@ -58,9 +58,7 @@ def marks(path: Path) -> dict[int, dict[str, Any]]:
     return found
 
 
-def test_each_version_says_how_far_the_table_is_complete(
-    flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_each_version_says_how_complete_it_is(flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream) -> None:
     def fail(reached: str, number: int) -> None:
         if (reached, number) == ("written", 1):
             raise ConnectionResetError("killed")
@@ -156,9 +154,7 @@ def test_what_only_rearranges_or_adds_takes_nothing_away_and_a_restore_makes_it_
     )
 
 
-def test_after_a_lost_journal_lives_are_counted_on_by_resets(
-    flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_resets_count_on_after_a_lost_journal(flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream) -> None:
     Appender(flow, out, life=3, checkpoint="before")(12)
     flow.feed.put([row("a", 9)])
     upstream.at(9)
@@ -197,9 +193,7 @@ def test_a_run_that_was_fenced_says_nothing_new(flow: Flow, out: Path, lw: lowwa
     assert through(flow, out).low == mark(9)
 
 
-def test_no_input_is_added_that_is_behind_what_an_output_says_already(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_no_input_is_added_behind_what_an_output_says(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     out, beside, refused = flow.folder / "out", Upstream(lw, "beside"), list[str]()
     lw.register("neighbour", inputs=["source"])
     common: dict[str, Any] = {"key": "key", "event_time": "t", "ranges": 2, "address": flow.address}
@@ -233,9 +227,7 @@ def test_no_input_is_added_that_is_behind_what_an_output_says_already(
     ]
 
 
-def test_each_batch_of_a_directory_says_how_far_it_is_complete(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_each_batch_of_a_directory_says_how_complete_it_is(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     out = flow.folder / "out"
 
     def step(hour: int) -> None:

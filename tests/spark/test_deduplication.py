@@ -26,8 +26,6 @@ ROUTES = ("main", "late", "undecidable")
 
 
 class Dedup:
-    """A stage that writes what is new, what is late and what is undecidable, each into an output of its own."""
-
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.last = Counts()

@@ -74,8 +74,6 @@ def table(flow: Flow) -> TableFlow:
 
 @dataclass
 class Log:
-    """The log of a table that Delta here cannot make."""
-
     found: Table
     commits: dict[int, Commit] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)
@@ -97,9 +95,7 @@ class Log:
         return self.counted
 
 
-def test_d1_a_stage_follows_its_inputs_through_a_table(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_d1_a_stage_follows_inputs_through_a_table(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     going = threading.Event()
     going.set()
 
@@ -120,10 +116,7 @@ def test_d1_a_stage_follows_its_inputs_through_a_table(
     assert low(lw, "stage") == mark(10)
     going.set()
     table.flow.eventually(lambda: low(lw, "stage") == mark(11), "now it is")
-    for statement in (
-        "OPTIMIZE {table}",
-        "ALTER TABLE {table} SET TBLPROPERTIES ('a' = 'b')",
-    ):
+    for statement in ("OPTIMIZE {table}", "ALTER TABLE {table} SET TBLPROPERTIES ('a' = 'b')"):
         before = table.head
         table.sql(statement)
         assert table.head > before
@@ -142,9 +135,7 @@ def test_d1_a_stage_follows_its_inputs_through_a_table(
     assert low(lw, "stage") == mark(13), "rows were taken away"
 
 
-def test_d4_a_rate_limit_leaves_rows_of_the_first_snapshot_behind(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_d4_a_rate_limit_leaves_rows_of_a_snapshot(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     for hour in range(3):
         table.put((f"{hour}", hour))
     upstream.at(9)
@@ -164,8 +155,6 @@ def test_d4_a_rate_limit_leaves_rows_of_the_first_snapshot_behind(
 
 
 class Opened:
-    """A source over such a log, in a checkpoint that has planned a batch."""
-
     def __init__(self, folder: Path) -> None:
         self.log = Log(Table(3, "t", "/t"))
         self.made = DeltaSource("/t", {}, self.log).waiting_for(frozenset({"source"}))
@@ -206,9 +195,7 @@ def test_a_writer_whom_the_inputs_do_not_name_is_refused_and_later_holds(tmp_pat
 
 
 @pytest.mark.parametrize(("operation", "removes"), [("RESTORE", False), ("UPDATE", True)])
-def test_rows_that_came_back_hold_also_when_they_were_read_before_anybody_looked(
-    tmp_path: Path, operation: str, removes: bool
-) -> None:
+def test_rows_that_came_back_hold_also_if_read_before_a_look(tmp_path: Path, operation: str, removes: bool) -> None:
     opened = Opened(tmp_path)
     opened.log.put(operation, removes=removes)
     head = opened.source.wait(Head(4, empty=False), None)
@@ -240,11 +227,7 @@ def test_what_was_looked_at_need_not_stay_in_the_log(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"ignoreChanges": "true"},
-        {"readChangeFeed": "true"},
-        {"heardOfTomorrow": "true"},
-    ],
+    [{"ignoreChanges": "true"}, {"readChangeFeed": "true"}, {"heardOfTomorrow": "true"}],
     ids=lambda options: next(iter(options)),
 )
 def test_d5_d9_an_option_that_leaves_rows_out_is_refused_by_name(options: dict[str, str]) -> None:

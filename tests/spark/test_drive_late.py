@@ -21,7 +21,6 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def mostly(upstream: Upstream, hour: int) -> None:
-    """Of a thousand records one is still at nine; the others are past an hour."""
     upstream.lease.advance(None, oldest=at(9), frontier=at(hour), pending=[at(9)], finished=1000)
     upstream.lease.flush(20)
 

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def slower_than_the_query(self: Driving) -> None:
-    """A clock that comes late: it looks at the start, and then only when it is waited for."""
     asked = any(each.control.asked() > each.told.answered for each in self._driven.values())
     if self._listed_reading is None or asked:
         _tick(self)
@@ -97,7 +96,6 @@ def test_several_controls_say_everything_again_after_a_restart(driven: Driven, l
 
 
 def test_rows_that_no_watermark_serves_end_the_query(driven: Driven) -> None:
-    """Spark would drop a row of 1970 as late without a word."""
     driven.feed().put([{"key": "a", "t": 0}])
     rows = driven.read(schema="key string, t bigint").withColumn("t", sf.timestamp_micros("t"))
     query = driven.start(driven.hourly(driven.drive(rows)), stamp=HOUR)

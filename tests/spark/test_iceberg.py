@@ -132,9 +132,7 @@ def test_a_rollback_holds_for_good(log: Log, query: Callable[..., Query]) -> Non
 
 
 @pytest.mark.parametrize("aside", [False, True])
-def test_a_catalog_that_answers_from_a_cache_harms_nothing_that_lasts(
-    aside: bool, log: Log, query: Callable[..., Query]
-) -> None:
+def test_a_cached_answer_of_a_catalog_does_no_lasting_harm(aside: bool, log: Log, query: Callable[..., Query]) -> None:
     first = log.put()
     made = query()
     made.commit(line(first))
@@ -158,9 +156,7 @@ def test_a_catalog_that_answers_from_a_cache_harms_nothing_that_lasts(
 
 
 @pytest.mark.parametrize(("how", "restarted"), [("fast forward", True), ("cherry-pick", False)])
-def test_rows_that_are_published_late_hold_for_good(
-    how: str, restarted: bool, log: Log, query: Callable[..., Query]
-) -> None:
+def test_rows_published_late_hold_for_good(how: str, restarted: bool, log: Log, query: Callable[..., Query]) -> None:
     first = log.put()
     made = query()
     assert made.reached(line(first))
@@ -232,11 +228,7 @@ def test_rows_of_nobody_hold_once_there_are_marks(log: Log, query: Callable[...,
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"streaming-skip-overwrite-snapshots": "true"},
-        {"branch": "audit"},
-        {"heard-of-tomorrow": "true"},
-    ],
+    [{"streaming-skip-overwrite-snapshots": "true"}, {"branch": "audit"}, {"heard-of-tomorrow": "true"}],
     ids=lambda options: next(iter(options)),
 )
 def test_an_option_that_leaves_rows_out_is_refused_by_name(options: dict[str, str], log: Log) -> None:
@@ -255,9 +247,7 @@ def test_a_branch_and_a_table_that_publishes_late_are_refused(log: Log) -> None:
 
 
 @pytest.mark.parametrize("operation", ["delete", "heard of tomorrow"])
-def test_what_takes_rows_away_is_never_reached_and_is_named(
-    operation: str, log: Log, query: Callable[..., Query]
-) -> None:
+def test_what_takes_rows_is_never_reached_and_is_named(operation: str, log: Log, query: Callable[..., Query]) -> None:
     first = log.put()
     made = query()
     wall = log.put(operation, 0)
@@ -268,9 +258,7 @@ def test_what_takes_rows_away_is_never_reached_and_is_named(
     assert "a stream of Iceberg ends there" in said
 
 
-def test_i2_a_query_that_has_begun_elsewhere_than_it_was_seen_to_holds_for_good(
-    log: Log, query: Callable[..., Query]
-) -> None:
+def test_i2_a_query_that_began_elsewhere_than_seen_holds_for_good(log: Log, query: Callable[..., Query]) -> None:
     _, second = log.put(), log.put()
     made = query()
     made.begin(line(second, 0))

@@ -148,8 +148,6 @@ def test_what_breaks_the_declared_disorder_is_named_and_lowers_nothing(
 
 
 class Transaction:
-    """An open transaction with a row in it."""
-
     def __init__(self, source: Source, partition: int, time: datetime) -> None:
         self._producer = Producer(
             {"bootstrap.servers": source.kafka.address, "log_level": 0, "transactional.id": source.name}
@@ -163,9 +161,7 @@ class Transaction:
         self._producer.commit_transaction(ANSWERS_WITHIN)
 
 
-def test_idle_an_idle_partition_moves_with_evidence_and_holds_with_a_backlog(
-    source: Source, lw: lowwater.Client
-) -> None:
+def test_an_idle_partition_moves_with_evidence_and_holds_with_a_backlog(source: Source, lw: lowwater.Client) -> None:
     """Partition 1 has a row that is not read yet, and older than what partition 0 shows."""
     frame = source.read(**{"kafka.isolation.level": "read_committed"})
     query = source.start(source.injector(across=MINUTES[30]), frame)
@@ -193,9 +189,7 @@ def test_by_the_clock_a_silent_topic_moves_too(source: Source, lw: lowwater.Clie
     assert query.stage_status().ticks > 0
 
 
-def test_durable_before_reported_a_batch_that_runs_again_finds_the_same_frontier(
-    source: Source, lw: lowwater.Client
-) -> None:
+def test_durable_before_reported_a_replayed_batch_finds_the_same_frontier(source: Source, lw: lowwater.Client) -> None:
     source.put(0, at(1))
     source.put(1, at(1))
     left: list[str] = []

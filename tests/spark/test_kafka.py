@@ -84,7 +84,6 @@ class Topic:
         return self.flow.start(write, stream=self.read(**source), ranges=2, **options)
 
     def followed(self, lw: lowwater.Client, upstream: Upstream, *rows: tuple[str, int]) -> lws.TrackedQuery:
-        """Start the stage over rows of nine o'clock, and wait until it has come so far."""
         self.put(*rows)
         upstream.at(9)
         query = self.track()

@@ -20,15 +20,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.kafka import (
-    BROKERS,
-    HEAD,
-    MARKS,
-    KafkaSource,
-    OpenKafka,
-    Partition,
-    written,
-)
+from lowwater_spark.sources.kafka import BROKERS, HEAD, MARKS, KafkaSource, OpenKafka, Partition, written
 from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, same_id
 from lowwater_spark.track.plan import check_plan
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka
@@ -109,9 +101,7 @@ def reader(kafka: Kafka, flow: Flow, tmp_path: Path) -> Reader:
     return Reader(kafka, flow, tmp_path.name)
 
 
-def test_what_the_writer_has_open_for_its_next_batch_is_not_waited_for(
-    reader: Reader, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_rows_open_for_the_next_batch_are_not_awaited(reader: Reader, lw: lowwater.Client, upstream: Upstream) -> None:
     eventually = reader.flow.eventually
     reader.publish("a")
     upstream.at(9)

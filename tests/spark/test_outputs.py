@@ -18,13 +18,13 @@ from tests.spark.outputs import (
     COLUMNS,
     Output,
     test_a_batch_that_runs_again_is_there_once,
-    test_a_checkpoint_that_is_older_than_its_output_is_refused,
+    test_a_checkpoint_older_than_its_output_is_refused,
     test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it,
 )
 
 __all__ = [
     "test_a_batch_that_runs_again_is_there_once",
-    "test_a_checkpoint_that_is_older_than_its_output_is_refused",
+    "test_a_checkpoint_older_than_its_output_is_refused",
     "test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it",
 ]
 

@@ -97,8 +97,6 @@ def test_where_nothing_can_be_written_the_file_is_named_with_the_fix(tmp_path: P
 
 
 class Paced(Source):
-    """A topic that is read at one pace. The times of its records are those of its rows."""
-
     def put(self, partition: int, *times: datetime) -> None:
         rows = [Row(said(time), partition=partition, time=int(time.timestamp() * 1000)) for time in times]
         self.kafka.put(self.name, rows)
@@ -140,9 +138,7 @@ def topic(kafka: Kafka, flow: Flow, tmp_path: Path) -> Paced:
 HALF_HOURS = [at(9 + i // 2, 30 * (i % 2)) for i in range(12)]
 
 
-def test_a_fast_partition_waits_in_the_topic_for_the_slowest_and_all_rows_come(
-    topic: Paced, lw: lowwater.Client
-) -> None:
+def test_a_fast_partition_waits_in_the_topic_for_the_slowest_and_all_come(topic: Paced, lw: lowwater.Client) -> None:
     topic.put(0, *HALF_HOURS)
     topic.put(1, at(9))
     query = topic.run()
@@ -161,9 +157,7 @@ def test_a_fast_partition_waits_in_the_topic_for_the_slowest_and_all_rows_come(
     assert (query.stage_status().late_rows, again.stage_status().late_rows) == (0, 0)
 
 
-def test_idle_a_partition_at_its_end_is_no_brake_for_ever_where_across_is_declared(
-    topic: Paced, lw: lowwater.Client
-) -> None:
+def test_a_partition_at_its_end_is_no_brake_where_across_is_declared(topic: Paced, lw: lowwater.Client) -> None:
     topic.put(0, *HALF_HOURS[:3], at(23))
     topic.run(topic.begin(across=timedelta(minutes=10)))
     topic.reaches(lw, 22, 50)
@@ -222,9 +216,7 @@ def reader(kafka: Kafka, tmp_path: Path) -> PacedReader:
     return PacedReader({**told, LIMIT: "3600000", PACE: str(tmp_path)})
 
 
-def test_a_topic_that_was_made_anew_is_not_taken_for_one_that_gives_nothing(
-    reader: PacedReader, kafka: Kafka, tmp_path: Path
-) -> None:
+def test_a_topic_made_anew_is_not_taken_for_an_empty_one(reader: PacedReader, kafka: Kafka, tmp_path: Path) -> None:
     """Else it would hold without a word until the new one has as many rows, and these would never be read."""
     read = reader.latestOffset(reader.initialOffset(), None)
     assert read == {tmp_path.name: {"0": 3, "1": 0}}

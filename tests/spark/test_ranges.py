@@ -26,7 +26,6 @@ COUNTS = st.integers(1, MAX_RANGES)
 
 
 def by_bounds(xxhash64: int, bounds: list[bytes]) -> int:
-    """The oracle: the last range whose start is not above the key, as bytes compare."""
     return bisect_right(bounds[:-1], place_bytes(xxhash64)) - 1
 
 

@@ -117,9 +117,7 @@ def start(
     return stage.foreach_batch(stream, lambda rows, batch: None, checkpoint=checkpoint, **options)  # type: ignore[arg-type]
 
 
-def test_a_start_that_cannot_be_exact_touches_nothing(
-    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
-) -> None:
+def test_an_inexact_start_touches_nothing(spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path) -> None:
     checkpoint, ignoring = tmp_path / "ck", spark.newSession()
     ignoring.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
     with pytest.raises(Unsupported, match=r"The checkpoint .*ck\[1\] cannot .* pattern"):
@@ -135,9 +133,7 @@ def test_a_start_that_cannot_be_exact_touches_nothing(
     assert not list(tmp_path.glob("ck*"))
 
 
-def test_wrong_arguments_are_named_before_the_start(
-    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
-) -> None:
+def test_wrong_arguments_are_named_at_first(spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path) -> None:
     source = feed("in")
     stream = spark.readStream.schema(SCHEMA).json(str(source.folder))
     stage = lws.stage(spark, "stage", inputs=["source"], key="key", event_time="t")

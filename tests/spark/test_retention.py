@@ -131,9 +131,7 @@ class Retained:
 @pytest.mark.parametrize(
     "kind", [kind if kind in SHOWN else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
 )
-def test_nothing_comes_out_below_what_was_published(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, kind: str
-) -> None:
+def test_no_row_is_below_the_published(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, kind: str) -> None:
     lw.register("stage", inputs=["source"], key_hash="xxhash64")
     query = Retained(flow, upstream, kind)
     query.run()
@@ -174,9 +172,7 @@ def test_it_holds_until_spark_has_a_watermark_and_shows_what_spark_drops(
     assert low(lw, "stage") == mark(11, 40), "Spark still holds a window, so the stage is not finished"
 
 
-def test_foreach_batch_reports_no_more_than_spark_has_let_go_of(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_foreach_batch_reports_what_spark_has_let_go(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     seen: list[tuple[lowwater.Watermark, lowwater.Watermark, lowwater.Watermark, list[lowwater.Watermark]]] = []
 
     def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
@@ -214,8 +210,6 @@ def test_foreach_batch_reports_no_more_than_spark_has_let_go_of(
 
 
 class Undeclared:
-    """Plans that say their retention, need one, or cannot have one."""
-
     @staticmethod
     def windows(left: DataFrame) -> DataFrame:
         return left.withWatermark("t", DELAY).groupBy(sf.window("t", "1 hour")).count()

@@ -37,7 +37,6 @@ def s3(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def checkpoint(spark: SparkSession, s3: S3, tmp_path: Path) -> Location:
-    """A checkpoint of a test's own."""
     return checkpoint_of(spark, s3.path(f"{tmp_path.name}/ck"), single_driver=True)
 
 

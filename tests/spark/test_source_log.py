@@ -94,9 +94,7 @@ def test_the_listing_and_the_log_agree_with_spark_on_every_name(
     assert run.keys[0] == sorted(ODD_NAMES)
 
 
-def test_hive_partitions_are_listed_as_spark_takes_them(
-    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
-) -> None:
+def test_hive_partitions_are_listed(spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path) -> None:
     source = feed("in")
     for name in ("year=2013/month=1/a.json", "year=2013/_tmp/x.json", "year=2012/month=2/y.json"):
         source.put([{"key": name, "t": 1}], name)
@@ -133,9 +131,7 @@ def test_hive_partitions_are_listed_as_spark_takes_them(
 
 
 @pytest.mark.parametrize("age", ["7d", "3650d"])
-def test_an_old_file_is_read_or_named(
-    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path, age: str
-) -> None:
+def test_old_files_are_read_or_told(spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path, age: str) -> None:
     """Files that come with an old time, as rsync and tar leave it: Spark passes over what is older than maxFileAge."""
     source = feed("in")
     now = 1_700_000_000
@@ -162,9 +158,7 @@ def test_an_old_file_is_read_or_named(
         assert (reached, run.keys[1], waiting.missing()) == ("W", ["newer", "old"], [])
 
 
-def test_without_recursive_lookup_a_later_sub_directory_holds(
-    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
-) -> None:
+def test_a_later_sub_directory_holds(spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path) -> None:
     source = feed("in")
     source.put([{"key": "a", "t": 1}])
     run = Batches(spark.readStream.schema(SCHEMA).json(str(source.folder)), tmp_path / "ck")

@@ -58,9 +58,7 @@ def test_windows_close_exactly_and_without_rows(flow: Flow, lw: lowwater.Client,
     assert lw.get("stage")["stage"].heuristic[0.99] == mark(12)
 
 
-def test_one_range_that_stalls_holds_the_whole_and_is_named(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_one_range_that_stalls_holds_all_and_is_named(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     flow.feed.put([row("a", 9)] * 300 + [row("stuck", 9, 30)])
     upstream.at(11, 30)
     flow.start(flow.windows, stamp=HOUR)
@@ -81,9 +79,7 @@ def test_one_range_that_stalls_holds_the_whole_and_is_named(
     assert flow.closed() == [("09:00", "a", 300), ("09:00", "stuck", 1)]
 
 
-def test_backlog_latest_first_counts_w_only_when_all_is_read(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_latest_first_counts_w_only_when_all_is_read(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     """C1a: each batch takes the newest file only, and W covers rows in all of them."""
     for hour in (9, 10, 11, 8):
         flow.feed.put([row("a", hour)], mtime=1_700_000_000 + hour)
@@ -194,9 +190,7 @@ def test_two_queries_of_one_name(flow: Flow, lw: lowwater.Client, upstream: Upst
 AVAILABLE_NOW = {"availableNow": True}
 
 
-def test_what_is_committed_is_reported_before_the_handle_closes(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_a_commit_is_reported_before_the_handle_closes(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     flow.feed.put([row("a", 9), row("b", 11)])
     upstream.at(10, 30)
     query = flow.start(flow.windows, stamp=HOUR, trigger=AVAILABLE_NOW)

@@ -66,9 +66,7 @@ def test_t1_of_two_runs_that_write_a_batch_at_a_time_one_fails(
     assert low(lw, "stage").unknown
 
 
-def test_what_is_written_is_synced_before_it_counts(
-    flow: Flow, table: TableFlow, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_written_is_synced_first(flow: Flow, table: TableFlow, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = flow.spark.createDataFrame([("a", 1), ("b", 2)], "key string, n int").repartition(2)
     frame.write.format("delta").partitionBy("key").save(str(table.path))
     log = DeltaLog(flow.spark, str(table.path))

@@ -267,9 +267,7 @@ class Watched:
         return self.seen
 
 
-async def test_a_file_is_read_again_when_it_changes_and_only_then(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_file_is_read_again_only_when_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched(tmp_path / "access.toml", 1)
     assert not await watched.look(10.0)
     watched.write(22)
@@ -288,9 +286,7 @@ async def test_a_file_is_read_again_when_it_changes_and_only_then(
     assert await watched.look(SETTLED_SECONDS) == [22, 333]
 
 
-async def test_a_token_that_expires_is_told_before_and_ends_what_is_open(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_token_expires_after_a_warning_and_ends_calls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, now, decided = tmp_path / "access.toml", [0.0], []
     path.write_text(
         f"{SOMEBODY}[[principal]]\nname='guest'\n[[principal.token]]\nsha256='{'1' * 64}'\nexpires=2027-01-31"
@@ -390,8 +386,6 @@ WATCH = "/lowwater.v1.WatermarkService/Watch"
 
 
 class Served(grpc.GenericRpcHandler):
-    """Resets that only remember what they were asked, and fail as they are told to; a watch without an end; and methods that no table has, one of each kind."""
-
     def __init__(self, failure: Exception | None, pieces: int) -> None:
         self.reached: list[str] = []
         self.callers: list[Caller | None] = []
@@ -494,7 +488,6 @@ async def guarded(
 
 
 async def ending(call: Any) -> errors.LowwaterError | None:
-    """What a call is refused with; None: it was answered."""
     try:
         async with asyncio.timeout(PATIENCE):
             if hasattr(call, "read"):
@@ -624,11 +617,7 @@ async def test_a_request_has_a_time_to_come_in() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "of_whom"),
-    [
-        ("watches", ""),
-        ("watches_of_host", " from 127.0.0.1"),
-        ("watches_of_connection", " over ipv4:127.0.0.1"),
-    ],
+    [("watches", ""), ("watches_of_host", " from 127.0.0.1"), ("watches_of_connection", " over ipv4:127.0.0.1")],
 )
 async def test_health_watches_are_few_and_keep_no_check_away(limit: str, of_whom: str) -> None:
     async with guarded(bounds=replace(DEFAULT_BOUNDS, **{limit: 2})) as one:
@@ -675,9 +664,7 @@ async def refused(reader: asyncio.StreamReader, refusal: bytes) -> None:
 
 
 @pytest.mark.parametrize(("method", "what"), [("Check", "checks"), ("Watch", "watches")])
-async def test_a_health_call_that_takes_nothing_keeps_its_place_until_its_connection_ends(
-    method: str, what: str
-) -> None:
+async def test_a_health_call_that_takes_nothing_keeps_its_place_while_it_is_connected(method: str, what: str) -> None:
     path, refusal = f"/grpc.health.v1.Health/{method}", b"2 streams of health %s over ipv4" % what.encode()
     limits: dict[str, Any] = {f"{what}_of_connection": 2, f"{what}_of_host": 3}
     async with guarded(bounds=replace(DEFAULT_BOUNDS, watch_seconds=0.05, **limits)) as one, asyncio.timeout(PATIENCE):
@@ -719,7 +706,6 @@ async def test_a_health_call_that_takes_nothing_keeps_its_place_until_its_connec
 async def test_an_act_that_ends_in_an_error_is_told_as_what_it_may_have_been(
     caplog: pytest.LogCaptureFixture, failure: Exception, outcome: str, reason: str
 ) -> None:
-    """An error may come after the act, from what follows it: that it failed is said only where it surely did."""
     async with guarded(failure=failure) as one:
         caplog.set_level(logging.INFO, "lowwater_authority.audit")
         call = one.reset()
@@ -759,9 +745,7 @@ def test_what_is_no_name_is_nobody_s_and_is_not_kept() -> None:
     assert one.may(Action.READ, "n/" + "x" * 128)
 
 
-def test_the_audit_tells_registered_computations_apart_and_counts_made_up_ones_as_one(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_audit_tells_registered_computations_apart_and_merges_others(caplog: pytest.LogCaptureFixture) -> None:
     audit = Audit(lambda: 0.0, {"n/a", "n/b"}.__contains__)
     with caplog.at_level(logging.INFO, "lowwater_authority.audit"):
         for name in ("x" * 1_000_000, *(f"n/made-up-{number}" for number in range(50)), "n/a", "n/b", "n/a"):

@@ -96,9 +96,7 @@ NO_CHANNELS = [OSError("no key"), grpc.RpcError("no key")]
 
 
 @pytest.mark.parametrize("error", NO_CHANNELS, ids=lambda error: type(error).__name__)
-def test_a_channel_that_cannot_be_made_is_said_at_once_and_by_what_waits_at_its_timeout(
-    error: Exception,
-) -> None:
+def test_a_channel_that_cannot_be_made_is_said_at_once_and_by_what_waits_at_its_timeout(error: Exception) -> None:
     """A call has nothing to wait for. What follows streams goes on, as after any failure, and says what it is when the time is over."""
 
     def fail(_address: str) -> grpc.Channel:
@@ -331,8 +329,6 @@ async def test_close_ends_calls_that_wait_and_their_tasks_are_not_cancelled() ->
 
 
 class Cancelling(grpc.aio.UnaryUnaryClientInterceptor):
-    """Ends each call as gRPC does when its channel is closed."""
-
     async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         call = await continuation(client_call_details, request)
         call.cancel()
@@ -348,9 +344,7 @@ async def test_a_call_that_grpc_cancels_by_itself_is_unavailable() -> None:
 
 
 @pytest.mark.parametrize(("metadata", "tries"), [({}, 1), ({"field": "address"}, 1), ({"field": "version"}, 5)])
-async def test_a_change_of_the_shards_is_repeated_while_another_one_comes_between(
-    metadata: dict[str, str], tries: int
-) -> None:
+async def test_a_change_of_shards_is_repeated_while_others_intervene(metadata: dict[str, str], tries: int) -> None:
     """Also an authority that does not name the field is told of as it refuses."""
     requests: list[str] = []
 

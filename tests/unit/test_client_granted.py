@@ -92,9 +92,7 @@ async def test_a_claim_that_was_answered_late_yields_to_a_newer_one(
     assert ([len(lease.lost) for lease in leases], lw.statistics().reporter.leases) == (lost, reported)
 
 
-async def test_a_claim_that_was_answered_late_leaves_the_inputs_of_a_newer_one(
-    lw: aio.Client, granting: Granting
-) -> None:
+async def test_a_claim_answered_late_leaves_the_inputs_of_a_newer_one(lw: aio.Client, granting: Granting) -> None:
     """The inputs were set in between: a fold of those before is refused, until somebody claims again."""
     granting.grants = iter([(12, ["a", "b"], 2), (11, ["a"], 1)])
     worker = lw.worker("c")

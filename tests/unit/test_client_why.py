@@ -37,7 +37,6 @@ def view(
     oldest: int = 0,
     estimated: bool = False,
 ) -> WatermarkView:
-    """What is published of a computation; without a holder an ordinary one, alive."""
     at = low if isinstance(low, Watermark) else Watermark(NOW + low)
     return WatermarkView(
         name,
@@ -132,14 +131,11 @@ def test_when_the_authority_cannot_tell_no_worker_is_blamed() -> None:
 
 
 def test_a_graph_that_changed_while_it_was_read_ends_the_walk() -> None:
-    """Two shards may answer by two versions of the graph, which together have a circle that neither has."""
     circle = [view("a", -HOUR, "b"), view("b", -HOUR, "a")]
     assert way("a", circle)[0][0] == "a"
 
 
 class Counting(dict[str, WatermarkView]):
-    """What is published, and how often somebody has looked something up in it."""
-
     looks = 0
 
     def get(self, key: str, default: Any = None) -> Any:

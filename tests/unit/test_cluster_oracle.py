@@ -18,11 +18,7 @@ class History:
     """A right one: the first hour is committed at 3.0 and promised at 3.1, the rest at 5.0 and 5.1."""
 
     emitted: list[Emitted] = field(
-        default_factory=lambda: [
-            Emitted("a", 0, 2, 3.0),
-            Emitted("b", HOUR, 1, 5.0),
-            Emitted("a", HOUR, 1, 5.0),
-        ]
+        default_factory=lambda: [Emitted("a", 0, 2, 3.0), Emitted("b", HOUR, 1, 5.0), Emitted("a", HOUR, 1, 5.0)]
     )
     seen: list[Seen] = field(
         default_factory=lambda: [Seen(0.5, 1, MIN), Seen(2.0, 1, 0), Seen(3.1, 1, HOUR), Seen(5.1, 1, MAX)]

@@ -211,8 +211,6 @@ def test_registered_budgets_are_of_the_registration() -> None:
 
 
 class Board:
-    """An injector that knows all records that are still to come, and a model of the budget: every record by itself."""
-
     def __init__(self, *bounds: bytes, seed: int = 0) -> None:
         self.driver = Driver(Spec("c", heuristics=(990_000,), budgets=(PPM,), all_pending=True))
         self.source = Source(self.driver, *bounds)

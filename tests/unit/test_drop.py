@@ -210,10 +210,9 @@ async def test_rule10_a_refused_drop_leaves_a_silent_owner_what_it_alone_has(dep
     assert held(one) | held(other) == set(NAMES), "and its neighbours"
 
 
-async def test_rule4_an_owner_that_comes_back_does_not_bring_back_what_was_dropped_unread(
+async def test_rule4_an_owner_that_comes_back_brings_nothing_back_of_an_unread_drop(
     deployment: Deployment,
 ) -> None:
-    """Its log is damaged, and it alone has what was in it: it was silent when another shard dropped it."""
     one, other, name, zombie = await damaged_and_silent(deployment)
     one.faults.held["take"] = asyncio.Event()
     dropping = asyncio.create_task(one.shard.graph.drop(name, force=True))
@@ -232,9 +231,7 @@ async def test_rule4_an_owner_that_comes_back_does_not_bring_back_what_was_dropp
     assert (await deployment.owner(name).claim(name)).sequencer > zombie.sequencer
 
 
-async def test_what_is_not_written_is_not_dropped_while_the_store_does_not_tell_whose_it_is(
-    deployment: Deployment,
-) -> None:
+async def test_what_is_not_written_is_not_dropped_while_its_owner_is_unknown(deployment: Deployment) -> None:
     _, other = await two(deployment)
     name = min(held(other))
     grant = await other.claim(name)

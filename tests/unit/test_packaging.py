@@ -27,10 +27,7 @@ MEMBERS = {
 
 INTEGRATIONS = ("airflow", "dagster", "openlineage")
 
-DATA = {
-    "client": {".bash", ".zsh", ".fish"},
-    "page": {".html", ".js", ".css", ".svg", ".md", ".LICENSE"},
-}
+DATA = {"client": {".bash", ".zsh", ".fish"}, "page": {".html", ".js", ".css", ".svg", ".md", ".LICENSE"}}
 """What else lies in a package: the completion scripts of the command, and the status page with the libraries it uses."""
 
 

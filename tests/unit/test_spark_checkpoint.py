@@ -91,9 +91,7 @@ def test_a_run_that_was_replaced_does_not_sweep_what_its_successor_fills(tmp_pat
     assert hidden == [".lowwater-7-batch=1-mine", ".lowwater-8-batch=1-newer", ".lowwater-x"]
 
 
-def test_a_name_that_is_there_already_is_made_durable_before_anyone_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_already_there_is_made_durable_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever took it may have been killed between its rename and its sync."""
     synced: list[Path] = []
 
