@@ -31,9 +31,7 @@ def test_a_hanging_executor_is_named_and_found_in_its_range(lw: lowwater.Client,
             rf"the worst is hourly, \d+ s behind, held by enriched \S+ \S+ of {GUILTY} on {host(GUILTY)}, silent for \d+ s\."
         )
     )
-    print(
-        json.dumps({"named_after_seconds": round(named, 1), "silent_after_seconds": round(time.monotonic() - began, 1)})
-    )
+    print(json.dumps({"named_after_seconds": round(named, 1), "silent_seconds": round(time.monotonic() - began, 1)}))
     expect(page.locator(".node.blamed")).to_contain_text("enriched")
 
     held = lw.ranges("enriched").ranges[0]

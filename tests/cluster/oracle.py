@@ -115,9 +115,7 @@ def _window(key: str, hour: int) -> str:
 
 def _monotone(seen: Sequence[Seen]) -> list[str]:
     """Whoever received a value is never shown a lower one afterwards."""
-    return [
-        f"{after} was published after {before}" for before, after in itertools.pairwise(seen) if after[1:] < before[1:]
-    ]
+    return [f"{after} came after {before}" for before, after in itertools.pairwise(seen) if after[1:] < before[1:]]
 
 
 def _ahead(stamped: Sequence[tuple[int, float, str]], seen: Sequence[Seen]) -> list[str]:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import pyspark
@@ -44,9 +43,7 @@ class Standalone:
         eventually(lambda: self._found(_REGISTERED), "the worker is registered")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         for process in self._processes.values():
             process.kill()
             process.wait(30)

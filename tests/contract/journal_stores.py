@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sqlite3
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from contextlib import closing
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -62,7 +62,7 @@ async def turn() -> None:
     await ran.wait()
 
 
-class Store(ABC):
+class Store(Protocol):
     def __init__(self) -> None:
         self._opened: list[Journal] = []
 
@@ -83,59 +83,22 @@ class Store(ABC):
         for journal in self._opened:
             await journal.close()
 
-    @abstractmethod
-    def make(self) -> Journal:
-        """A journal that is not opened yet."""
-
-    @abstractmethod
-    def crash(self) -> None:
-        """The machine dies now. The next ``open`` finds what the disk has."""
-
-    @abstractmethod
-    def break_lock(self) -> None:
-        """Whatever keeps a second process out is gone, the first one still runs."""
-
-    @abstractmethod
-    def damage(self, log: str, position: int) -> None:
-        """Flip a bit of a record, in the store."""
-
-    @abstractmethod
-    def remove(self, log: str, position: int) -> None:
-        """Take a record out of the store."""
-
-    @abstractmethod
-    def swap(self, log: str, position: int, other_log: str, other: int) -> None:
-        """Exchange two records, each whole."""
-
-    @abstractmethod
-    def damage_snapshot(self, log: str) -> None:
-        """Flip a bit of the snapshot."""
-
-    @abstractmethod
-    def remove_snapshot(self, log: str) -> None:
-        """Take the snapshot, or its last part, out of the store."""
-
-    @abstractmethod
-    def forget(self, log: str, keep: int) -> None:
-        """Lose the records behind position ``keep``, which a replica that lags never got. There is no snapshot."""
-
-    @abstractmethod
-    def supplant(self, log: str, position: int) -> None:
-        """Put another record in the place of the newest one: that was lost, and its number was given again."""
+    def make(self) -> Journal: ...  # one that is not opened yet
+    def crash(self) -> None: ...  # the next ``open`` finds what the disk has
+    def break_lock(self) -> None: ...  # whatever keeps a second process out is gone, the first one still runs
+    def damage(self, log: str, position: int) -> None: ...
+    def remove(self, log: str, position: int) -> None: ...
+    def swap(self, log: str, position: int, other_log: str, other: int) -> None: ...
+    def damage_snapshot(self, log: str) -> None: ...
+    def remove_snapshot(self, log: str) -> None: ...  # or its last part
+    def forget(self, log: str, keep: int) -> None: ...  # lose what is behind ``keep``; there is no snapshot
+    def supplant(self, log: str, position: int) -> None: ...  # the newest record was lost, and its number given again
 
 
-class SharedStore(Store):
-    @abstractmethod
-    def give(self, log: str, owner: Ownership) -> None:
-        """Put another owner in the place of the present one, as a store that has lost some would."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Lose everything, the server token too."""
-
-    @abstractmethod
-    def replace(self) -> None:
-        """Become the empty store of another deployment."""
+class SharedStore(Store, Protocol):
+    def give(self, log: str, owner: Ownership) -> None: ...  # another owner, as a store that has lost some would have
+    def clear(self) -> None: ...  # lose everything, the server token too
+    def replace(self) -> None: ...  # become the empty store of another deployment
 
 
 def another(log: str, position: int, frame: bytes) -> bytes:
@@ -197,6 +160,9 @@ class MemoryStore(SharedStore):
         self.disk.server_token = "another"
 
 
+SET_FRAME = "UPDATE records SET frame = ? WHERE log = (SELECT id FROM logs WHERE name = ?) AND position = ?"
+
+
 class SqliteStore(Store):
     """SqliteJournal in a directory. A crash is a copy of its files as they are, without the shared-memory index."""
 
@@ -226,24 +192,16 @@ class SqliteStore(Store):
         self.path.with_name("journal.db.lock").unlink()
 
     def damage(self, log: str, position: int) -> None:
-        frame = self.frame(log, position)
-        self.execute(
-            "UPDATE records SET frame = ? WHERE log = (SELECT id FROM logs WHERE name = ?) AND position = ?",
-            flipped(frame),
-            log,
-            position,
-        )
+        self.execute(SET_FRAME, flipped(self.frame(log, position)), log, position)
 
     def remove(self, log: str, position: int) -> None:
-        self.execute(
-            "DELETE FROM records WHERE log = (SELECT id FROM logs WHERE name = ?) AND position = ?", log, position
-        )
+        where = "log = (SELECT id FROM logs WHERE name = ?) AND position = ?"
+        self.execute(f"DELETE FROM records WHERE {where}", log, position)
 
     def swap(self, log: str, position: int, other_log: str, other: int) -> None:
         frames = self.frame(log, position), self.frame(other_log, other)
-        sql = "UPDATE records SET frame = ? WHERE log = (SELECT id FROM logs WHERE name = ?) AND position = ?"
-        self.execute(sql, frames[1], log, position)
-        self.execute(sql, frames[0], other_log, other)
+        self.execute(SET_FRAME, frames[1], log, position)
+        self.execute(SET_FRAME, frames[0], other_log, other)
 
     def damage_snapshot(self, log: str) -> None:
         where = "WHERE log = (SELECT id FROM logs WHERE name = ?) AND part = 0"

@@ -88,9 +88,6 @@ async def test_what_the_store_has_damaged_is_written_again_from_memory(store: St
         }
 
 
-# -- a damaged log whose computation is dropped ------------------------------------------------------------------
-
-
 async def started(store: Store) -> tuple[Any, Shard, asyncio.Task[None]]:
     journal: Any = FullDisk(store.make())
     shard = sharded(journal)
@@ -187,9 +184,6 @@ async def test_a_damaged_log_that_nobody_has_in_memory_is_dropped_by_force(store
     with pytest.raises(errors.UnknownComputation, match="x was dropped"):
         await shard.graph.drop("x", force=True)
     await lives_again(store, shard, run, sequencer)
-
-
-# -- a damaged log of the graph ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("snapshot", [False, True])

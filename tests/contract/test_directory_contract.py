@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -21,7 +21,7 @@ DEAD_AFTER = 600 * SECOND
 A, B, C = (Member(f"{letter}1", f"{letter}:1") for letter in "abc")
 
 
-class Store(ABC):
+class Store(Protocol):
     """What keeps a deployment's view, and the directories that a test opened over it."""
 
     def __init__(self) -> None:
@@ -37,25 +37,11 @@ class Store(ABC):
         for directory in self._opened:
             await directory.close()
 
-    @abstractmethod
-    def make(self) -> Directory:
-        """A directory that is not opened yet."""
-
-    @abstractmethod
-    def turn_clock(self, micros: int) -> None:
-        """The store's clock goes on by so much, or back."""
-
-    @abstractmethod
-    def put_back(self, view: View) -> None:
-        """A fail-over brings back an older view."""
-
-    @abstractmethod
-    def go_away(self) -> None:
-        """The store cannot be reached."""
-
-    @abstractmethod
-    def come_back(self) -> None:
-        """It can be reached again."""
+    def make(self) -> Directory: ...  # one that is not opened yet
+    def turn_clock(self, micros: int) -> None: ...
+    def put_back(self, view: View) -> None: ...  # a fail-over brings back an older view
+    def go_away(self) -> None: ...
+    def come_back(self) -> None: ...
 
 
 class MemoryStore(Store):

@@ -11,7 +11,9 @@ import pytest
 
 from lowwater_authority.journal import JournalCorrupt, JournalFailed
 from lowwater_authority.journal.redis_database import RedisDatabase
+from lowwater_authority.journal.redis_link import SCHEMES
 from lowwater_authority.journal.redis_reader import READINGS
+from lowwater_authority.stores.store import store_at
 from tests.contract.journal_stores import RedisStore, entry
 
 
@@ -58,3 +60,8 @@ async def test_a_read_from_a_position_is_of_one_moment(redis: RedisStore, monkey
     await owner.snapshot("a", 5, b"snapshot")
     with pytest.raises(JournalCorrupt, match="a snapshot stands in the place of what is behind position 4"):
         await reader.load_behind("a", 4)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_scheme_of_redis_leads_there(scheme: str) -> None:
+    assert str(store_at(f"{scheme.upper()}://me:secret@host:1/0", "orders")) == f"{scheme}://host:1/0#orders"

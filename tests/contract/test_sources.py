@@ -483,9 +483,6 @@ def test_rule5_a_look_serves_the_readings_that_were_taken_before_it(kind: Kind) 
     assert heads.look(read) is listed, "whoever has read before it as well"
 
 
-# -- one look while another is confirmed -----------------------------------------------------------------------------------
-
-
 def test_what_is_settled_may_be_left_out_and_what_is_only_planned_may_not(kind: Kind) -> None:
     kind.put("a")
     source = kind.open()

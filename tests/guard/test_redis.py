@@ -49,9 +49,6 @@ def on_the_wire(
             wire.heal()
 
 
-# -- figure 12 ----------------------------------------------------------------------------------------------------------
-
-
 def test_figure_12_the_late_script_of_a_zombie_never_lands_after_a_scan(in_redis: RedisStore, wire: StoreProxy) -> None:
     zombie = over(wire, in_redis, 5)
     assert in_redis.write(zombie, 0, "a", [1])
@@ -78,9 +75,6 @@ def test_a_script_that_arrives_late_is_found_by_who_repeats_the_write(in_redis: 
     assert in_redis.values() == [1]
 
 
-# -- numbers ------------------------------------------------------------------------------------------------------------
-
-
 def test_two_tokens_that_are_equal_as_doubles_are_two(in_redis: RedisStore) -> None:
     zombie = in_redis.raise_(claim(LARGE + 1, "one nonce"))
     in_redis.raise_(claim(LARGE + 2, "one nonce"))
@@ -88,8 +82,6 @@ def test_two_tokens_that_are_equal_as_doubles_are_two(in_redis: RedisStore) -> N
         in_redis.write(zombie, 0, "a", [1])
     assert in_redis.values() == []
 
-
-# -- what a script cannot undo ------------------------------------------------------------------------------------------
 
 HASH, TEXT = "hash:{hourly}", "text:{hourly}"
 
@@ -203,9 +195,6 @@ def test_a_user_who_may_not_write_one_of_the_rows_writes_nothing(in_redis: Redis
     in_redis.client.acl_deluser(name)
     assert in_redis.client.lrange("d:{hourly}", 0, -1) == []
     assert in_redis.write(both, 0, "a", [1])
-
-
-# -- servers ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_server_that_was_started_anew_is_another_life(tmp_path: Path) -> None:

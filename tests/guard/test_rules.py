@@ -126,8 +126,6 @@ def test_a_guard_of_somebody_else_is_refused(store: Store) -> None:
     assert store.values() == [1]
 
 
-# -- slots --------------------------------------------------------------------------------------------------------------
-
 FORTY, SIXTY, EIGHTY = b"\x40", b"\x60", b"\x80"
 
 
@@ -165,9 +163,6 @@ def test_only_slots_of_the_writer_are_touched(store: Store) -> None:
         store.write(lower, {3: 0}, "a", [1])
     with pytest.raises(Unfit):
         store.write(lower, {}, "a", [1])
-
-
-# -- bad input, and neighbours ------------------------------------------------------------------------------------------
 
 
 def test_what_is_no_batch_is_refused_and_changes_nothing(store: Store) -> None:

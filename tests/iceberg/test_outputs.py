@@ -7,18 +7,9 @@ from pyspark.sql import DataFrame
 
 import lowwater_spark as lws
 from tests.iceberg.table import TableFlow
-from tests.spark.outputs import (
-    Output,
-    test_a_batch_that_runs_again_is_there_once,
-    test_a_checkpoint_older_than_its_output_is_refused,
-    test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it,
-)
+from tests.spark.outputs import Output, TestOutput
 
-__all__ = [
-    "test_a_batch_that_runs_again_is_there_once",
-    "test_a_checkpoint_older_than_its_output_is_refused",
-    "test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it",
-]
+__all__ = ["TestOutput"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -28,11 +28,15 @@ def keys(table: TableFlow) -> list[str]:
     return sorted(r.key for r in table.flow.spark.table(table.name).collect())
 
 
+def write(table: TableFlow, batch: int, digest: str = "d", key: str = "", run: int = 1, **more: Any) -> bool:
+    said = {"batch": batch, "digest": digest, "run": run}
+    rows = table.rows((key or f"{batch}", 9))
+    return append(rows, table.log, "lowwater:c:stage", batch, said, NOWHERE, **{"replayed": False, **more})
+
+
 def test_of_two_runs_one_fails_also_when_the_other_commits_between_the_look_and_the_commit(
     table: TableFlow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = {"batch": 0, "digest": "d", "run": 1}
-
     class Late(iceberg_out.Unchanged):
         attempts = 0
 
@@ -41,74 +45,56 @@ def test_of_two_runs_one_fails_also_when_the_other_commits_between_the_look_and_
             passed = super().validate(ancestors)
             if Late.attempts == 1:
                 monkeypatch.undo()
-                assert append(
-                    table.rows(("b", 9)), table.log, "lowwater:c:stage", 0, said | {"run": 2}, NOWHERE, replayed=False
-                )
+                assert write(table, 0, key="b", run=2)
             return passed
 
     monkeypatch.setattr(iceberg_out, "Unchanged", Late)
     with pytest.raises(CheckpointMismatch, match="another run of this checkpoint has written"):
-        append(table.rows(("a", 9)), table.log, "lowwater:c:stage", 0, said, NOWHERE, replayed=False)
+        write(table, 0, key="a")
     assert Late.attempts == 2
     assert keys(table) == ["b"]
 
 
 @pytest.mark.long  # of Delta: spark/test_table_out.py
 def test_what_a_table_does_not_show_any_more_is_refused(table: TableFlow) -> None:
-    said = {"batch": 0, "digest": "d", "run": 1}
-
-    def write(batch: int, digest: str, *, replayed: bool) -> bool:
-        given = said | {"batch": batch, "digest": digest}
-        return append(
-            table.rows((f"{batch}", 9)), table.log, "lowwater:c:stage", batch, given, NOWHERE, replayed=replayed
-        )
-
-    assert write(0, "d", replayed=False)
+    assert write(table, 0)
     first = table.head
-    assert not write(0, "d", replayed=True)
+    assert not write(table, 0, replayed=True)
     with pytest.raises(CheckpointMismatch, match="no run of this checkpoint had begun it"):
-        write(0, "d", replayed=False)
+        write(table, 0)
     with pytest.raises(CheckpointMismatch, match="not batch 0 of this plan"):
-        write(0, "x", replayed=True)
-    assert write(1, "e", replayed=False)
+        write(table, 0, "x", replayed=True)
+    assert write(table, 1)
     with pytest.raises(CheckpointMismatch, match="the checkpoint is older than the table"):
-        write(0, "d", replayed=True)
+        write(table, 0, replayed=True)
     table.put(("z", 9))
     table.expire()
-    assert not write(1, "e", replayed=True), "its snapshot has expired, and what came after it says that it was there"
+    assert not write(table, 1, replayed=True), "its snapshot has expired, and the next one says that it was there"
     table.put(("z", 9))
     table.expire()
     with pytest.raises(CheckpointMismatch, match="it has expired, so it is unknown"):
-        write(1, "e", replayed=True)
-    assert write(2, "f", replayed=False), "a new batch goes on"
+        write(table, 1, replayed=True)
+    assert write(table, 2), "a new batch goes on"
     before = table.head
-    assert write(3, "g", replayed=False)
+    assert write(table, 3)
     table.call("rollback_to_snapshot", snapshot_id=before)
     with pytest.raises(CheckpointMismatch, match="it was rolled back"):
-        write(3, "g", replayed=True)
+        write(table, 3, replayed=True)
     assert first != before
     assert keys(table) == ["0", "1", "2", "z", "z"]
 
 
 def test_a_table_that_has_lost_a_batch_is_refused(table: TableFlow) -> None:
-    said = {"digest": "d", "run": 1}
-
-    def write(batch: int, newest: int) -> bool:
-        rows, mark = table.rows((f"{batch}", 9)), said | {"batch": batch}
-        return append(rows, table.log, "lowwater:c:stage", batch, mark, NOWHERE, replayed=False, newest=newest)
-
-    assert write(0, -1)
-    assert write(1, 0)
+    assert write(table, 0, newest=-1)
+    assert write(table, 1, newest=0)
     table.drop()
     table.create()
-    with pytest.raises(
-        CheckpointMismatch, match="does not count batch 1 of this checkpoint, which was written, but none"
-    ):
-        write(2, 1)
+    with pytest.raises(CheckpointMismatch, match="does not count batch 1 of this checkpoint, which was written, but"):
+        write(table, 2, newest=1)
     assert keys(table) == []
-    assert write(2, -1), "nothing else would tell"
+    assert write(table, 2, newest=-1), "nothing else would tell"
     with pytest.raises(CheckpointMismatch, match="does not count batch 3 of this checkpoint, which was written, but 2"):
-        write(4, 3)
+        write(table, 4, newest=3)
 
 
 def test_what_is_written_is_synced_first(table: TableFlow, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +126,7 @@ def test_a_table_that_could_not_tell_is_refused_and_nothing_is_written(table: Ta
         append(frame, branch, "lowwater:c:stage", 0, said, NOWHERE, replayed=False)
     table.sql("alter table {table} set tblproperties ('write.wap.enabled' = 'true')")
     with pytest.raises(Unsupported, match=r"write\.wap\.enabled"):
-        append(frame, table.log, "lowwater:c:stage", 0, said, NOWHERE, replayed=False)
+        write(table, 0)
     assert keys(table) == ["z"]
 
 

@@ -155,9 +155,7 @@ class Kafka:
         asked = [NewTopic(topic, num_partitions=partitions, replication_factor=copies, config=config)]
         self.admin.create_topics(asked, operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)
         # The controller has answered before every broker knows: whoever asks one would be told that there is no such topic.
-        eventually(
-            lambda: self.admin.list_topics(topic, ANSWERS_WITHIN).topics[topic].error is None, f"{topic} is known"
-        )
+        eventually(lambda: self.admin.list_topics(topic, ANSWERS_WITHIN).topics[topic].error is None, "it is known")
 
     def grow(self, topic: str, partitions: int, brokers: Iterable[Broker] | None = None) -> None:
         """Have a topic have so many partitions; returns when each of these brokers tells of them (by default all).

@@ -200,7 +200,7 @@ def test_keys_of_another_type_and_the_state_of_something_else_are_refused(disk: 
     at = SCHEMA.get_field_index("lowwater_key")
     other = table([]).set_column(at, "lowwater_key", pa.array([], pa.int64()))
     with pytest.raises(
-        ValueError, match="the keys of script are of int64 now, and those that are kept are of large_string"
+        ValueError, match="keys of script are of int64 now, and those that are kept are of large_string"
     ):
         disk.run(other, 0)
     disk.last = Segments(disk.last.folder, disk.last.segments, (5, 5, 5, 5, 5))

@@ -6,7 +6,6 @@ import signal
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import lowwater
@@ -75,9 +74,7 @@ class Sharded:
         with lowwater.connect(shards[0].address) as lw:
             eventually(lambda: {shard.address for shard in shards} <= {each.address for each in lw.shards()})
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         for shard in self.shards:
             if shard.running:
                 shard.kill()

@@ -46,9 +46,6 @@ def goes_on(lease: lowwater.Lease, lw: lowwater.Client) -> None:
     assert lw.get("a")["a"].low == Watermark(low)
 
 
-# -- what is no message --------------------------------------------------------------------------------------------------
-
-
 def garbage() -> Iterator[bytes]:
     source = random.Random(9)
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -108,9 +105,6 @@ def test_a_message_beyond_64_mb_is_refused_readably(server: Serving) -> None:
             with pytest.raises(grpc.RpcError) as refused:
                 graph.Register(topology_pb2.RegisterRequest(name="x" * size), timeout=30)
             assert said in (refused.value.details() or "")
-
-
-# -- a second server -----------------------------------------------------------------------------------------------------
 
 
 def test_a_second_server_is_refused_also_while_the_first_is_stopped(

@@ -118,9 +118,6 @@ def test_the_authority_says_who_may_look_and_nobody_new_is_let_in_while_it_is_aw
             assert secret not in page.log
 
 
-# -- beside an authority -------------------------------------------------------------------------------------------------
-
-
 class Beside(Serving):
     """An authority that starts a page beside itself."""
 

@@ -104,10 +104,8 @@ def test_the_snapshot_is_what_was_reported(server: Serving, lw: lowwater.Client,
         ("heat", {"span": "1y"}, 400, "give one of 1h, 6h, 24h, 7d"),
     ],
 )
-def test_bad_ones_are_named(
-    server: Serving, pipeline: Json, path: str, parameters: Json, status: int, named: str
-) -> None:
-    found = ask(server.page, f"api/{path}", **parameters)
+def test_bad_query_is_named(server: Serving, pipeline: Json, path: str, given: Json, status: int, named: str) -> None:
+    found = ask(server.page, f"api/{path}", **given)
     assert found.status == status
     assert named in found.json["error"]
 
@@ -187,9 +185,7 @@ def test_rule7_a_viewer_that_stalls_costs_a_bounded_buffer_and_finds_news(server
         newest = re.compile(rb'"name":"wide/000".*?"low":\{"micros":(\d+)')
         while not any(int(low) >= target for low in newest.findall(seen[-(1 << 19) :])):
             read = stalled.recv(1 << 16)
-            assert read, (
-                f"it was cut off; that is right after {STALLED_SECONDS:g} s, which this machine is too busy for"
-            )
+            assert read, f"it was cut off, as is right after {STALLED_SECONDS:g} s: this machine is too busy"
             seen += read
             assert time.monotonic() - began < 60
         sent = sum(len(event.data) for event in viewer.events)

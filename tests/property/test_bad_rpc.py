@@ -198,9 +198,6 @@ def test_no_sequence_of_well_formed_messages_does_harm(seed: int, length: int) -
         pipeline.server.check()
 
 
-# -- every refusal in the sources has a case -----------------------------------------------------------------------
-
-
 def refusals(source: str) -> dict[tuple[int, int], str]:
     found: dict[tuple[int, int], str] = {}
     for function in ast.walk(ast.parse(source)):
@@ -302,8 +299,6 @@ unit/test_damaged_graph.py
     engine/confirmation.py: errors.Unavailable in _heal
     engine/confirmation.py: errors.Unavailable in _refresh
     engine/confirmation.py: errors.Unavailable in _refuse_unhealed
-unit/test_denied_reports.py
-    rpc/streams.py: errors.Overloaded in deny
 unit/test_drop.py
     core/topology.py: errors.LimitReached in _refuse_tombstones
     engine/graph_requests.py: errors.Unavailable in _refuse_unread
@@ -317,6 +312,7 @@ unit/test_request_bounds.py
     rpc/request_bounds.py: errors.InvalidArgument in check
 unit/test_room.py
     rpc/acknowledgement.py: errors.Overloaded in messages
+    rpc/streams.py: errors.Overloaded in deny
 unit/test_shard.py
     core/computation.py: errors.InvalidArgument in vouch
     core/computation.py: errors.Overloaded in stage_task

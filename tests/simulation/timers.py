@@ -148,9 +148,6 @@ ROWS: Final = pa.schema(
 Produced = tuple[Any, ...]
 
 
-# -- the truth -------------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Key:
     """One key. Before each step it looks for what comes next, among all there is."""
@@ -303,9 +300,6 @@ class Timers:
 def _plain(row: Mapping[str, Any]) -> Produced:
     values = [row[f"{row[OUTPUT]}/{name}"] for name in COLUMNS[row[OUTPUT]]]
     return row[OUTPUT], *(tuple(each) if isinstance(each, list) else each for each in values)
-
-
-# -- what stands for Spark -------------------------------------------------------------------------------------------------
 
 
 class Frame:
@@ -470,9 +464,6 @@ class QuickAuthority(Authority):
     def __post_init__(self) -> None:
         self.cut = Cut(self.registration.ranges)
         self._quick = self.client
-
-
-# -- a driver --------------------------------------------------------------------------------------------------------------
 
 
 class Sync:
@@ -660,8 +651,6 @@ async def run(place: Place, process: Process, name: str, share: Share) -> None:
                 raise
             place.sim.reach(f"timers: {type(failure).__name__} beside another run")
 
-
-# -- an operator -----------------------------------------------------------------------------------------------------------
 
 _AWAY: Final = (
     errors.Timeout,

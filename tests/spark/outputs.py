@@ -60,63 +60,68 @@ class Output:
         self.flow.eventually(lambda: low(lw, "stage") == mark(hour), f"{key} is committed")
 
 
-def test_a_batch_that_runs_again_is_there_once(output: Output, lw: lowwater.Client, upstream: Upstream) -> None:
-    def fail(reached: str, number: int) -> None:
-        if (reached, number) == ("written", 0):
-            raise ConnectionResetError("killed")
+class TestOutput:
+    def test_a_batch_that_runs_again_is_there_once(
+        self, output: Output, lw: lowwater.Client, upstream: Upstream
+    ) -> None:
+        def fail(reached: str, number: int) -> None:
+            if (reached, number) == ("written", 0):
+                raise ConnectionResetError("killed")
 
-    flow = output.flow
-    flow.feed.put([row("a", 9), row("b", 9)])
-    upstream.at(9)
-    with pytest.raises(Exception, match="killed"):
-        output.start(probe=fail).await_termination(PATIENCE)
-    flow.queries.clear()
-    assert output.keys() == ["a", "b"], "it was written, and it is not committed"
-    output.start()
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "the batch is committed")
-    output.feed(lw, upstream, "c", 10)
-    assert output.made[:2] == [(0, True), (0, False)]
-    assert all(new for _, new in output.made[2:])
-    assert output.keys() == ["a", "b", "c"]
-    if output.place is not None:
-        assert lws.complete_through(flow.spark, output.place, ["stage"]).low >= mark(9)
+        flow = output.flow
+        flow.feed.put([row("a", 9), row("b", 9)])
+        upstream.at(9)
+        with pytest.raises(Exception, match="killed"):
+            output.start(probe=fail).await_termination(PATIENCE)
+        flow.queries.clear()
+        assert output.keys() == ["a", "b"], "it was written, and it is not committed"
+        output.start()
+        flow.eventually(lambda: low(lw, "stage") == mark(9), "the batch is committed")
+        output.feed(lw, upstream, "c", 10)
+        assert output.made[:2] == [(0, True), (0, False)]
+        assert all(new for _, new in output.made[2:])
+        assert output.keys() == ["a", "b", "c"]
+        if output.place is not None:
+            assert lws.complete_through(flow.spark, output.place, ["stage"]).low >= mark(9)
 
+    def test_a_checkpoint_older_than_its_output_is_refused(
+        self, marked: Output, lw: lowwater.Client, upstream: Upstream
+    ) -> None:
+        flow, checkpoint, copy = marked.flow, marked.flow.folder / "ck", marked.flow.folder / "copy"
+        for key, hour in (("a", 9), ("b", 10)):
+            query = marked.start()
+            marked.feed(lw, upstream, key, hour)
+            query.stop()
+            if key == "a":
+                shutil.copytree(checkpoint, copy)
+        flow.queries.clear()
+        shutil.rmtree(checkpoint)
+        copy.rename(checkpoint)
+        flow.feed.put([row("c", 9)])
+        flow.address = "127.0.0.1:1"  # the authority would refuse it as well
+        with pytest.raises(CheckpointMismatch, match=marked.older):
+            marked.start().await_termination(PATIENCE)
+        flow.queries.clear()
+        assert marked.keys() == ["a", "b"]
 
-def test_a_checkpoint_older_than_its_output_is_refused(marked: Output, lw: lowwater.Client, upstream: Upstream) -> None:
-    flow, checkpoint, copy = marked.flow, marked.flow.folder / "ck", marked.flow.folder / "copy"
-    for key, hour in (("a", 9), ("b", 10)):
-        query = marked.start()
-        marked.feed(lw, upstream, key, hour)
-        query.stop()
-        if key == "a":
-            shutil.copytree(checkpoint, copy)
-    flow.queries.clear()
-    shutil.rmtree(checkpoint)
-    copy.rename(checkpoint)
-    flow.feed.put([row("c", 9)])
-    flow.address = "127.0.0.1:1"  # the authority would refuse it as well
-    with pytest.raises(CheckpointMismatch, match=marked.older):
-        marked.start().await_termination(PATIENCE)
-    flow.queries.clear()
-    assert marked.keys() == ["a", "b"]
+    def test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it(
+        self, marked: Output, lw: lowwater.Client, upstream: Upstream
+    ) -> None:
+        flow = marked.flow
 
+        def read(inputs: Sequence[str]) -> None:
+            stage = lws.stage(
+                flow.spark, "next", inputs=inputs, key="key", event_time="t", ranges=2, address=flow.address
+            )
+            flow.queries.append(stage.foreach_batch(marked.read(), flow.plain, checkpoint=flow.folder / "next"))
 
-def test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it(
-    marked: Output, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    flow = marked.flow
-
-    def read(inputs: Sequence[str]) -> None:
-        stage = lws.stage(flow.spark, "next", inputs=inputs, key="key", event_time="t", ranges=2, address=flow.address)
-        flow.queries.append(stage.foreach_batch(marked.read(), flow.plain, checkpoint=flow.folder / "next"))
-
-    marked.start()
-    marked.feed(lw, upstream, "a", 9)
-    with pytest.raises(Unsupported, match="stage writes"):
-        read(["source"])
-    assert not (flow.folder / "next").exists(), "nothing is touched"
-    read(["stage"])
-    marked.feed(lw, upstream, "b", 10)
-    flow.eventually(lambda: low(lw, "next") == mark(10), "the reader follows")
-    rows = flow.spark.read.option("recursiveFileLookup", "true").schema(COLUMNS).parquet(str(flow.folder / "out"))
-    assert sorted(each.key for each in rows.collect()) == ["a", "b"]
+        marked.start()
+        marked.feed(lw, upstream, "a", 9)
+        with pytest.raises(Unsupported, match="stage writes"):
+            read(["source"])
+        assert not (flow.folder / "next").exists(), "nothing is touched"
+        read(["stage"])
+        marked.feed(lw, upstream, "b", 10)
+        flow.eventually(lambda: low(lw, "next") == mark(10), "the reader follows")
+        rows = flow.spark.read.option("recursiveFileLookup", "true").schema(COLUMNS).parquet(str(flow.folder / "out"))
+        assert sorted(each.key for each in rows.collect()) == ["a", "b"]

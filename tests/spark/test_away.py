@@ -35,9 +35,7 @@ def test_rule11_a_checkpoint_unreadable_for_a_moment_holds(flow: Flow, lw: lowwa
     flow.eventually(
         lambda: any(str(looped) in path for path in query.stage_status().waiting_for), "what it waits for is named"
     )
-    flow.eventually(
-        lambda: in_short(query.stage_status().waiting_for) in lw.why("stage").sentence, "also by the authority"
-    )
+    flow.eventually(lambda: in_short(query.stage_status().waiting_for) in lw.why("stage").sentence, "the authority too")
     assert query.query.isActive
     assert low(lw, "stage") == mark(10)
     looped.unlink()

@@ -149,9 +149,7 @@ def test_what_only_rearranges_or_adds_takes_nothing_away_and_a_restore_makes_it_
         lws.complete_through(flow.spark, out, [])
     flow.spark.sql(f"RESTORE TABLE delta.`{out}` TO VERSION AS OF 0")
     filled(11)
-    assert "(RESTORE) takes rows away" in through(flow, out, ignore_deletes=True).why, (
-        "also when its writer has gone on"
-    )
+    assert "(RESTORE) takes rows away" in through(flow, out, ignore_deletes=True).why, "when its writer went on, too"
 
 
 def test_resets_count_on_after_a_lost_journal(flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream) -> None:

@@ -136,9 +136,7 @@ def test_timers_fire_without_rows_and_hold_before(computed: Computed, lw: lowwat
 
 def test_what_only_spark_knows_is_refused_at_the_start(computed: Computed) -> None:
     flow = computed.flow
-    with pytest.raises(
-        TypeError, match=r"the key of counts is of timestamp; take text, bytes or a whole number: cast it"
-    ):
+    with pytest.raises(TypeError, match=r"key of counts is of timestamp; take text, bytes or a whole number: cast it"):
         computed.start(Counts(), flow.read().withColumn("key", sf.col("t")))
     declares = Counts()
     declares.outputs = {"out": Output("a int", event_time="a")}  # type: ignore[misc]

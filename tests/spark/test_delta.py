@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from lowwater_spark.track.plan import check_plan
 from tests.kit import delta
 from tests.kit.delta import Offset
 from tests.kit.times import at, mark
-from tests.spark.flow import Flow
+from tests.spark.flow import Flow, Readable
 from tests.spark.support import Upstream, low
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 PATIENCE = 180
 
 
-class TableFlow:
+class TableFlow(Readable):
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.path = flow.folder / "table"
@@ -45,18 +45,6 @@ class TableFlow:
 
     def read(self, **options: str) -> DataFrame:
         return self.flow.spark.readStream.format("delta").options(**options).load(str(self.path))
-
-    def track(
-        self, write_batch: Callable[[DataFrame, lws.Batch], object] | None = None, **options: Any
-    ) -> lws.TrackedQuery:
-        stream = self.read(**options.pop("source", {}))
-        return self.flow.start(
-            self.flow.plain if write_batch is None else write_batch, stream=stream, ranges=2, **options
-        )
-
-    def keys(self) -> list[str]:
-        out = str(self.flow.folder / "out")
-        return sorted(r.key for r in self.flow.spark.read.schema("key string, t timestamp").parquet(out).collect())
 
     @property
     def head(self) -> int:

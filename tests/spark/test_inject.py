@@ -84,9 +84,6 @@ def source(kafka: Kafka, flow: Flow, tmp_path: Path) -> Source:
     return Source(kafka, flow, tmp_path.name)
 
 
-# -- partitions ----------------------------------------------------------------------------------------------------------
-
-
 def test_the_slowest_partition_holds_and_one_without_rows_holds_all(source: Source, lw: lowwater.Client) -> None:
     source.put(0, at(9), at(11), at(10, 55))
     query = source.start()
@@ -222,9 +219,6 @@ def test_durable_before_reported_a_replayed_batch_finds_the_same_frontier(source
         assert source.told[0] == (number, True, str(lowwater.Watermark(kept)))
 
 
-# -- producers ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_column_that_names_no_producers_is_refused_before_it_is_kept(flow: Flow) -> None:
     bounds = Bounds.of(MINUTES[0], None, None, None, "id", ["web"])
     assert bounds is not None
@@ -271,9 +265,6 @@ def test_producers_are_waited_for_by_name_and_a_stranger_holds(flow: Flow, lw: l
     start("web", "app", "stray")
     flow.feed.put([row("app", 13)])
     flow.eventually(lambda: low(lw, "begin") == mark(11), "declared, it is waited for")
-
-
-# -- what is refused ------------------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_told_is_refused_and_touches_nothing(source: Source) -> None:

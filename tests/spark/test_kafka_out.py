@@ -177,9 +177,7 @@ def test_marks_that_are_gone_are_refused(out: Out) -> None:
     anew()
     out.ends.plan("written", 1, 0)  # whose worker would know it without asking
     out.feed()
-    with pytest.raises(
-        Exception, match=r"slot 0 of stage in .* has not published the batch before batch 1 \(.* has none\)"
-    ):
+    with pytest.raises(Exception, match=r"slot 0 of stage in .* has not published the batch before batch 1"):
         query.await_termination(120)
     out.flow.queries.clear()
     query = out.start()

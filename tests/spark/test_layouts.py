@@ -272,9 +272,7 @@ class Table:
                 counted.follow(wanted, hour)
 
 
-@pytest.mark.parametrize(
-    "rows", [pytest.param(SHORT, id="some"), pytest.param(TABLE, id="all", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("rows", [pytest.param(SHORT, id="few"), pytest.param(TABLE, id="all", marks=pytest.mark.long)])
 def test_wherever_a_driver_dies_and_whatever_its_ranges_become_each_window_is_written_once(
     flow: Flow, lw: lowwater.Client, upstream: Upstream, rows: list[tuple[str, str]]
 ) -> None:

@@ -14,19 +14,9 @@ from lowwater_pipeline.guard.delta import DeltaOutput
 from lowwater_pipeline.guard.postgres_out import PostgresOutput
 from tests.kit.postgres import Postgres
 from tests.spark.flow import Flow
-from tests.spark.outputs import (
-    COLUMNS,
-    Output,
-    test_a_batch_that_runs_again_is_there_once,
-    test_a_checkpoint_older_than_its_output_is_refused,
-    test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it,
-)
+from tests.spark.outputs import COLUMNS, Output, TestOutput
 
-__all__ = [
-    "test_a_batch_that_runs_again_is_there_once",
-    "test_a_checkpoint_older_than_its_output_is_refused",
-    "test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it",
-]
+__all__ = ["TestOutput"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -32,9 +32,6 @@ MINUTE = timedelta(minutes=1)
 PARTS = [Partition("t", number) for number in range(3)]
 
 
-# -- the plan, alone ------------------------------------------------------------------------------------------------------
-
-
 def first_at(logs: Mapping[Partition, Sequence[int]], time: int) -> dict[Partition, int]:
     found = {place: next((i for i, each in enumerate(log) if each >= time), -1) for place, log in logs.items()}
     return {place: offset for place, offset in found.items() if offset >= 0}
@@ -91,9 +88,6 @@ def test_where_nothing_can_be_written_the_file_is_named_with_the_fix(tmp_path: P
     with pytest.raises(OSError, match=r"other/pace/standing cannot be written, .*skew_limit.* start the query again"):
         Pace(str(tmp_path / "other/pace")).tell({"partition 0 of t": 8}, idle=True)
     assert pace.told() == ({"partition 0 of t": 7}, True)
-
-
-# -- over a broker --------------------------------------------------------------------------------------------------------
 
 
 class Paced(Source):
@@ -202,9 +196,6 @@ def test_what_the_limit_does_not_go_with_is_refused(topic: Paced) -> None:
     with pytest.raises(Unsupported, match=r"by read_kafka\(\) in a stage with inputs \(.*source\)"):
         stage.foreach_batch(topic.frame(topic.begin()), topic.flow.plain, checkpoint=topic.flow.folder / "ck")
     assert not (topic.flow.folder / "ck").exists()
-
-
-# -- the reader, without a query -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -157,9 +157,7 @@ def test_it_holds_until_spark_has_a_watermark_and_shows_what_spark_drops(
     flow.eventually(lambda: query.stage_status().low == mark(9), "the inputs are read, and nothing is there")
     assert low(lw, "stage").unknown, "what Spark will hold back is not known before it has a watermark"
     flow.feed.put([{"key": "a", "t": at(9).isoformat()}])
-    flow.eventually(
-        lambda: low(lw, "stage") == mark(8, 40), "Spark's watermark: twenty minutes below the greatest time"
-    )
+    flow.eventually(lambda: low(lw, "stage") == mark(8, 40), "Spark's watermark: 20 minutes below the greatest time")
     flow.feed.put([{"key": "a", "t": at(12).isoformat()}])
     flow.eventually(lambda: low(lw, "stage") == mark(9), "never above the inputs")
     flow.feed.put([{"key": "a", "t": at(9, 30).isoformat()}])
@@ -382,9 +380,7 @@ def test_every_stage_of_a_query_is_stamped_as_the_plan_says(flow: PlainFlow) -> 
     assert [stamp.kind for stamp in checked.stamps] == ["end", "start"]
     week = start - sf.expr("INTERVAL 7 DAYS")
     for also in (week, "made_by_a_function"):
-        with pytest.raises(
-            Unsupported, match=r"The stamp .* of one of the query's stages .* in all stages of the query"
-        ):
+        with pytest.raises(Unsupported, match=r"The stamp .* of one of the query's stages .* all stages of the query"):
             check_plan(flow.spark, hours, event_time=end, also=[also])
         checked = check_plan(flow.spark, hours, retention=8 * 24 * HOUR, event_time=end, also=[also])
         assert checked.spark_bound(Plan(0, (), "", watermark=10**12)) == 10**15 - 8 * 24 * HOUR // timedelta(

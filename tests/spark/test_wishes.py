@@ -243,9 +243,6 @@ def test_a_refused_layout_changes_nothing_and_is_asked_for_once(lw: lowwater.Cli
     assert owner.batch() == Layout(4, (0, 0x800, 0x8000))
 
 
-# -- the log of batches and the state ------------------------------------------------------------------------------
-
-
 def stage(folder: Path, name: str, layout: Layout) -> tuple[Part, StateStore]:
     place = Place(Manifest(folder), folder)
     place.manifest.take_over()

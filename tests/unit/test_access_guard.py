@@ -46,9 +46,6 @@ TWIN = Principal("twin", digests=(digest("other"),), certificates=("twin.example
 ACCESS = Access([READER, TWIN])
 
 
-# -- who calls -----------------------------------------------------------------------------------------------------------
-
-
 def who(*headers: str | bytes, names: tuple[str, ...] = ()) -> str:
     metadata = [("user-agent", "x"), *(("authorization", each) for each in headers)]
     context = {
@@ -103,9 +100,6 @@ def test_a_host_is_found_in_what_grpc_calls_a_peer() -> None:
     ]
 
 
-# -- limits --------------------------------------------------------------------------------------------------------------
-
-
 def test_a_bucket_gives_a_second_at_once_and_then_the_rate() -> None:
     bucket = Bucket(4.0, 100.0)
     assert [bucket.take(4.0, 100.0) for _ in range(4)] == [0.0] * 4
@@ -120,9 +114,6 @@ def test_callers_that_take_nothing_are_forgotten() -> None:
     for number in range(5000):
         usage.call(f"peer {number}", limits, float(number))
     assert usage.callers <= 1000
-
-
-# -- what a service asks -------------------------------------------------------------------------------------------------
 
 
 def caller(principal: Principal = READER) -> Caller:
@@ -157,9 +148,7 @@ def test_rule7_what_is_registered_is_bounded_by_namespace_and_deployment_and_eac
         with pytest.raises(errors.LimitReached, match="it has 6, and a slice of n/a would be 1 more"):
             room_for_slice("n/a", of_server)(full)
         room("m/b", 2, of_server)(full)  # a neighbour's namespace has its own room
-        with pytest.raises(
-            errors.LimitReached, match=r"the deployment may have 9 .* it has 6, and m/b would be 4 more"
-        ):
+        with pytest.raises(errors.LimitReached, match=r"deployment may have 9 .* it has 6, and m/b would be 4 more"):
             room("m/b", 3, of_server)(full)
 
 
@@ -232,9 +221,6 @@ def test_refusals_that_repeat_are_one_line_and_acts_are_all_told(caplog: pytest.
     assert sum(each["act"] == "claim" for each in told) == 50
     assert [each["count"] for each in told if each["act"] == "take_task"] == [1, 50]
     assert [each["count"] for each in told if each["act"] == "commit_task"] == [1]
-
-
-# -- the file ------------------------------------------------------------------------------------------------------------
 
 
 SOMEBODY = f'[[principal]]\nname = "etl"\ntoken_sha256 = ["{"0" * 64}"]\n'
@@ -371,8 +357,6 @@ def test_a_secret_stands_in_a_file_or_in_a_variable(tmp_path: Path) -> None:
     del environment[f"{PEER_TOKEN}_FILE"]
     assert Door(rules, shared=True, environment=environment).token == "o" * 43
 
-
-# -- around a server -----------------------------------------------------------------------------------------------------
 
 PATIENCE = 60.0
 
@@ -572,9 +556,6 @@ async def test_a_removal_does_not_wait_for_a_slow_reader() -> None:
         assert isinstance(await ending(watch), errors.Unauthenticated)
 
 
-# -- opened early --------------------------------------------------------------------------------------------------------
-
-
 async def test_a_call_that_was_opened_before_a_removal_does_nothing() -> None:
     async with guarded() as one:
         allowed, late = one.reset(), one.reset()
@@ -610,9 +591,6 @@ async def test_a_request_has_a_time_to_come_in() -> None:
             refused = await ending(call)
             assert isinstance(refused, errors.Unavailable)
             assert "no request has come within 0.05 s" in refused.message
-
-
-# -- health checks -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -691,9 +669,6 @@ async def test_a_health_call_that_takes_nothing_keeps_its_place_while_it_is_conn
                 await each.wait_closed()
 
 
-# -- what the audit has --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("failure", "outcome", "reason"),
     [
@@ -732,9 +707,6 @@ def acts(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [each for each in found if each.get("event") == "audit"]
 
 
-# -- names by the million ------------------------------------------------------------------------------------------------
-
-
 def test_what_is_no_name_is_nobody_s_and_is_not_kept() -> None:
     one = caller(EVERYBODY)
     for name in ("n/" + "x" * 129, "x" * 1_000_000, "n/a/b", "", "n/", "/n", "a b", "n/ä"):
@@ -756,9 +728,6 @@ def test_the_audit_tells_registered_computations_apart_and_merges_others(caplog:
     assert len(told) == 4
     assert max(len(record.getMessage()) for record in caplog.records) < 400
     assert max(map(len, told)) < 300
-
-
-# -- names in errors -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("inputs", [("m/secret",), ("n/open", "m/not-registered")])

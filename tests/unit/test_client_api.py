@@ -120,9 +120,7 @@ def test_a_channel_that_cannot_be_made_is_said_at_once_and_by_what_waits_at_its_
         pytest.param("lowwater.prod.svc, 10.0.0.7:1", ("lowwater.prod.svc:7420", "10.0.0.7:1"), id="a list"),
         pytest.param("::1,[::1],[fe80::1%eth0]:1", ("[::1]:7420", "[::1]:7420", "[fe80::1%eth0]:1"), id="IPv6"),
         pytest.param("dns:///lowwater,dns:lowwater", ("dns:///lowwater:7420", "dns:lowwater:7420"), id="dns"),
-        pytest.param(
-            "dns://10.0.0.2:53/there", ("dns://10.0.0.2:53/there:7420",), id="a name server's port is no port"
-        ),
+        pytest.param("dns://10.0.0.2:53/there", ("dns://10.0.0.2:53/there:7420",), id="a name server's is no port"),
         pytest.param("ipv4:10.0.0.7,ipv6:[::1]", ("ipv4:10.0.0.7:7420", "ipv6:[::1]:7420"), id="numbers"),
         pytest.param("unix:/run/lw,unix-abstract:lw", ("unix:/run/lw", "unix-abstract:lw"), id="sockets have no port"),
     ],
@@ -165,9 +163,6 @@ def test_a_closed_client_says_so() -> None:
             use()
     for reader in (known, unused):
         assert list(reader.watch()) == []
-
-
-# -- what a lease is told -----------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -250,8 +245,6 @@ async def test_a_partial_loss_is_told_once_and_a_whole_one_always(stage: Stage) 
             lease.advance(stage.seen, oldest=None)
     assert (len(lease.lost), len(lease.live)) == (3, 0)
 
-
-# -- on asyncio ---------------------------------------------------------------------------------------------------------
 
 PAIRS = [
     (lowwater.Batches, lowwater.aio.Batches),

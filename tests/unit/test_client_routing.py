@@ -247,9 +247,7 @@ def test_an_authority_that_cannot_be_asked_where_things_are_is_asked_for_them() 
 def test_rule11_a_message_that_redirects_everything_is_no_news() -> None:
     client = OfflineClient()
     subscription = watching(client, "c", "d")
-    assert client.known.placement.stream().take(told(redirects=[("c", "x:1", 1), ("d", "x:1", 1)])), (
-        "nothing is left here"
-    )
+    assert client.known.placement.stream().take(told(redirects=[("c", "x:1", 1), ("d", "x:1", 1)])), "none is left here"
     assert not subscription.confirmed
     assert client.known.stale_for(["c"]) == client.known.stale_for(["d"]) == float("inf")
     assert not client.known.placement.stream().needed

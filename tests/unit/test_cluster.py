@@ -297,9 +297,6 @@ async def test_a_view_older_than_the_own_is_ignored(deployment: Deployment) -> N
     assert (await one.cluster.look())[0] == one.cluster.view == view
 
 
-# -- views and addresses ------------------------------------------------------------------------------------------------
-
-
 async def test_the_view_after_one_that_the_store_lost_is_newer_and_leaves_no_member_out(deployment: Deployment) -> None:
     one, other = await two(deployment)
     joined = one.cluster.view

@@ -65,9 +65,7 @@ def test_rule7_tombstones_of_one_namespace_keep_no_neighbour_from_dropping() -> 
     assert "neighbour/a" in full.drop("neighbour/a", most=136).dropped
     again = full.register(Spec("greedy/a23"))
     assert again.get("greedy/a23").incarnation == 2, "it goes on above its tombstone"
-    assert set(again.drop("greedy/c23", most=136).dropped) == {"greedy/b23", "greedy/c23"}, (
-        "and makes place for another"
-    )
+    assert set(again.drop("greedy/c23", most=136).dropped) == {"greedy/b23", "greedy/c23"}, "which makes place"
 
 
 def test_rule3_a_name_whose_tombstone_is_forgotten_begins_above_what_was_shown_of_it() -> None:
