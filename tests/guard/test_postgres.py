@@ -308,9 +308,7 @@ for batch in range(10):
     ("point", "batch", "there"),
     [("raise checked", -1, 0), ("checked", 4, 4), ("filled", 4, 4), ("before commit", 4, 4), ("committed", 4, 5)],
 )
-def test_kill_9_of_a_writer_at_each_point_loses_and_doubles_nothing(
-    in_postgres: PostgresStore, point: str, batch: int, there: int
-) -> None:
+def test_kill_9_loses_and_doubles_nothing(in_postgres: PostgresStore, point: str, batch: int, there: int) -> None:
     """Its successor raises, reads how far the store is, and makes the last batch once more."""
     in_postgres.patience = 60  # a killed session ends by itself
     command = [sys.executable, "-c", WORKER, in_postgres.dsn, point, str(batch)]

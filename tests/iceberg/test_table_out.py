@@ -34,9 +34,7 @@ def write(table: TableFlow, batch: int, digest: str = "d", key: str = "", run: i
     return append(rows, table.log, "lowwater:c:stage", batch, said, NOWHERE, **{"replayed": False, **more})
 
 
-def test_of_two_runs_one_fails_also_when_the_other_commits_between_the_look_and_the_commit(
-    table: TableFlow, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_runs_one_fails_also_between_look_and_commit(table: TableFlow, monkeypatch: pytest.MonkeyPatch) -> None:
     class Late(iceberg_out.Unchanged):
         attempts = 0
 

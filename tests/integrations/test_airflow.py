@@ -103,9 +103,7 @@ def come(lease: lowwater.Lease, hour: int) -> None:
     lease.flush()
 
 
-def test_airflow_knows_the_provider_its_connection_and_its_triggers(
-    airflow: Airflow, lw: lowwater.Client, lease: lowwater.Lease
-) -> None:
+def test_airflow_knows_provider_and_triggers(airflow: Airflow, lw: lowwater.Client, lease: lowwater.Lease) -> None:
     told = json.loads(airflow.run("python", str(INSIDE / "child.py")).splitlines()[-1])
     assert told["provider"] == "0.2.0"
     assert told["hook"] == ["lowwater_airflow.hook.LowwaterHook", "lowwater", "lowwater"]

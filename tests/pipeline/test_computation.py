@@ -269,9 +269,7 @@ WHOLE = {"name": "half", "inputs": [Input("source", key="key", event_time="t")],
         (Types({"lock": Lock()}), TypeError, "types cannot travel to the executors: let its class and its fields hold"),
     ],
 )
-def test_a_computation_that_is_not_whole_is_refused_before_it_runs(
-    computation: Any, error: type[Exception], said: str, tmp_path: Path
-) -> None:
+def test_a_broken_computation_is_refused(computation: Any, error: type[Exception], said: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=said):
         start(computation, None, print, checkpoint=tmp_path)  # type: ignore[arg-type]
 

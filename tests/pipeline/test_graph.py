@@ -201,9 +201,7 @@ def test_the_command_finds_what_a_module_declares(module: str, asked: str, capsy
         ("{}_other.py", "there is no file declared_"),
     ],
 )
-def test_the_command_names_missing_things(
-    module: str, asked: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_names_what_lacks(module: str, asked: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["graph", asked.format(module)]) == 2
     assert said in capsys.readouterr().err
 
@@ -337,9 +335,7 @@ def test_weak_productions_go_to_their_topic_and_are_read_once() -> None:
         ({"id": "n", "once": True}, {"b": Topic("t", "k:1", 1)}, r"and a\.rows stand in one place, topic t"),
     ],
 )
-def test_weak_productions_that_would_not_be_read_once_are_refused(
-    more: Mapping[str, Any], outputs: Mapping[str, Any], said: str
-) -> None:
+def test_weak_production_read_twice_is_refused(more: Mapping[str, Any], outputs: Mapping[str, Any], said: str) -> None:
     weak = named("a", reads("in", id="n"), productions=WEAK)
     with pytest.raises(PipelineError, match=said):
         Pipeline("p", [weak, named("b", reads("a", **more))], sources=SOURCE, outputs=outputs)

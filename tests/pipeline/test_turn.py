@@ -313,9 +313,7 @@ def test_a_row_has_the_timestamp_of_its_event_times(does: Callable[[Context], No
         (produces(MAX), ValueError, "times are above MIN and below MAX"),
     ],
 )
-def test_a_row_below_what_was_reported_is_refused_by_its_column(
-    does: Callable[[Context], None], error: type[Exception], said: str
-) -> None:
+def test_a_row_below_reports_is_refused(does: Callable[[Context], None], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         once(Once(does))
 

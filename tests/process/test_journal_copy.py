@@ -122,7 +122,7 @@ def epochs(shown: dict[str, Any]) -> dict[str, int]:
     return {each["log"]: each["epoch"] for each in shown["logs"] if each["log"] != GRAPH}
 
 
-def test_a_deployment_moves_to_redis_and_back(
+def test_it_moves_to_redis_and_back(
     tmp_path: Path, redis: RedisServer, pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, sender, claim = pipeline

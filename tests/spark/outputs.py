@@ -61,9 +61,7 @@ class Output:
 
 
 class TestOutput:
-    def test_a_batch_that_runs_again_is_there_once(
-        self, output: Output, lw: lowwater.Client, upstream: Upstream
-    ) -> None:
+    def test_a_repeated_batch_is_there_once(self, output: Output, lw: lowwater.Client, upstream: Upstream) -> None:
         def fail(reached: str, number: int) -> None:
             if (reached, number) == ("written", 0):
                 raise ConnectionResetError("killed")
@@ -84,9 +82,7 @@ class TestOutput:
         if output.place is not None:
             assert lws.complete_through(flow.spark, output.place, ["stage"]).low >= mark(9)
 
-    def test_a_checkpoint_older_than_its_output_is_refused(
-        self, marked: Output, lw: lowwater.Client, upstream: Upstream
-    ) -> None:
+    def test_an_outdated_checkpoint_is_refused(self, marked: Output, lw: lowwater.Client, upstream: Upstream) -> None:
         flow, checkpoint, copy = marked.flow, marked.flow.folder / "ck", marked.flow.folder / "copy"
         for key, hour in (("a", 9), ("b", 10)):
             query = marked.start()

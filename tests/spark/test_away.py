@@ -46,9 +46,7 @@ def test_rule11_a_checkpoint_unreadable_for_a_moment_holds(flow: Flow, lw: lowwa
     flow.eventually(lambda: query.stage_status().batch == 1, "batches, too")
 
 
-def test_rule11_a_batch_that_begins_waits_for_a_checkpoint_that_cannot_be_written(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_rule11_a_batch_waits_for_an_unwritable_checkpoint(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     batches = flow.folder / "ck/lowwater/batches"
     batches.parent.mkdir(parents=True)
     batches.symlink_to(batches)

@@ -138,9 +138,7 @@ def filled(flow: Flow, out: Path) -> Appender:
     return stage
 
 
-def test_what_only_rearranges_or_adds_takes_nothing_away_and_a_restore_makes_it_unknown(
-    flow: Flow, out: Path, filled: Appender
-) -> None:
+def test_what_rearranges_or_adds_takes_nothing_a_restore_is_unknown(flow: Flow, out: Path, filled: Appender) -> None:
     for statement in ("OPTIMIZE {table}", "INSERT INTO {table} VALUES ('late', timestamp '2013-01-01')"):
         flow.spark.sql(statement.format(table=f"delta.`{out}`"))
         assert through(flow, out).low == mark(10), statement

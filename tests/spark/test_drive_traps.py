@@ -30,9 +30,7 @@ def slower_than_the_query(self: Driving) -> None:
 _tick = Driving.tick
 
 
-def test_a_query_that_ends_by_itself_closes_its_windows_first(
-    driven: Driven, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_query_closes_windows_at_its_end(driven: Driven, upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Driving, "tick", slower_than_the_query)
     rows = [record("a", at(9, 10 * i)) for i in range(3)]
     for row in rows:

@@ -109,9 +109,7 @@ def queries() -> Iterator[list[Query]]:
         query.close()
 
 
-def test_an_estimated_input_is_not_followed_though_the_authority_was_away(
-    authority: Serving, tmp_path: Path, queries: list[Query]
-) -> None:
+def test_an_estimated_input_is_not_followed_meanwhile(authority: Serving, tmp_path: Path, queries: list[Query]) -> None:
     """Rule 2: the registration is refused only when the authority is back; nothing may have been given out by then."""
     with lowwater.connect(authority.address, timeout=4) as lw:
         lw.register("guess", heuristics=(), estimated=True)

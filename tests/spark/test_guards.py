@@ -122,9 +122,7 @@ SWALLOWED: dict[str, Callable[[DataFrame, lws.Batch, Path], object]] = {
 }
 
 
-def test_rule6_what_a_method_of_the_batch_raises_ends_it_although_it_is_caught(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_rule6_what_the_batch_raises_ends_it_if_caught(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     (flow.folder / "file").write_text("in the way")
     seen: list[str] = []
     mistakes: list[Callable[[DataFrame, lws.Batch, Path], object]] = []

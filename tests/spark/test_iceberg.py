@@ -172,9 +172,7 @@ def test_rows_published_late_hold_for_good(how: str, restarted: bool, log: Log, 
     made.holds("publishes rows that were written earlier")
 
 
-def test_i2_a_table_whose_first_snapshots_have_expired_is_refused_unless_it_is_declared(
-    log: Log, query: Callable[..., Query], tmp_path: Path
-) -> None:
+def test_i2_an_expired_beginning_must_be_declared(log: Log, query: Callable[..., Query], tmp_path: Path) -> None:
     first, second = log.put(), log.put()
     log.expire(first)
     with pytest.raises(Unsupported, match="whose first snapshots have expired"):
@@ -266,9 +264,7 @@ def test_i2_a_query_that_began_elsewhere_than_seen_holds_for_good(log: Log, quer
     made.holds("it may have begun after rows that it never reads")
 
 
-def test_i2_an_empty_table_whose_first_snapshots_expire_before_anybody_looks_holds_for_good(
-    log: Log, query: Callable[..., Query]
-) -> None:
+def test_i2_an_empty_table_whose_beginning_expires_unseen_holds(log: Log, query: Callable[..., Query]) -> None:
     made = query()
     first, _ = log.put(), log.put()
     log.expire(first)

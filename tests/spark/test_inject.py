@@ -106,9 +106,7 @@ def test_the_slowest_partition_holds_and_one_without_rows_holds_all(source: Sour
 @pytest.mark.parametrize(
     "how", [{"subscribe": "t"}, {"assign": '{"t":[0]}'}, {"subscribepattern": "^t$"}], ids=lambda how: next(iter(how))
 )
-def test_a_topic_that_is_made_anew_while_its_injector_is_away_is_refused_however_it_is_named(
-    how: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_topic_made_anew_while_its_injector_is_away_is_refused(how: dict[str, str], tmp_path: Path) -> None:
     """It has grown past what was read by then: Spark sees nothing of that."""
     answers = Answers(end=2)
     source = KafkaSource(how, answers)
@@ -121,9 +119,7 @@ def test_a_topic_that_is_made_anew_while_its_injector_is_away_is_refused_however
         source.open(begun(tmp_path, 3), 0)
 
 
-def test_what_breaks_the_declared_disorder_is_named_and_lowers_nothing(
-    source: Source, lw: lowwater.Client, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_disorder_is_named_and_harmless(source: Source, lw: lowwater.Client, caplog: pytest.LogCaptureFixture) -> None:
     query = source.start()
     source.put(0, at(12))
     source.put(1, at(11))

@@ -223,9 +223,7 @@ def test_2d_a_topic_made_anew_between_plan_and_read_closes_no_window(topic: Topi
     assert flow.out == []
 
 
-def test_windows_over_a_topic_close_in_the_batch_after_the_one_that_is_confirmed(
-    topic: Topic, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_windows_over_a_topic_close_in_the_next_batch(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
     topic.put(("a", 9), ("b", 9), ("a", 10))
     upstream.at(10)
     flow = topic.flow
@@ -237,9 +235,7 @@ def test_windows_over_a_topic_close_in_the_batch_after_the_one_that_is_confirmed
 
 
 @pytest.mark.long
-def test_3c_a_log_that_was_cut_off_is_refused_though_it_has_grown_past_its_old_end(
-    topic: Topic, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_3c_a_log_cut_off_is_refused_when_regrown(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
     query = topic.followed(lw, upstream, ("a", 9), ("b", 9))
     query.stop()
     topic.flow.queries.clear()

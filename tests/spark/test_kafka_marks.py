@@ -118,9 +118,7 @@ def test_rows_open_for_the_next_batch_are_not_awaited(reader: Reader, lw: lowwat
     assert reader.keys() == reader.keys("ends") == ["a", "b", "c"]
 
 
-def test_head_of_w_what_is_marked_is_waited_for_behind_whatever_is_open(
-    reader: Reader, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_head_of_w_marked_rows_are_awaited_beyond_all(reader: Reader, lw: lowwater.Client, upstream: Upstream) -> None:
     reader.publish("a")
     upstream.at(9)
     query = reader.start()
@@ -147,9 +145,7 @@ def test_who_goes_by_marks_needs_them() -> None:
         over(Answers(), lowwater__head=MARKS)
 
 
-def test_a_reader_that_begins_before_its_writer_holds_until_there_are_marks(
-    reader: Reader, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_a_reader_before_its_writer_holds_until_marks(reader: Reader, lw: lowwater.Client, upstream: Upstream) -> None:
     marks = marks_topic(reader.slots.slot.topic)
     reader.publish("a")
     reader.slots.kafka.delete(marks)

@@ -109,9 +109,7 @@ def counted(flow: Flow, lw: lowwater.Client) -> Counted:
     return Counted(flow, lw)
 
 
-def test_what_is_counted_is_the_same_while_ranges_are_split_merged_and_moved(
-    counted: Counted, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_counts_are_the_same_while_ranges_change(counted: Counted, lw: lowwater.Client, upstream: Upstream) -> None:
     counted.begins(upstream)
     seen: list[lowwater.Watermark] = []
     changes: list[Callable[[Layout], Layout]] = [

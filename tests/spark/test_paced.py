@@ -41,9 +41,7 @@ logs_of = st.fixed_dictionaries({place: st.lists(st.integers(0, 50), max_size=12
 
 
 @given(logs_of, st.integers(1, 10))
-def test_no_row_is_read_that_is_the_limit_ahead_and_all_are_read_in_the_end(
-    logs: Mapping[Partition, Sequence[int]], limit: int
-) -> None:
+def test_no_row_is_read_beyond_the_limit_and_all_in_time(logs: Mapping[Partition, Sequence[int]], limit: int) -> None:
     read, latest = dict.fromkeys(PARTS, 0), {place: len(log) for place, log in logs.items()}
     for _ in range(1 + sum(latest.values())):
         standing = {place: logs[place][at] for place, at in read.items() if at < latest[place]}

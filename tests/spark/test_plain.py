@@ -118,9 +118,7 @@ def test_a_replayed_batch_is_written_once(flow: PlainFlow, lw: lowwater.Client, 
     assert flow.out() == ["a", "b"]
 
 
-def test_a_new_checkpoint_over_an_old_output_is_refused_and_goes_on_in_a_new_one(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_a_new_checkpoint_over_old_output_is_refused(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     query = flow.start()

@@ -93,9 +93,7 @@ def test_what_cannot_be_exact_is_refused_with_the_way_out(
     assert refusal.value.fix
 
 
-def test_what_emits_on_arrival_is_taken_and_sources_come_in_order(
-    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
-) -> None:
+def test_emission_at_once_is_taken_in_order(spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path) -> None:
     one, two = feed("one"), feed("two")
     left = spark.readStream.schema(SCHEMA).json(str(one.folder))
     right = spark.readStream.schema(SCHEMA).option("recursiveFileLookup", "true").json(f"file:{two.folder}/../two/")

@@ -149,9 +149,7 @@ def test_no_row_is_below_the_published(flow: PlainFlow, lw: lowwater.Client, ups
     assert query.query.stage_status().late_rows == 0
 
 
-def test_it_holds_until_spark_has_a_watermark_and_shows_what_spark_drops(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_it_holds_until_spark_has_a_watermark(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     upstream.at(9)
     query = Retained(flow, upstream, "windows stamped by end").start()
     flow.eventually(lambda: query.stage_status().low == mark(9), "the inputs are read, and nothing is there")

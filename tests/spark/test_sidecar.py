@@ -174,9 +174,7 @@ def test_windows_of_spark_need_a_retention_and_hold(flow: Elsewhere, lw: lowwate
             flow.follow(output_mode="append", **changed)
 
 
-def test_rule1_a_checkpoint_that_was_begun_anew_is_not_the_one_that_was_looked_at(
-    flow: Elsewhere, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_rule1_a_checkpoint_begun_anew_is_another_one(flow: Elsewhere, lw: lowwater.Client, upstream: Upstream) -> None:
     upstream.at(10)
     flow.feed.put([row("a", 9)])
     job = flow.job()
@@ -386,9 +384,7 @@ def test_what_a_checkpoint_says_of_state(tmp_path: Path, operator: str, schemas:
             looked.check_operators(1)
 
 
-def test_the_command_describes_a_checkpoint_and_says_what_is_wrong(
-    flow: Elsewhere, upstream: Upstream, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_is_described(flow: Elsewhere, upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
     upstream.at(10)
     flow.feed.put([row("a", 9)])
     flow.job(hours(flow.read()))

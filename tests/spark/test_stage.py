@@ -120,9 +120,7 @@ def test_a_part_that_never_arrives_holds_until_an_empty_batch_stages_it_again(
         query.stop()
 
 
-def test_rule11_the_pipeline_goes_on_without_the_authority(
-    flow: Flow, lw: lowwater.Client, authority: Serving, upstream: Upstream
-) -> None:
+def test_rule11_pipelines_go_on_alone(flow: Flow, lw: lowwater.Client, authority: Serving, upstream: Upstream) -> None:
     flow.feed.put([row("a", 9)])
     upstream.at(9, 30)
     query = flow.start(flow.windows, stamp=HOUR)
@@ -140,9 +138,7 @@ def test_rule11_the_pipeline_goes_on_without_the_authority(
     assert query.stage_status().holding == ""
 
 
-def test_rule6_what_is_prepared_and_not_committed_is_not_applied_by_the_next_claim(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_rule6_the_next_claim_applies_no_uncommitted_batch(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     prepared: list[tuple[int, lowwater.Watermark]] = []
 
     def fails_once(step: str, number: int) -> None:

@@ -35,9 +35,7 @@ def keys(flow: Flow, path: Path) -> list[str]:
     return sorted(r.key for r in flow.spark.read.format("delta").load(str(path)).collect())
 
 
-def test_t1_of_two_runs_that_write_a_batch_at_a_time_one_fails(
-    flow: Flow, table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_t1_one_of_two_runs_fails(flow: Flow, table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     table.put(("filled", 1))
     here, gone = flow.folder / "here", flow.folder / "gone"
     os.mkfifo(gone)
@@ -80,9 +78,7 @@ def test_what_is_written_is_synced_first(flow: Flow, table: TableFlow, monkeypat
     assert synced >= {*rows, *(path.parent for path in rows), table.path, folder, folder / f"{1:020}.json"}
 
 
-def test_a_plain_stage_leaves_its_mark_in_the_table_of_its_sink(
-    flow: Flow, table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_a_plain_stage_marks_its_table(flow: Flow, table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     flow.feed.put([row("a", 9)])
     upstream.at(9)
     plain = lws.stage(flow.spark, "plain", inputs=["source"], key="key", event_time="t", address=flow.address)

@@ -306,9 +306,7 @@ async def while_time_passes(starting: Coroutine[Any, Any, None], third: One, *ot
     await task
 
 
-async def test_a_process_that_starts_waits_until_a_shard_has_written_the_graph_again(
-    deployment: Deployment, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_start_waits_until_the_graph_is_there(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     one, other = await two(deployment)
     await serve_on(one, *held(one))

@@ -175,9 +175,7 @@ async def test_rule1_a_log_behind_the_inputs_of_its_graph_follows_before_anythin
     await world.stop()
 
 
-async def test_rule4_owners_of_a_log_behind_the_graph_are_refused(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_rule4_owners_of_a_log_behind_a_graph_are_refused(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """If an owner's log is older than the graph, its reports are refused: it has not waited for the new input.
 
     The line in the log comes once, when the new version is in the journal.

@@ -542,9 +542,7 @@ async def test_its_owner_writes_a_damaged_log_whole_when_nobody_takes_it(deploym
     assert deployment.disk.logs[neighbour].snapshot is None
 
 
-async def test_a_damaged_log_that_nobody_has_in_memory_is_refused_with_the_reason(
-    deployment: Deployment, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_damaged_log_not_in_memory_is_refused(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
     one, other, name = await moving(deployment)
     await one.stop()
     flip_a_bit(name, deployment.disk.logs[name])

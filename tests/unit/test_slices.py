@@ -540,9 +540,7 @@ async def test_nothing_is_granted_while_the_root_does_not_know_to_whom(tree: Tre
         ("generation", 2**64 - 1, CLAIMS_OF_ONE),
     ],
 )
-async def test_rule4_a_made_up_order_at_the_root_uses_up_no_numbers_of_a_slice(
-    tree: Tree, field: str, generation: int, ordinal: int
-) -> None:
+async def test_rule4_a_made_up_order_uses_up_no_numbers(tree: Tree, field: str, generation: int, ordinal: int) -> None:
     await tree.both(10, 12)
     made_up = ClaimRequest(
         [b"", KEY], identity=slicing("a"), generation=generation, ordinal=ordinal, request_id=next(ids).to_bytes(16)
