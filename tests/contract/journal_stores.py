@@ -5,19 +5,31 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sqlite3
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import pytest
 
-from lowwater_authority.journal import Entry, Journal, JournalFenced, JournalLost, LoadedLog, Ownership, SqliteJournal
+from lowwater_authority.journal import (
+    Entry,
+    Journal,
+    JournalFailed,
+    JournalFenced,
+    JournalLost,
+    JournalUnknown,
+    LoadedLog,
+    Ownership,
+    SqliteJournal,
+)
 from lowwater_authority.journal.frames import checksum, decode, encode
 from lowwater_authority.journal.redis import RedisJournal
 from lowwater_authority.journal.rules import Writer
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal, flipped
+
+T = TypeVar("T")
 
 
 def entry(log: str, position: int, payload: bytes | None = None, *, strong: bool = True) -> Entry:
@@ -54,6 +66,15 @@ def writes(journal: Journal, log: str, position: int) -> list[Awaitable[object]]
         journal.append([entry(log, position - 1)]),
         journal.snapshot(log, 1, b""),
     ]
+
+
+async def repeated(call: Callable[[], Awaitable[T]]) -> T:
+    """Make a call as the authority does: again, until its outcome is known. No time-out is too short for that."""
+    while True:
+        try:
+            return await call()
+        except (JournalUnknown, JournalFailed):
+            continue
 
 
 async def turn() -> None:

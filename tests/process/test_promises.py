@@ -86,6 +86,10 @@ def test_promises_follow_a_file_and_watermarks_do_not(promising: Promising, caps
         }
         assert scraped.all("incarnation") == {("billing-eu",): 1, ("hourly",): 1}
         assert scraped.linted() == ""
+        promising.path.write_text("[[promise")
+        eventually(lambda: promising.server.events("promises_refused"))
+        assert Scrape(promising.server).value("promises_refused") == 1
+        assert teams() == ["billing", "reports"] * 2
 
     status = promising.said(capsys, "status")
     assert "15 min, late by" in status

@@ -41,7 +41,7 @@ def test_a_plain_query_follows_and_tells_breaches(flow: PlainFlow, lw: lowwater.
         assert query.status().low == query.stage_status().low
     # Idle: no batch comes, and the stage still follows.
     upstream.at(11)
-    flow.eventually(lambda: low(lw, "stage") == mark(11), "idle", seconds=5)
+    flow.eventually(lambda: low(lw, "stage") == mark(11), "idle")
     assert (query.stage_status().batch, query.stage_status().ticks, query.stage_status().late_rows) == (0, 0, 0)
     flow.feed.put([row("a", 11), row("late", 10, 59), row("z", 10)])
     flow.eventually(lambda: query.stage_status().late_rows == 1, "a broken promise is seen")

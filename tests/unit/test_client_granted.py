@@ -52,7 +52,7 @@ def granting() -> Granting:
 @pytest.fixture
 async def lw(granting: Granting) -> AsyncIterator[aio.Client]:
     service = scripted("lowwater.v1.WorkerService", Claim=(workers_pb2.ClaimRequest, granting.claim))
-    async with served(service) as address, aio.connect(address, timeout=0.5) as client:
+    async with served(service) as address, aio.connect(address) as client:
         yield client
 
 

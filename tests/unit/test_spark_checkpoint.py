@@ -227,6 +227,10 @@ def test_the_schema_of_what_is_emitted_is_compared_by_name(tmp_path: Path) -> No
     with pytest.raises(CheckpointMismatch, match="with the schema struct<m:int,t:timestamp,n:bigint>, and"):
         opened(1).match(made, schema, 1)
     opened(2).match(made, {**more, "z": "int"}, 2)
+    # A release that kept no time zone has made it: the first one counts from now on.
+    opened(2).match({**made, "time zone": "UTC"}, {**more, "z": "int"}, 2)
+    with pytest.raises(CheckpointMismatch, match="the time zone UTC, and the stage has the time zone Asia/Tokyo"):
+        opened(2).match({**made, "time zone": "Asia/Tokyo"}, {**more, "z": "int"}, 2)
 
 
 def lows_of(log: BatchLog, number: int, reading: Reading, spark_bound: int, before: int) -> tuple[int, int]:
