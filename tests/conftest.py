@@ -21,36 +21,15 @@ pytest_plugins = ["tests.checkout", "tests.durations", "tests.side_by_side"]
 ORDER = (
     *("unit", "property", "contract", "simulation"),
     *(
-        "cluster",
-        "integrations",
-        "pipeline",
-        "floors",
-        "iceberg",
-        "spark",
-        "compatibility",
-        "container",
-        "chart",
-        "browser",
-        "monitoring",
-        "guard",
-        "process",
+        *("cluster", "integrations", "pipeline", "floors", "iceberg", "spark", "compatibility", "container"),
+        *("chart", "browser", "monitoring", "guard", "process"),
     ),
 )
 # A folder whose tests all start something expensive marks them by itself.
 MARKED = {
-    "process": "process",
-    "browser": "process",
-    "monitoring": "process",
-    "guard": "process",
-    "integrations": "process",
-    "pipeline": "process",
-    "compatibility": "process",
-    "container": "process",
-    "chart": "process",
-    "spark": "spark",
-    "floors": "spark",
-    "iceberg": "spark",
-    "cluster": "spark",
+    **dict.fromkeys(("process", "browser", "monitoring", "guard", "integrations", "pipeline"), "process"),
+    **dict.fromkeys(("compatibility", "container", "chart"), "process"),
+    **dict.fromkeys(("spark", "floors", "iceberg", "cluster"), "spark"),
 }
 
 # Every reason for which a test may be skipped. Any other skip fails.

@@ -29,15 +29,8 @@ NOT_RUN = frozenset({("python3.11", "-m", "pip", "install"), ("python3.11", "-m"
 """They bring uv into the base, and take pip out of it; docs/container.md says so."""
 
 INSTALLED = {
-    "lowwater",
-    "lowwater-server",
-    "lowwater-authority",
-    "lowwater-page",
-    "lowwater-regions",
-    "aiohttp",
-    "numpy",
-    "redis",
-    "opentelemetry-sdk",
+    *("lowwater", "lowwater-server", "lowwater-authority", "lowwater-page", "lowwater-regions", "aiohttp", "numpy"),
+    *("redis", "opentelemetry-sdk"),
 }
 """Of ours, of what they need, and of the extras redis and otel."""
 KEPT_OUT = {"lowwater-spark", "lowwater-pipeline", "pyspark", "pandas", "pyarrow", "pip", "setuptools", "uv"}

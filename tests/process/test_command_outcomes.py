@@ -264,14 +264,7 @@ def test_a_command_that_does_not_exist_is_told_with_what_is_near(outcomes: Outco
 
 def test_watch_in_a_pipe_tells_once_of_silence_and_once_of_its_end(lw: lowwater.Client, server: Serving) -> None:
     command = [
-        sys.executable,
-        "-m",
-        "lowwater.cli",
-        "watch",
-        "flights",
-        "--address",
-        server.address,
-        "--answer-within",
+        *(sys.executable, "-m", "lowwater.cli", "watch", "flights", "--address", server.address, "--answer-within"),
         "1s",
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:

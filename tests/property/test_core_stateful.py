@@ -18,42 +18,16 @@ from tests.property.switches import off, planted
 EXAMPLES = 200
 
 KINDS = [
-    "claim",
-    "release",
-    "revoke",
-    "retire",
-    "report",
-    "stage",
-    "prepare",
-    "commit",
-    "vouch",
-    "take",
-    "arrive",
-    "snapshot",
-    "crash",
-    "reset",
+    *("claim", "release", "revoke", "retire", "report", "stage", "prepare", "commit", "vouch", "take", "arrive"),
+    *("snapshot", "crash", "reset"),
 ]
 REFUSALS = [
-    "STALE_SEQUENCER",
-    "IDENTITY_MISMATCH",
-    "OLDER_CLAIM",
-    "REWOUND",
-    "OWNED_RANGES",
-    "NOT_PREPARED",
-    "INCARNATION_CHANGED",
-    "TOO_FAR_AHEAD",
-    "FINISH_REQUIRED",
-    "INPUT_VERSION",
+    *("STALE_SEQUENCER", "IDENTITY_MISMATCH", "OLDER_CLAIM", "REWOUND", "OWNED_RANGES", "NOT_PREPARED"),
+    *("INCARNATION_CHANGED", "TOO_FAR_AHEAD", "FINISH_REQUIRED", "INPUT_VERSION"),
 ]
 MOMENTS = (
-    "low moved",
-    "high moved",
-    "steps completed",
-    "steps completed in a later incarnation",
-    "stand-ins",
-    "batch committed",
-    "batch committed by a claim",
-    "shrunk",
+    *("low moved", "high moved", "steps completed", "steps completed in a later incarnation", "stand-ins"),
+    *("batch committed", "batch committed by a claim", "shrunk"),
 )
 
 

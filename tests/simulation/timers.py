@@ -653,14 +653,8 @@ async def run(place: Place, process: Process, name: str, share: Share) -> None:
 
 
 _AWAY: Final = (
-    errors.Timeout,
-    errors.Unavailable,
-    errors.ShuttingDown,
-    errors.JournalFailed,
-    errors.UnknownComputation,
-    errors.LayoutConflict,
-    errors.IncarnationChanged,
-    errors.Overloaded,
+    *(errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.JournalFailed, errors.UnknownComputation),
+    *(errors.LayoutConflict, errors.IncarnationChanged, errors.Overloaded),
 )
 
 

@@ -122,10 +122,7 @@ def test_a_key_has_a_time_zone_if_it_depends_on_it(spark: SparkSession) -> None:
     for key in (day, sf.hour("t"), sf.col("t").cast("date"), sf.concat("key", sf.col("t")), sf.to_json(sf.struct("t"))):
         assert key_zone(rows, ["key", key]) == "UTC"
     for key in (
-        sf.col("t"),
-        sf.col("local").cast("string"),
-        sf.col("n").cast("string"),
-        sf.upper("key"),
+        *(sf.col("t"), sf.col("local").cast("string"), sf.col("n").cast("string"), sf.upper("key")),
         sf.xxhash64("t"),
     ):
         assert key_zone(rows, ["key", key]) == ""

@@ -25,31 +25,13 @@ pytestmark = pytest.mark.spark
 
 SCHEMA = "key string, t long"
 ODD_NAMES = [
-    "plain.json",
-    "a b.json",
-    "a%20b.json",
-    "ü+#;=.json",
-    "pct%.json",
-    "back\\slash.json",
-    "line\nbreak.json",
-    "line\u2028break.json",
-    "_a=1.json",
-    "deep/batch=3/y.json",
-    "_s=2/z.json",
-    "_metadata_x/z.json",
+    *("plain.json", "a b.json", "a%20b.json", "ü+#;=.json", "pct%.json", "back\\slash.json", "line\nbreak.json"),
+    *("line\u2028break.json", "_a=1.json", "deep/batch=3/y.json", "_s=2/z.json", "_metadata_x/z.json"),
     "_common_metadata_x/z.json",
 ]
 HIDDEN_NAMES = [
-    "_metadata",
-    "_common_metadata.json",
-    "_common_metadata",
-    "_tmp.json",
-    ".dot.json",
-    "c.json._COPYING_",
-    "_SUCCESS",
-    "_sub/z.json",
-    ".h/z.json",
-    "deep/_x/z.json",
+    *("_metadata", "_common_metadata.json", "_common_metadata", "_tmp.json", ".dot.json", "c.json._COPYING_"),
+    *("_SUCCESS", "_sub/z.json", ".h/z.json", "deep/_x/z.json"),
 ]
 
 

@@ -64,16 +64,8 @@ def test_a_token_says_who_calls(header: str | bytes) -> None:
 @pytest.mark.parametrize(
     "headers",
     [
-        (),
-        ("Bearer wrong",),
-        ("Bearer",),
-        ("Bearer ",),
-        ("right",),
-        ("Basic right",),
-        (f"Bearer {digest('right')}",),
-        ("Bearer right",) * 2,
-        ("",),
-        ("Bearer\tright",),
+        *((), ("Bearer wrong",), ("Bearer",), ("Bearer ",), ("right",), ("Basic right",)),
+        *((f"Bearer {digest('right')}",), ("Bearer right",) * 2, ("",), ("Bearer\tright",)),
     ],
 )
 def test_what_is_no_token_is_refused_and_not_quoted(headers: tuple[str, ...]) -> None:

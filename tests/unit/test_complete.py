@@ -270,16 +270,7 @@ class Lineage(World):
 
 
 KINDS = ["write"] * 6 + [
-    "unclaimed",
-    "zombie",
-    "anew",
-    "back",
-    "reset",
-    "noise",
-    "restore",
-    "overwrite",
-    "delete",
-    "clean",
+    *("unclaimed", "zombie", "anew", "back", "reset", "noise", "restore", "overwrite", "delete", "clean"),
     "put back",
 ]
 

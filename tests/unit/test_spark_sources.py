@@ -164,13 +164,7 @@ def test_a_tick_that_spark_passes_over_is_written_again(tmp_path: Path) -> None:
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = (
-    "client/src",
-    "server/src",
-    "authority/src",
-    "page/src",
-    "regions/src",
-    "spark_listener/src",
-    "pipeline/src",
+    *("client/src", "server/src", "authority/src", "page/src", "regions/src", "spark_listener/src", "pipeline/src"),
     "integrations",
 )
 FOR_PEOPLE = {
