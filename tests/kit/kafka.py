@@ -157,14 +157,13 @@ class Kafka:
         # The controller has answered before every broker knows: whoever asks one would be told that there is no such topic.
         eventually(lambda: self.admin.list_topics(topic, ANSWERS_WITHIN).topics[topic].error is None, "it is known")
 
-    def grow(self, topic: str, partitions: int, brokers: Iterable[Broker] | None = None) -> None:
-        """Have a topic have so many partitions; returns when each of these brokers tells of them (by default all).
+    def grow(self, topic: str, partitions: int) -> None:
+        """Have a topic have so many partitions; returns when each broker tells of them.
 
         The controller has answered before they know: a producer that asks one of them then refuses a row for a new partition at once.
         """
         self._kept = None
-        asked = self.brokers if brokers is None else [*brokers]
-        clients = [AdminClient({"bootstrap.servers": broker.address, **self._clients}) for broker in asked]
+        clients = [AdminClient({"bootstrap.servers": broker.address, **self._clients}) for broker in self.brokers]
         wanted = [NewPartitions(topic, partitions)]
         clients[0].create_partitions(wanted, operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)
         for client in clients:

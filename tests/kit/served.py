@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -61,17 +60,14 @@ def healthy(server: grpc.aio.Server) -> None:
 
 @asynccontextmanager
 async def authority_served(
-    faults: FaultPlan | None = None,
-    interceptors: Sequence[Any] = (),
-    randbits: Callable[[int], int] = secrets.randbits,
-    observer: Observer | None = None,
+    faults: FaultPlan | None = None, observer: Observer | None = None
 ) -> AsyncIterator[tuple[Authority, str]]:
-    journal = MemoryJournal(MemoryDisk(), faults=faults, randbits=randbits)
+    journal = MemoryJournal(MemoryDisk(), faults=faults)
     authority = Authority(journal, clock=lambda: 1000 * HOUR, observer=observer or Observer())
     await authority.recover()
     rounds = asyncio.create_task(authority.run())
     try:
-        async with served(authority.add_to, interceptors=interceptors) as address:
+        async with served(authority.add_to) as address:
             try:
                 yield authority, address
             finally:
