@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -83,7 +83,7 @@ async def turn() -> None:
     await ran.wait()
 
 
-class Store(Protocol):
+class Store:
     def __init__(self) -> None:
         self._opened: list[Journal] = []
 
@@ -104,7 +104,9 @@ class Store(Protocol):
         for journal in self._opened:
             await journal.close()
 
-    def make(self) -> Journal: ...  # one that is not opened yet
+    def make(self) -> Journal:
+        raise NotImplementedError
+
     def crash(self) -> None: ...  # the next ``open`` finds what the disk has
     def break_lock(self) -> None: ...  # whatever keeps a second process out is gone, the first one still runs
     def damage(self, log: str, position: int) -> None: ...
@@ -116,7 +118,7 @@ class Store(Protocol):
     def supplant(self, log: str, position: int) -> None: ...  # the newest record was lost, and its number given again
 
 
-class SharedStore(Store, Protocol):
+class SharedStore(Store):
     def give(self, log: str, owner: Ownership) -> None: ...  # another owner, as a store that has lost some would have
     def clear(self) -> None: ...  # lose everything, the server token too
     def replace(self) -> None: ...  # become the empty store of another deployment

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
@@ -22,7 +21,7 @@ DEAD_AFTER = 600 * SECOND
 A, B, C = (Member(f"{letter}1", f"{letter}:1") for letter in "abc")
 
 
-class Store(Protocol):
+class Store:
     """What keeps a deployment's view, and the directories that a test opened over it."""
 
     def __init__(self) -> None:
@@ -38,7 +37,9 @@ class Store(Protocol):
         for directory in self._opened:
             await directory.close()
 
-    def make(self) -> Directory: ...  # one that is not opened yet
+    def make(self) -> Directory:
+        raise NotImplementedError
+
     def turn_clock(self, micros: int) -> None: ...
     def put_back(self, view: View) -> None: ...  # a fail-over brings back an older view
     def go_away(self) -> None: ...

@@ -95,7 +95,7 @@ def test_the_snapshot_is_what_was_reported(server: Serving, lw: lowwater.Client,
 
 
 @pytest.mark.parametrize(
-    ("path", "parameters", "status", "named"),
+    ("path", "given", "status", "named"),
     [
         ("ranges", {}, 400, "computation"),
         ("why", {"computation": "never/registered"}, 404, "never/registered"),
