@@ -20,7 +20,6 @@ CASES: Final[list[dict[str, Any]]] = json.loads((Path(__file__).parent / "blame.
 
 
 def views(case: dict[str, Any]) -> dict[str, WatermarkView]:
-    """What is published of a case's pipeline."""
     return {each["name"]: _view(**each) for each in case["computations"]}
 
 

@@ -36,7 +36,5 @@ class Checkout:
         appeared = sorted(untracked(self._root) - self._before)
         if appeared and session.exitstatus == pytest.ExitCode.OK:
             names = ", ".join(appeared[:10])
-            print(
-                f"\nthe run left {len(appeared)} files in the checkout: {names}. A test writes to tmp_path, or to build/"
-            )
+            print(f"\nthe run left {len(appeared)} files in the checkout: {names}. Tests write to tmp_path or build/")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -21,36 +21,15 @@ pytest_plugins = ["tests.checkout", "tests.durations", "tests.side_by_side"]
 ORDER = (
     *("unit", "property", "contract", "simulation"),
     *(
-        "cluster",
-        "integrations",
-        "pipeline",
-        "floors",
-        "iceberg",
-        "spark",
-        "compatibility",
-        "container",
-        "chart",
-        "browser",
-        "monitoring",
-        "guard",
-        "process",
+        *("cluster", "integrations", "pipeline", "floors", "iceberg", "spark", "compatibility", "container"),
+        *("chart", "browser", "monitoring", "guard", "process"),
     ),
 )
 # A folder whose tests all start something expensive marks them by itself.
 MARKED = {
-    "process": "process",
-    "browser": "process",
-    "monitoring": "process",
-    "guard": "process",
-    "integrations": "process",
-    "pipeline": "process",
-    "compatibility": "process",
-    "container": "process",
-    "chart": "process",
-    "spark": "spark",
-    "floors": "spark",
-    "iceberg": "spark",
-    "cluster": "spark",
+    **dict.fromkeys(("process", "browser", "monitoring", "guard", "integrations", "pipeline"), "process"),
+    **dict.fromkeys(("compatibility", "container", "chart"), "process"),
+    **dict.fromkeys(("spark", "floors", "iceberg", "cluster"), "spark"),
 }
 
 # Every reason for which a test may be skipped. Any other skip fails.
@@ -75,12 +54,10 @@ settings.load_profile("lowwater")
 
 
 def folder(item: pytest.Item) -> str:
-    """The folder of tests/ that the test stands in; empty for a doctest of a source file."""
     return item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests by their folder and puts them in order."""
     for item in items:
         if folder(item) in MARKED:
             item.add_marker(MARKED[folder(item)])
@@ -88,7 +65,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
-    """Turns a skip whose reason is not on the list into a failure."""
     if not report.skipped or hasattr(report, "wasxfail"):
         return
     reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr)

@@ -30,7 +30,6 @@ document.addEventListener("securitypolicyviolation", (event) => violations.push(
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    """Run the browser, without a window and without the network's services of its own."""
     program = shutil.which("chromium")
     assert program, "no chromium; scripts/setup.sh --tests installs it"
     with sync_playwright() as playwright:
@@ -58,7 +57,6 @@ class Watched:
         page.add_init_script(VIOLATIONS)
 
     def open(self, hash_: str = "") -> Page:
-        """Go to a route of the page, and return when the authority's first values are there."""
         self.page.goto(f"{self.url}{hash_}")
         self.page.locator("h1").wait_for()
         return self.page

@@ -42,7 +42,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture
 def server(shared: Serving) -> Iterator[Serving]:
-    """The shared authority, without any computation before and after the test."""
     yield shared
     clear(shared)
 
@@ -76,6 +75,5 @@ def story(server: Serving) -> Iterator[Story]:
 
 @pytest.fixture
 def tab(browser: Browser, server: Serving) -> Iterator[Watched]:
-    """A page of the authority, not opened yet."""
     with watched(browser, server.page) as one:
         yield one

@@ -157,10 +157,7 @@ SMALL: Final = (
 )
 
 
-PIPELINES: Final[Mapping[str, Sequence[Job]]] = {
-    "late": late(),
-    "small": SMALL,
-}
+PIPELINES: Final[Mapping[str, Sequence[Job]]] = {"late": late(), "small": SMALL}
 """By the name that an executor is started with."""
 
 

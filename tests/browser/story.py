@@ -38,7 +38,6 @@ class Story:
         self._enriched.flush(60)
 
     def release(self) -> None:
-        """Give the ranges of enriched back; they hold."""
         self._enriched.release()
 
     def _await_inputs(self, frontier: int) -> lowwater.Inputs:

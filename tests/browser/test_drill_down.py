@@ -19,9 +19,7 @@ def fact(page: Page, name: str) -> str:
     return page.locator(".strip .facts div").filter(has_text=name).locator("dd").inner_text()
 
 
-def test_a_hanging_executor_is_named_on_the_overview_and_found_in_its_range(
-    lw: lowwater.Client, small: Fleet, tab: Watched
-) -> None:
+def test_a_hanging_executor_is_named_and_found_in_its_range(lw: lowwater.Client, small: Fleet, tab: Watched) -> None:
     page = tab.open("#/?late=10")
     expect(page.locator("h1")).to_contain_text("All 3 computations are on time")
     began = time.monotonic()
@@ -33,9 +31,7 @@ def test_a_hanging_executor_is_named_on_the_overview_and_found_in_its_range(
             rf"the worst is hourly, \d+ s behind, held by enriched \S+ \S+ of {GUILTY} on {host(GUILTY)}, silent for \d+ s\."
         )
     )
-    print(
-        json.dumps({"named_after_seconds": round(named, 1), "silent_after_seconds": round(time.monotonic() - began, 1)})
-    )
+    print(json.dumps({"named_after_seconds": round(named, 1), "silent_seconds": round(time.monotonic() - began, 1)}))
     expect(page.locator(".node.blamed")).to_contain_text("enriched")
 
     held = lw.ranges("enriched").ranges[0]
@@ -63,9 +59,7 @@ def test_a_hanging_executor_is_named_on_the_overview_and_found_in_its_range(
     expect(page.locator("h1")).to_contain_text("All 3 computations are on time")
 
 
-def test_the_page_of_a_computation_shows_its_surroundings_and_its_history(
-    lw: lowwater.Client, story: Story, tab: Watched
-) -> None:
+def test_a_computations_page_shows_surroundings_and_history(lw: lowwater.Client, story: Story, tab: Watched) -> None:
     lw.register("hourly", inputs=["enriched"])
     story.tell(7300, 7300)
     story.tell(5, 20)

@@ -17,14 +17,12 @@ from tests.process.serving import Serving
 
 @pytest.fixture(scope="module")
 def server(shared: Serving) -> Iterator[Serving]:
-    """The shared authority, for all tests of this module: each sample of the map comes by the clock."""
     yield shared
     clear(shared)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _story(server: Serving) -> Iterator[None]:
-    """Flights on time, and enriched 40 minutes behind."""
     with Story(server.address) as one:
         one.tell(1, 40 * 60)
         yield

@@ -78,9 +78,7 @@ class Work:
 
 
 @pytest.mark.timeout(400)
-def test_a_thousand_computations_are_shown_and_found_and_all_may_change(
-    browser: Browser, many: tuple[Serving, Crowd]
-) -> None:
+def test_a_thousand_computations_are_found_and_all_may_change(browser: Browser, many: tuple[Serving, Crowd]) -> None:
     server, crowd = many
     with watched(browser, server.page) as tab:
         page = tab.page

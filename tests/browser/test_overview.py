@@ -35,9 +35,7 @@ def test_the_sentence_names_the_worst_and_who_holds_it(story: Story, tab: Watche
     expect(page.locator("path.edge")).to_have_count(1)
 
 
-def test_an_input_that_is_not_registered_is_told_in_the_table_and_no_lag_is_made_up(
-    lw: lowwater.Client, story: Story, tab: Watched
-) -> None:
+def test_an_unregistered_input_is_told_and_no_lag_is_made_up(lw: lowwater.Client, story: Story, tab: Watched) -> None:
     story.tell(1)
     lw.register("hourly", inputs=["nobody"])
     page = tab.open()
@@ -47,9 +45,7 @@ def test_an_input_that_is_not_registered_is_told_in_the_table_and_no_lag_is_made
     expect(page.get_by_text(re.compile("^no watermark; this page has"))).to_be_visible()
 
 
-def test_search_finds_computations_and_workers_and_is_part_of_the_address(
-    browser: Browser, server: Serving, story: Story, tab: Watched
-) -> None:
+def test_search_finds_all_and_is_in_the_address(browser: Browser, server: Serving, story: Story, tab: Watched) -> None:
     story.tell(1, 40 * MINUTES)
     page = tab.open()
     page.keyboard.press("/")

@@ -19,7 +19,6 @@ from tests.process.serving import Serving, serving
 
 @pytest.fixture(scope="module")
 def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """An authority that tests may kill, and start again at the same addresses."""
     with serving(tmp_path_factory.mktemp("mortal"), page="127.0.0.1:0") as one:
         one.page_at = one.page.removeprefix("http://").rstrip("/")
         yield one
@@ -38,9 +37,7 @@ def tab(browser: Browser, server: Serving) -> Iterator[Watched]:
         yield one
 
 
-def test_a_killed_and_restarted_authority_is_told_and_then_followed_again(
-    browser: Browser, server: Serving, story: Story, tab: Watched
-) -> None:
+def test_a_restarted_authority_is_followed(browser: Browser, server: Serving, story: Story, tab: Watched) -> None:
     story.tell(5, 40 * 60)
     with watched(browser, server.page) as other:
         other.server_may_vanish = True
@@ -98,9 +95,7 @@ def test_a_page_that_says_nothing_any_more_is_noticed(server: Serving, story: St
     expect(page.locator(".link")).to_contain_text("live")
 
 
-def test_a_page_for_which_there_is_no_place_is_still_kept_current(
-    browser: Browser, server: Serving, story: Story, tmp_path: Path
-) -> None:
+def test_a_page_without_place_is_current(browser: Browser, server: Serving, story: Story, tmp_path: Path) -> None:
     story.tell(1, 40 * 60)
     with watched(browser, server.page) as one:
         one.server_may_vanish = True

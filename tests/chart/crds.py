@@ -10,16 +10,10 @@ DURATION: Final = {"type": "string", "pattern": "^([0-9]+(ms|[smhdwy]))+$"}
 
 
 def closed(*required: str, **properties: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": properties,
-        "required": list(required),
-    }
+    return {"type": "object", "additionalProperties": False, "properties": properties, "required": list(required)}
 
 
 def several(items: Any) -> dict[str, Any]:
-    """A list that is not empty."""
     return {"type": "array", "minItems": 1, "items": items}
 
 

@@ -63,7 +63,6 @@ def documents(name: str) -> tuple[Document, ...]:
 
 
 def key(document: Document) -> str:
-    """KIND/NAME."""
     return f"{document['kind']}/{document['metadata']['name']}"
 
 

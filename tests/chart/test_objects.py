@@ -174,13 +174,7 @@ def test_the_sidecar_is_a_command_with_declarations_that_are_taken(tmp_path: Pat
     )
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        "extraArgs={--listen=[::]:7420,--http=[::]:7421}",
-        "service.ipFamilies={IPv6}",
-    ],
-)
+@pytest.mark.parametrize("values", ["extraArgs={--listen=[::]:7420,--http=[::]:7421}", "service.ipFamilies={IPv6}"])
 def test_all_listen_where_the_services_lead(values: str) -> None:
     found = parsed(rendered("--values", SETS["regions"], "--set", values))
     pods = [each["spec"]["template"]["spec"] for each in found if each["kind"] in ("Deployment", "StatefulSet")]
@@ -355,9 +349,7 @@ def test_the_promises_are_a_file_that_the_server_takes_and_sees_change(tmp_path:
         ("color", "red"),
     ],
 )
-def test_a_promise_that_would_keep_a_shard_from_starting_is_refused_by_helm(
-    tmp_path: Path, field: str, value: object
-) -> None:
+def test_helm_refuses_a_promise_that_keeps_a_shard_from_starting(tmp_path: Path, field: str, value: object) -> None:
     promise = {"computations": "a", field: value}
     with pytest.raises(BadFile):
         Promises.parse(

@@ -34,10 +34,7 @@ REFUSED = {
         "with globalAuthority.accessSecret a scrape needs a token: set serviceMonitor.tokenSecret.name",
     ),
     "a region without a token for the global authority beside it": (
-        [
-            *ALONE,
-            *("globalAuthority.enabled=true", "globalAuthority.accessSecret=x"),
-        ],
+        [*ALONE, *("globalAuthority.enabled=true", "globalAuthority.accessSecret=x")],
         "with globalAuthority.accessSecret the region of this release needs a token: set region.globalTokenSecret.name",
     ),
     "a scrape without a token": (
@@ -128,10 +125,7 @@ REFUSED = {
     ),
     **{
         f"an address that no other reaches, {each}": ([f"extraArgs[0]={each}"], f"extraArgs[0] {NONE_OF}")
-        for each in (
-            "--listen=127.0.0.1:7420",
-            "--http=0x0x0x0:7421",
-        )
+        for each in ("--listen=127.0.0.1:7420", "--http=0x0x0x0:7421")
     },
     "the URL of the store as an address": (["extraArgs[0]=--listen=$(LOWWATER_STORE):7420"], f"extraArgs[0] {NONE_OF}"),
     "a time too short": (["extraArgs[0]=--verbose", "extraArgs[1]=--dead-after=0.1"], f"extraArgs[1]: {DEAD_AFTER}"),

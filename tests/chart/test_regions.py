@@ -104,10 +104,7 @@ def test_the_global_authority_is_a_command_over_redis_or_a_volume() -> None:
     [mounted] = [each["name"] for each in shared["volumeMounts"] if each["mountPath"] == "/etc/lowwater/redis"]
     volumes = TOGETHER["Deployment/lw-lowwater-global"]["spec"]["template"]["spec"]["volumes"]
     [secret] = [each["secret"] for each in volumes if each["name"] == mounted]
-    assert (secret["secretName"], secret["items"]) == (
-        "lowwater-global-redis",
-        [{"key": "address", "path": "address"}],
-    )
+    assert (secret["secretName"], secret["items"]) == ("lowwater-global-redis", [{"key": "address", "path": "address"}])
     assert "PersistentVolumeClaim/lw-lowwater-global" not in TOGETHER
     args = serve.parser().parse_args(alone["args"])
     objects = by_key(documents("global"))

@@ -76,7 +76,6 @@ def setting(*values: str) -> tuple[str, ...]:
 
 @functools.cache
 def kept(*values: str | Path) -> tuple[Document, ...]:
-    """The StatefulSet, the Secrets and the global authority that values make; do not change them."""
     found = parsed(rendered(*values))
     return tuple(
         each
@@ -194,9 +193,7 @@ def test_other_upgrades_go_on(before: list[str] | None, after: list[str]) -> Non
         ),
     ],
 )  # fmt: skip
-def test_a_global_authority_that_runs_does_not_change_its_journal_for_an_empty_one(
-    before: list[str], after: list[str], message: str
-) -> None:
+def test_a_global_authority_changes_for_no_empty_journal(before: list[str], after: list[str], message: str) -> None:
     enabled = "globalAuthority.enabled=true"
     running = [*installed(1, *setting(enabled, *before)), *SECRETS]
     assert upgraded(running, *setting(enabled, *before)).returncode == 0

@@ -50,7 +50,6 @@ class Contained(Serving):
         return self.mapped(self.container["args"])
 
     def mapped(self, arguments: Sequence[str]) -> list[str]:
-        """Arguments of a container with the folders, and the address of the authority, that there are here."""
         address = re.compile(r"^(--(?:advertise|address))=.*:7420$")
         return [address.sub(rf"\1={self.address}", each).replace("=/", f"={self.folder}/") for each in arguments]
 
@@ -76,9 +75,7 @@ def test_the_default_command_serves_and_answers_its_probes(tmp_path: Path) -> No
         assert server.stop() == 0
 
 
-def test_the_secured_command_serves_probes_scrapes_and_its_test_and_minds_no_redis_that_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_secured_command_serves_and_minds_no_lost_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = trustme.CA()
     certificate = authority.issue_cert("lw-lowwater.prod.svc", "127.0.0.1")
     secrets = tmp_path / "etc/lowwater"

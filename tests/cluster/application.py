@@ -40,8 +40,6 @@ CONF: Mapping[str, str] = {
 
 
 class Group:
-    """A program, run again and again: its process with all that this starts is a group of its own."""
-
     def __init__(self, log: Path) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.log = log
@@ -66,7 +64,6 @@ class Group:
         return code
 
     def kill(self) -> int | None:
-        """Kill -9 all of it, as if its machine were lost. Returns the exit code, None if it does not run."""
         if self.process is None:
             return None
         try:
@@ -91,7 +88,6 @@ class Application(Group):
         self.events.mkdir(parents=True)
 
     def start(self, arguments: Mapping[str, Any], conf: Mapping[str, str], *submit: str) -> None:
-        """Submit it. ``conf`` are its settings beside :data:`CONF`; ``submit`` further arguments of spark-submit."""
         shipped = self.shipped
         settings = {
             **CONF,

@@ -22,12 +22,7 @@ from tests.cluster.streams import streams
 
 
 def run(
-    folder: Path,
-    faults: int,
-    seed: int,
-    *,
-    shipped: Shipped | None = None,
-    say: Callable[[str], None],
+    folder: Path, faults: int, seed: int, *, shipped: Shipped | None = None, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Run until so many faults have taken effect; return the result. Stops at the first round in which anything is wrong."""
     began = time.monotonic()

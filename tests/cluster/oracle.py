@@ -15,8 +15,6 @@ NEVER: Final = float("inf")
 
 
 class Put(NamedTuple):
-    """A row of the feed."""
-
     at: float
     """When its file was there, seconds of the wall clock; as everywhere here."""
     key: str
@@ -27,8 +25,6 @@ class Put(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A row that was handed on as it was."""
-
     key: str
     time: int
     number: int
@@ -37,8 +33,6 @@ class Written(NamedTuple):
 
 
 class Emitted(NamedTuple):
-    """A closed window in the output."""
-
     key: str
     hour: int
     rows: int
@@ -47,8 +41,6 @@ class Emitted(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A low watermark that was published, when it had been received."""
-
     at: float
     incarnation: int
     low: int
@@ -60,7 +52,6 @@ def hours_of(puts: Sequence[Put]) -> dict[tuple[str, int], int]:
 
 
 def judge_source(puts: Sequence[Put], seen: Sequence[Seen]) -> list[str]:
-    """Return what is wrong with an injector's promises: no row may be put below one."""
     return [*_monotone(seen), *_ahead([(put.time, put.at, _row(put)) for put in puts], seen)]
 
 
@@ -124,9 +115,7 @@ def _window(key: str, hour: int) -> str:
 
 def _monotone(seen: Sequence[Seen]) -> list[str]:
     """Whoever received a value is never shown a lower one afterwards."""
-    return [
-        f"{after} was published after {before}" for before, after in itertools.pairwise(seen) if after[1:] < before[1:]
-    ]
+    return [f"{after} came after {before}" for before, after in itertools.pairwise(seen) if after[1:] < before[1:]]
 
 
 def _ahead(stamped: Sequence[tuple[int, float, str]], seen: Sequence[Seen]) -> list[str]:

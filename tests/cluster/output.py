@@ -47,8 +47,6 @@ class Committed:
 
 
 class Output(Committed):
-    """A directory of files. A batch that is there does not change, so each is read once."""
-
     def __init__(self, folder: Path, checkpoint: Path) -> None:
         super().__init__(checkpoint)
         self.folder = folder

@@ -29,8 +29,6 @@ WHEELS = ("grpcio", "protobuf", "typing-extensions", "confluent-kafka")
 
 @dataclass(frozen=True)
 class Shipped:
-    """What goes to the executors, and what is there already."""
-
     python: str
     """The cluster's own interpreter: with pandas and pyarrow, as PySpark's mapInArrow needs them, and nothing of ours nor gRPC."""
     site: Path

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import pyspark
@@ -26,8 +25,6 @@ _REGISTERED: Final = re.compile(r"Registering worker \d+\.\d+\.\d+\.\d+:")
 
 
 class Standalone:
-    """Spark's own classes, in processes of their own, in an environment in which nothing leads to the source tree."""
-
     def __init__(self, folder: Path, *, cores: int = 2, memory: str = "1g") -> None:
         self.folder = folder
         self.sizes = ["--cores", str(cores), "--memory", memory]
@@ -46,9 +43,7 @@ class Standalone:
         eventually(lambda: self._found(_REGISTERED), "the worker is registered")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         for process in self._processes.values():
             process.kill()
             process.wait(30)

@@ -260,7 +260,6 @@ class Streams:
         return [*self.applications.values(), self.copying, self.beside]
 
     def check(self) -> None:
-        """Raise RuntimeError when one has ended by itself."""
         for each in self.groups:
             if each not in self._struck:
                 each.check()

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 
 
 class Tally:
-    """Counts faults. ``shares`` says how often each kind is planned, ``names`` what it is called in the result."""
-
     def __init__(self, shares: Mapping[str, int], names: Mapping[str, str]) -> None:
         self.shares = shares
         self.names = names

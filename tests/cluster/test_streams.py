@@ -19,7 +19,6 @@ SEED = 2013
 
 @pytest.mark.parametrize("seed", range(20))
 def test_rounds_are_planned_until_all_faults_are_counted(seed: int) -> None:
-    """No round takes two brokers or the driver and the executors of all stages, and each kind gets its share."""
     rng, tally = random.Random(seed), Tally(SHARES, CALLED)
     while tally.total < 100:
         kinds = plan(rng, tally, 100)
@@ -35,7 +34,6 @@ def test_rounds_are_planned_until_all_faults_are_counted(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_rule3_rule6_over_kafka_and_delta_under_sixteen_counted_faults(tmp_path: Path, shipped: Shipped) -> None:
-    """Brokers, leaders, drivers, executors, shards, the job in Scala and its sidecar; a stalled partition whose rows come late."""
     result = chaos.run(tmp_path, FAULTS, SEED, shipped=shipped, say=print)
     assert result["violations"] == 0
     assert result["faults"] >= FAULTS

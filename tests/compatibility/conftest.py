@@ -29,7 +29,6 @@ def old() -> Environment:
 
 @pytest.fixture(scope="session")
 def installed(wheels: dict[str, Path]) -> Environment:
-    """Client and authority as built, under the locked versions: the newest that the lock found."""
     return environment("built", [wheels[name] for name in AUTHORITY])
 
 
@@ -50,7 +49,6 @@ def lowest(wheels: dict[str, Path]) -> Environment:
 
 @pytest.fixture(scope="session")
 def lowest_page(wheels: dict[str, Path]) -> Environment:
-    """Client and page without an authority, under the lowest versions that they allow."""
     return environment(
         "page_lowest", [wheels[name] for name in ("lowwater", "lowwater-server", "lowwater-page")], lowest=True
     )
@@ -64,6 +62,5 @@ def current(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture(scope="session")
 def previous(old: Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A server of the previous release; every test has a namespace of its own on it."""
     with Installed(old, tmp_path_factory.mktemp("previous") / "data") as server:
         yield server

@@ -75,7 +75,6 @@ def _make(folder: Path, wheels: list[Path], *, lowest: bool) -> None:
 
 
 def build(folder: Path) -> dict[str, Path]:
-    """Build the wheels of this source tree into a folder; returns them by distribution."""
     uv("build", "--quiet", "--all-packages", "--wheel", "--out-dir", str(folder))
     return {wheel.name.split("-")[0].replace("_", "-"): wheel for wheel in folder.glob("*.whl")}
 

@@ -41,8 +41,6 @@ Answers = dict[str, Any]
 
 
 class Peer:
-    """Stubs over one channel, and one report stream whose sender is the same in every process."""
-
     def __init__(self, address: str, stream: int) -> None:
         self.channel = grpc.insecure_channel(address)
         self.topology = topology_pb2_grpc.TopologyServiceStub(self.channel)
@@ -62,7 +60,6 @@ class Peer:
         )
 
     def claim(self, label: str, name: str, *bounds: bytes, **fields: Any) -> int:
-        """Claim key ranges; the request id is the label. Returns the sequencer."""
         answer = self.workers.Claim(
             workers_pb2.ClaimRequest(
                 computation=name,
@@ -175,7 +172,6 @@ def begin(peer: Peer, part: str) -> None:
 
 
 def go_on(peer: Peer, part: str, claims: dict[str, int]) -> None:
-    """Records of every kind on top of what ``begin`` left."""
     flights, enriched, hourly, retired, reset = (
         f"{part}/{each}" for each in ("flights", "enriched", "hourly", "retired", "reset")
     )
@@ -190,7 +186,6 @@ def go_on(peer: Peer, part: str, claims: dict[str, int]) -> None:
 
 
 def ask(peer: Peer) -> Answers:
-    """Everything that the server answers about its state, without what is no part of it: its clock, its epoch."""
     topology = _dict(peer.topology.GetTopology(topology_pb2.GetTopologyRequest()))
     watermarks = _dict(peer.watermarks.GetWatermarks(watermarks_pb2.GetWatermarksRequest()))
     del watermarks["time_micros"]

@@ -71,7 +71,6 @@ class Program:
         await stream.aclose()
 
     async def batch(self, number: int, oldest: datetime | None) -> None:
-        """Run a micro-batch of hourly: nothing it holds counts before it is committed."""
         seen = await of(self.hourly_worker.inputs())
         sequencer, task = self.hourly.sequencer, TaskAttempt(1, 0, number)
         await of(self.lw.stage_task("hourly", sequencer, number, task, handles=[0], oldest=[oldest], finished=5))
@@ -157,7 +156,6 @@ class Program:
 
 
 async def main(kind: str, address: str, namespace: str) -> None:
-    """Run against a server. The client's time-outs are long: a server may be replaced below it."""
     # It lets a claim be taken over, which the client rightly logs as a warning.
     logging.getLogger("lowwater").setLevel(logging.ERROR)
     module = lowwater if kind == "sync" else importlib.import_module("lowwater.aio")

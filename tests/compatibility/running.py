@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tests.compatibility.environments import Environment, clean_environ, released
@@ -102,9 +101,7 @@ class Running:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -114,7 +111,6 @@ class Running:
 
 
 def run(python: str, kind: str, address: str, namespace: str) -> Lows:
-    """Run the program from its beginning to its end; checks that no value went back, and returns them."""
     with Running(python, kind, address, namespace) as program:
         program.half()
         saw = program.end()

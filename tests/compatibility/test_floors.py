@@ -40,7 +40,6 @@ def check_floors(environment: Environment, member: str) -> None:
 
 
 def import_alone(environment: Environment) -> None:
-    """The package imports without a warning and without what the environment does not have."""
     code = (
         "import lowwater, lowwater.aio, sys; assert not {'numpy', 'pyspark', 'lowwater_authority'} & set(sys.modules)"
     )
@@ -81,9 +80,7 @@ assert decode(change.encode()) == change
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_page_serves_under_its_floors_where_there_is_no_authority(
-    lowest_page: Environment, current: Serving, tmp_path: Path
-) -> None:
+def test_the_page_serves_alone_under_its_floors(lowest_page: Environment, current: Serving, tmp_path: Path) -> None:
     check_floors(lowest_page, "page")
     assert "lowwater-authority" not in lowest_page.versions()
     with lowwater.connect(current.address) as lw:

@@ -75,14 +75,12 @@ def test_the_server_answers_what_the_release_answered(release: str, peer: Peer) 
 
 
 def test_a_repeated_claim_of_then_is_recognised(release: str, peer: Peer) -> None:
-    """A claim whose answer was lost is repeated, perhaps to the next release."""
     told = answered(release)["claims"]
     assert peer.claim("records flights", "records/flights") == told["records flights"]
     assert peer.claim("snapshot flights", "snapshot/flights") == told["snapshot flights"]
 
 
 def test_owners_of_then_go_on(release: str, server: Serving, peer: Peer) -> None:
-    """A lease outlives the change of the server, and no value goes back."""
     told = answered(release)
     before = lows_of(told)
     assert len({low for low in before.values() if low != MIN}) >= 3

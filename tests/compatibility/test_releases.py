@@ -77,9 +77,7 @@ def test_the_old_server_says_that_it_knows_no_layouts_and_a_stage_keeps_its_rang
             assert stage.commit(2, "") == ""
 
 
-def test_the_old_client_is_the_owner_of_what_it_claimed_whatever_layout_is_wanted(
-    old: Environment, current: Serving
-) -> None:
+def test_the_old_client_owns_what_it_claimed_whatever_layout_is_wanted(old: Environment, current: Serving) -> None:
     with Running(old.python, "sync", current.address, "old-owner") as program:
         program.half()
         with lowwater.connect(current.address, namespace="old-owner") as lw:
@@ -105,9 +103,7 @@ def test_the_old_server_keeps_no_budget_and_nobody_takes_its_silence_for_one(pre
 
 
 @pytest.mark.parametrize("client", ["old sync", "new aio"])
-def test_the_new_server_replaces_the_old_one_below_a_running_client(
-    old: Environment, tmp_path: Path, client: str
-) -> None:
+def test_the_new_server_replaces_the_old_below_a_running_client(old: Environment, tmp_path: Path, client: str) -> None:
     age, kind = client.split()
     python = old.python if age == "old" else sys.executable
     with Installed(old, tmp_path / "data") as before, Running(python, kind, before.address, NAMESPACE) as program:

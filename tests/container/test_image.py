@@ -29,15 +29,8 @@ NOT_RUN = frozenset({("python3.11", "-m", "pip", "install"), ("python3.11", "-m"
 """They bring uv into the base, and take pip out of it; docs/operate/operations.md says so."""
 
 INSTALLED = {
-    "lowwater",
-    "lowwater-server",
-    "lowwater-authority",
-    "lowwater-page",
-    "lowwater-regions",
-    "aiohttp",
-    "numpy",
-    "redis",
-    "opentelemetry-sdk",
+    *("lowwater", "lowwater-server", "lowwater-authority", "lowwater-page", "lowwater-regions", "aiohttp", "numpy"),
+    *("redis", "opentelemetry-sdk"),
 }
 """Of ours, of what they need, and of the extras redis and otel."""
 KEPT_OUT = {"lowwater-spark", "lowwater-pipeline", "pyspark", "pandas", "pyarrow", "pip", "setuptools", "uv"}
@@ -197,7 +190,6 @@ def healthy(image: Image, server: Serving) -> bool:
 
 
 def test_it_serves_takes_a_claim_and_has_it_after_a_restart(image: Image) -> None:
-    """With a claim of before, which its owner goes on with."""
     with Contained(image) as server, lowwater.connect(server.address, timeout=60) as lw:
         assert server.process is not None
         status = dict(

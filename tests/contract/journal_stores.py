@@ -5,19 +5,31 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sqlite3
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
-from lowwater_authority.journal import Entry, Journal, JournalFenced, JournalLost, LoadedLog, Ownership, SqliteJournal
+from lowwater_authority.journal import (
+    Entry,
+    Journal,
+    JournalFailed,
+    JournalFenced,
+    JournalLost,
+    JournalUnknown,
+    LoadedLog,
+    Ownership,
+    SqliteJournal,
+)
 from lowwater_authority.journal.frames import checksum, decode, encode
 from lowwater_authority.journal.redis import RedisJournal
 from lowwater_authority.journal.rules import Writer
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal, flipped
+
+T = TypeVar("T")
 
 
 def entry(log: str, position: int, payload: bytes | None = None, *, strong: bool = True) -> Entry:
@@ -31,7 +43,6 @@ def loaded(log: str, first: int, last: int, *, snapshot: bytes | None = None) ->
 
 
 async def fenced(*calls: Awaitable[object]) -> list[dict[str, tuple[int, int]]]:
-    """What each refused call says: by log, the own epoch and that of the owner."""
     said = []
     for call in calls:
         with pytest.raises(JournalFenced) as refused:
@@ -41,7 +52,6 @@ async def fenced(*calls: Awaitable[object]) -> list[dict[str, tuple[int, int]]]:
 
 
 async def lost(*calls: Awaitable[object]) -> list[dict[str, tuple[int, int]]]:
-    """What each refused call says: by log, where it ended and where it ends."""
     said = []
     for call in calls:
         with pytest.raises(JournalLost) as refused:
@@ -51,12 +61,20 @@ async def lost(*calls: Awaitable[object]) -> list[dict[str, tuple[int, int]]]:
 
 
 def writes(journal: Journal, log: str, position: int) -> list[Awaitable[object]]:
-    """Every call that writes to a log, whose next position is given."""
     return [
         journal.append([entry("b", 1), entry(log, position)]),
         journal.append([entry(log, position - 1)]),
         journal.snapshot(log, 1, b""),
     ]
+
+
+async def repeated(call: Callable[[], Awaitable[T]]) -> T:
+    """Make a call as the authority does: again, until its outcome is known. No time-out is too short for that."""
+    while True:
+        try:
+            return await call()
+        except (JournalUnknown, JournalFailed):
+            continue
 
 
 async def turn() -> None:
@@ -65,7 +83,7 @@ async def turn() -> None:
     await ran.wait()
 
 
-class StoreSubject(ABC):
+class StoreSubject:
     def __init__(self) -> None:
         self._opened: list[Journal] = []
 
@@ -77,7 +95,6 @@ class StoreSubject(ABC):
         return journal
 
     async def connect(self) -> Journal:
-        """A journal that owns nothing yet."""
         journal = self.make()
         await journal.open()
         self._opened.append(journal)
@@ -87,63 +104,27 @@ class StoreSubject(ABC):
         for journal in self._opened:
             await journal.close()
 
-    @abstractmethod
     def make(self) -> Journal:
-        """A journal that is not opened yet."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def crash(self) -> None:
-        """The machine dies now. The next ``open`` finds what the disk has."""
-
-    @abstractmethod
-    def break_lock(self) -> None:
-        """Whatever keeps a second process out is gone, the first one still runs."""
-
-    @abstractmethod
-    def damage(self, log: str, position: int) -> None:
-        """Flip a bit of a record, in the store."""
-
-    @abstractmethod
-    def remove(self, log: str, position: int) -> None:
-        """Take a record out of the store."""
-
-    @abstractmethod
-    def swap(self, log: str, position: int, other_log: str, other: int) -> None:
-        """Exchange two records, each whole."""
-
-    @abstractmethod
-    def damage_snapshot(self, log: str) -> None:
-        """Flip a bit of the snapshot."""
-
-    @abstractmethod
-    def remove_snapshot(self, log: str) -> None:
-        """Take the snapshot, or its last part, out of the store."""
-
-    @abstractmethod
-    def forget(self, log: str, keep: int) -> None:
-        """Lose the records behind position ``keep``, which a replica that lags never got. There is no snapshot."""
-
-    @abstractmethod
-    def supplant(self, log: str, position: int) -> None:
-        """Put another record in the place of the newest one: that was lost, and its number was given again."""
+    def crash(self) -> None: ...  # the next ``open`` finds what the disk has
+    def break_lock(self) -> None: ...  # whatever keeps a second process out is gone, the first one still runs
+    def damage(self, log: str, position: int) -> None: ...
+    def remove(self, log: str, position: int) -> None: ...
+    def swap(self, log: str, position: int, other_log: str, other: int) -> None: ...
+    def damage_snapshot(self, log: str) -> None: ...
+    def remove_snapshot(self, log: str) -> None: ...  # or its last part
+    def forget(self, log: str, keep: int) -> None: ...  # lose what is behind ``keep``; there is no snapshot
+    def supplant(self, log: str, position: int) -> None: ...  # the newest record was lost, and its number given again
 
 
 class SharedSubject(StoreSubject):
-    @abstractmethod
-    def give(self, log: str, owner: Ownership) -> None:
-        """Put another owner in the place of the present one, as a store that has lost some would."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Lose everything, the server token too."""
-
-    @abstractmethod
-    def replace(self) -> None:
-        """Become the empty store of another deployment."""
+    def give(self, log: str, owner: Ownership) -> None: ...  # another owner, as a store that has lost some would have
+    def clear(self) -> None: ...  # lose everything, the server token too
+    def replace(self) -> None: ...  # become the empty store of another deployment
 
 
 def another(log: str, position: int, frame: bytes) -> bytes:
-    """Another record with the number and the epoch of one."""
     epoch, nonce = decode(log, position, frame).writer
     return encode(log, position, b"another", writer=Writer(epoch, nonce ^ 1))
 
@@ -202,6 +183,9 @@ class MemorySubject(SharedSubject):
         self.disk.server_token = "another"
 
 
+SET_FRAME = "UPDATE records SET frame = ? WHERE log = (SELECT id FROM logs WHERE name = ?) AND position = ?"
+
+
 class SqliteSubject(StoreSubject):
     """SqliteJournal in a directory. A crash is a copy of its files as they are, without the shared-memory index."""
 
@@ -231,24 +215,16 @@ class SqliteSubject(StoreSubject):
         self.path.with_name("journal.db.lock").unlink()
 
     def damage(self, log: str, position: int) -> None:
-        frame = self.frame(log, position)
-        self.execute(
-            "UPDATE records SET frame = ? WHERE log = (SELECT id FROM logs WHERE name = ?) AND position = ?",
-            flipped(frame),
-            log,
-            position,
-        )
+        self.execute(SET_FRAME, flipped(self.frame(log, position)), log, position)
 
     def remove(self, log: str, position: int) -> None:
-        self.execute(
-            "DELETE FROM records WHERE log = (SELECT id FROM logs WHERE name = ?) AND position = ?", log, position
-        )
+        where = "log = (SELECT id FROM logs WHERE name = ?) AND position = ?"
+        self.execute(f"DELETE FROM records WHERE {where}", log, position)
 
     def swap(self, log: str, position: int, other_log: str, other: int) -> None:
         frames = self.frame(log, position), self.frame(other_log, other)
-        sql = "UPDATE records SET frame = ? WHERE log = (SELECT id FROM logs WHERE name = ?) AND position = ?"
-        self.execute(sql, frames[1], log, position)
-        self.execute(sql, frames[0], other_log, other)
+        self.execute(SET_FRAME, frames[1], log, position)
+        self.execute(SET_FRAME, frames[0], other_log, other)
 
     def damage_snapshot(self, log: str) -> None:
         where = "WHERE log = (SELECT id FROM logs WHERE name = ?) AND part = 0"

@@ -21,8 +21,6 @@ QUIET = ("--save", "", "--auto-aof-rewrite-percentage", "0", "--repl-diskless-sy
 
 
 class RedisServer(Program):
-    """One redis-server, started by ``start``. It survives ``kill`` as a directory, from which ``start`` continues."""
-
     def __init__(self, directory: Path, *options: str, ready: str = READY) -> None:
         binary = shutil.which("redis-server")
         assert binary is not None, "there is no redis-server: run scripts/setup.sh --tests"

@@ -33,7 +33,6 @@ class FullDisk:
         return self.full if refuses else getattr(self.journal, name)
 
     async def full(self, *_: object, **__: object) -> None:
-        """Surely nothing is written."""
         raise JournalFailed("the disk is full")
 
 
@@ -89,9 +88,6 @@ async def test_what_the_store_has_damaged_is_written_again_from_memory(store: St
         }
 
 
-# -- a damaged log whose computation is dropped ------------------------------------------------------------------
-
-
 async def started(store: StoreSubject) -> tuple[Any, Shard, asyncio.Task[None]]:
     journal: Any = FullDisk(store.make())
     shard = sharded(journal)
@@ -106,7 +102,6 @@ async def stopped(shard: Shard, run: asyncio.Task[None]) -> None:
 
 
 async def killed(journal: Journal, shard: Shard, run: asyncio.Task[None]) -> None:
-    """It ends without writing what it alone has."""
     shard.stop()
     await run
     await journal.close()
@@ -192,14 +187,10 @@ async def test_a_damaged_log_that_nobody_has_in_memory_is_dropped_by_force(store
     await lives_again(store, shard, run, sequencer)
 
 
-# -- a damaged log of the graph ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("snapshot", [False, True])
 async def test_a_process_that_ends_leaves_a_graph_that_the_next_one_can_read(
     store: StoreSubject, snapshot: bool
 ) -> None:
-    """It has the only good copy, in memory, and nothing has made it look at the store's."""
     journal, shard, run = await started(store)
     say = await at_ten(shard, "x", "y")
     await shard.graph.reset("y")

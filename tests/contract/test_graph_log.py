@@ -20,12 +20,11 @@ COMPACTED = ShardSettings(graph_bytes=100)
 
 
 async def stored(shard: Shard) -> Topology:
-    """The graph as who knows nothing of it reads it."""
     return replayed(await shard.journal.load(GRAPH)).topology
 
 
 @pytest.mark.parametrize("same_version", [True, False])
-async def test_a_log_whose_changes_do_not_fit_each_other_is_put_right_from_memory(
+async def test_a_log_of_changes_that_do_not_fit_is_healed_from_memory(
     shared: SharedSubject, same_version: bool
 ) -> None:
     async with serving(shared.make(), COMPACTED) as one, serving(shared.make(), COMPACTED) as other:

@@ -7,14 +7,7 @@ from itertools import count
 
 import pytest
 
-from lowwater_authority.journal import (
-    GRAPH,
-    Entry,
-    JournalClosed,
-    JournalCorrupt,
-    JournalVersion,
-    LoadedLog,
-)
+from lowwater_authority.journal import GRAPH, Entry, JournalClosed, JournalCorrupt, JournalVersion, LoadedLog
 from lowwater_authority.journal.frames import PART_BYTES
 from tests.contract.journal_stores import SharedSubject, StoreSubject, entry, loaded, turn
 from tests.kit.releases import older_release
@@ -60,10 +53,7 @@ async def test_snapshot_of_any_size(store: StoreSubject, size: int) -> None:
 async def test_a_snapshot_overtaken_by_a_newer_one(store: StoreSubject) -> None:
     journal = await store.open()
     await journal.append([entry("a", n) for n in range(1, 4)])
-    await asyncio.gather(
-        journal.snapshot("a", 1, b"older" * PART_BYTES),
-        journal.snapshot("a", 3, b"newer"),
-    )
+    await asyncio.gather(journal.snapshot("a", 1, b"older" * PART_BYTES), journal.snapshot("a", 3, b"newer"))
     assert await journal.load("a") == loaded("a", 4, 3, snapshot=b"newer")
 
 
@@ -86,7 +76,7 @@ async def test_a_cancelled_snapshot_leaves_the_old_one(store: StoreSubject) -> N
 
 @pytest.mark.parametrize("position", [3, 6])
 @pytest.mark.parametrize(("hurt", "said"), [("damage", "is damaged"), ("remove", "missing")])
-async def test_damaged_or_missing_record_is_refused_with_its_place(
+async def test_damaged_or_lost_records_are_refused_by_place(
     store: StoreSubject, position: int, hurt: str, said: str
 ) -> None:
     journal = await store.open()

@@ -6,15 +6,7 @@ import asyncio
 
 import pytest
 
-from lowwater_authority.journal import (
-    GRAPH,
-    End,
-    JournalLost,
-    JournalPosition,
-    JournalReplaced,
-    LoadedLog,
-    Ownership,
-)
+from lowwater_authority.journal import GRAPH, End, JournalLost, JournalPosition, JournalReplaced, LoadedLog, Ownership
 from lowwater_authority.journal.frames import PART_BYTES
 from tests.contract.journal_stores import SharedSubject, StoreSubject, entry, fenced, loaded, lost, turn, writes
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from lowwater_authority.journal import GRAPH, Entry, JournalFenced, JournalPosition, LoadedLog
-from tests.contract.journal_stores import MemorySubject, SqliteSubject, StoreSubject
+from tests.contract.journal_stores import MemorySubject, RedisSubject, SqliteSubject, StoreSubject
 
 T = TypeVar("T")
 
@@ -151,9 +151,11 @@ class MemoryMachine(JournalMachine):
 
 
 class SqliteMachine(JournalMachine):
+    kind: type[SqliteSubject | RedisSubject] = SqliteSubject
+
     def make_store(self) -> StoreSubject:
         self.directory = tempfile.TemporaryDirectory()
-        return SqliteSubject(Path(self.directory.name))
+        return self.kind(Path(self.directory.name))
 
     def teardown(self) -> None:
         super().teardown()
@@ -161,7 +163,13 @@ class SqliteMachine(JournalMachine):
             self.directory.cleanup()
 
 
+class RedisMachine(SqliteMachine):
+    kind = RedisSubject
+
+
 TestMemoryModel = MemoryMachine.TestCase
 TestMemoryModel.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
 TestSqliteModel = SqliteMachine.TestCase
 TestSqliteModel.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+TestRedisModel = RedisMachine.TestCase
+TestRedisModel.settings = TestSqliteModel.settings

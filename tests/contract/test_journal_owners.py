@@ -6,14 +6,7 @@ import asyncio
 
 import pytest
 
-from lowwater_authority.journal import (
-    GRAPH,
-    JournalFenced,
-    JournalLost,
-    JournalOutvoted,
-    JournalPosition,
-    LoadedLog,
-)
+from lowwater_authority.journal import GRAPH, JournalFenced, JournalLost, JournalOutvoted, JournalPosition, LoadedLog
 from tests.contract.journal_stores import SharedSubject, StoreSubject, entry, fenced, loaded, writes
 
 

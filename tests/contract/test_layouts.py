@@ -18,7 +18,6 @@ from tests.kit.times import HOUR
 
 @pytest.fixture
 def memory() -> StoreSubject:
-    """One store is enough for what is written by the record and read by the replay."""
     return MemorySubject()
 
 
@@ -117,7 +116,5 @@ async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(memory: Stor
         (Layout(1), Layout(0, (0, 5)), True),
     ],
 )
-def test_a_layout_is_compared_by_what_it_is_and_not_by_its_version_alone(
-    wanted: Layout, told: Layout, differs: bool
-) -> None:
+def test_a_layout_is_compared_by_content_and_not_by_version_alone(wanted: Layout, told: Layout, differs: bool) -> None:
     assert wanted.differs(told) == differs

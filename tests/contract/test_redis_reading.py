@@ -11,7 +11,9 @@ import pytest
 
 from lowwater_authority.journal import JournalCorrupt, JournalFailed
 from lowwater_authority.journal.redis_database import RedisDatabase
+from lowwater_authority.journal.redis_link import PORTS
 from lowwater_authority.journal.redis_reader import READINGS
+from lowwater_authority.stores.store import store_at
 from tests.contract.journal_stores import RedisSubject, entry
 
 
@@ -32,9 +34,7 @@ def before_records(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[
     monkeypatch.setattr(RedisDatabase, "records", read)
 
 
-async def test_a_log_that_is_replaced_all_the_time_is_not_read_for_ever(
-    redis: RedisSubject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_log_replaced_all_the_time_is_not_read_on(redis: RedisSubject, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, reader = await redis.open("a"), await redis.connect()
     await owner.append([entry("a", n) for n in range(1, READINGS + 20)])
     readings = itertools.count(1)
@@ -44,9 +44,7 @@ async def test_a_log_that_is_replaced_all_the_time_is_not_read_for_ever(
     assert next(readings) == READINGS + 1
 
 
-async def test_what_is_read_behind_a_position_is_of_one_moment(
-    redis: RedisSubject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_read_from_a_position_is_of_one_moment(redis: RedisSubject, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, reader = await redis.open("a"), await redis.connect()
     await owner.append([entry("a", n) for n in range(1, 6)])
     redis.damage("a", 2)
@@ -62,3 +60,8 @@ async def test_what_is_read_behind_a_position_is_of_one_moment(
     await owner.snapshot("a", 5, b"snapshot")
     with pytest.raises(JournalCorrupt, match="a snapshot stands in the place of what is behind position 4"):
         await reader.load_behind("a", 4)
+
+
+@pytest.mark.parametrize("scheme", PORTS)
+def test_a_scheme_of_redis_leads_there(scheme: str) -> None:
+    assert str(store_at(f"{scheme.upper()}://me:secret@host:1/0", "orders")) == f"{scheme}://host:1/0#orders"

@@ -33,8 +33,6 @@ WRITTEN = Path(__file__).with_name("region_store")
 
 
 class Deployment:
-    """Global authorities over one store, and one region that talks to them."""
-
     def __init__(self, store: StoreSubject) -> None:
         self.store = store
         self.clock = Clock()
@@ -270,9 +268,7 @@ async def test_a_store_of_json_records_is_read_and_becomes_messages(tmp_path: Pa
         (b"\xff", JournalCorrupt, "position 4 .*restored copy"),
     ],
 )
-async def test_a_record_that_cannot_be_read_ends_the_start(
-    memory: Deployment, record: bytes, error: type[Exception], words: str
-) -> None:
+async def test_a_bad_record_is_no_start(memory: Deployment, record: bytes, error: type[Exception], words: str) -> None:
     registry = await ready(memory)
     await registry.journal.append([Entry(LOG, registry.position + 1, record, strong=True)])
     await registry.close()

@@ -71,8 +71,6 @@ def tell(what: str) -> None:
 
 
 class Feed:
-    """A directory of JSON lines; each file appears whole, by a rename."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True)
@@ -86,8 +84,6 @@ class Feed:
 
 
 class Smoke:
-    """One session, one authority, one injector in plain Python."""
-
     def __init__(self, spark: SparkSession, folder: Path, address: str) -> None:
         self.spark = spark
         self.folder = folder
@@ -121,7 +117,6 @@ class Smoke:
         return lws.stage(self.spark, name, address=self.address, **declared)
 
     def attach(self) -> None:
-        """A query that knows nothing of us: Spark's own watermark is published as estimated, and what it drops is counted."""
         feed, rows = self.feed("attached")
         feed.put(("fast", at(12)), ("slow", at(9)))
         counted = rows.withWatermark("t", "10 minutes").groupBy(sf.window("t", "1 hour")).count()

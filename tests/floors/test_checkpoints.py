@@ -107,9 +107,7 @@ def test_what_spark_holds_is_found(tmp_path: Path, lw: lowwater.Client, follow: 
 
 
 @pytest.mark.long
-def test_what_a_version_holds_that_does_not_name_it_is_refused(
-    tmp_path: Path, lw: lowwater.Client, follow: Follow
-) -> None:
+def test_what_a_version_holds_without_naming_it_is_refused(tmp_path: Path, lw: lowwater.Client, follow: Follow) -> None:
     feed, upstream = Feed(tmp_path / "in"), Upstream(lw)
     upstream.at(12)
     feed.put([row("a", 9, 10), row("a", 11)])

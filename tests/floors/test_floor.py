@@ -27,7 +27,6 @@ pytestmark = pytest.mark.timeout(1500)
 
 
 def python_with(pyspark: str, members: tuple[str, ...], *others: str) -> str:
-    """The interpreter of an environment; skips, with the reason, where it cannot be had."""
     started = time.monotonic()
     try:
         python = environment(pyspark, members, *others)

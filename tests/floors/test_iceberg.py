@@ -34,15 +34,7 @@ def test_tables_of_iceberg_are_tracked_and_written(tmp_path: Path, which: str) -
     environ = {name: value for name, value in clean_environ().items() if name not in ("SPARK_HOME", "PYSPARK_PYTHON")}
     done = subprocess.run(
         [
-            python,
-            "-m",
-            "pytest",
-            "tests/iceberg",
-            "-m",
-            which,
-            "-p",
-            "no:cacheprovider",
-            "--basetemp",
+            *(python, "-m", "pytest", "tests/iceberg", "-m", which, "-p", "no:cacheprovider", "--basetemp"),
             str(tmp_path / "iceberg"),
         ],
         capture_output=True,

@@ -15,7 +15,6 @@ import psycopg
 import redis
 
 from lowwater_pipeline.guard import Claim, Row
-from lowwater_pipeline.guard.claim import slots_between
 from lowwater_pipeline.guard.files import FileGuard, FileWriter
 from lowwater_pipeline.guard.postgres import PostgresGuard, PostgresWriter
 from lowwater_pipeline.guard.redis import RedisGuard, RedisWriter
@@ -38,11 +37,11 @@ class Store(Protocol):
     def raise_(
         self, claim: Claim, *, guard: str = ..., slots: int = ..., bounds: Iterable[bytes] = ..., begin: int = ...
     ) -> Any: ...
-    def unraised(self, claim: Claim, *, guard: str = ..., slots: int = ..., bounds: Iterable[bytes] = ...) -> Any: ...
+    def unraised(self, claim: Claim) -> Any: ...
     def write(self, writer: Any, batch: Steps, digest: str, values: Sequence[int]) -> bool: ...
     def values(self, guard: str = ...) -> list[int]: ...
     def rows(self, guard: str = ..., slots: int = ...) -> dict[int, Row | None]: ...
-    def forge(self, field: str, value: Any, *, guard: str = ..., slot: int = ...) -> None: ...
+    def forge(self, field: str, value: Any, *, slot: int = ...) -> None: ...
     def close(self) -> None: ...
 
 
@@ -73,10 +72,8 @@ class PostgresStore:
     ) -> PostgresWriter:
         return self._shared(guard, slots).raise_(claim, bounds=bounds, begin=begin)
 
-    def unraised(
-        self, claim: Claim, *, guard: str = "hourly", slots: int = 1, bounds: Iterable[bytes] = WHOLE
-    ) -> PostgresWriter:
-        return PostgresWriter(self._shared(guard, slots), claim, slots_between(bounds, slots), {})
+    def unraised(self, claim: Claim) -> PostgresWriter:
+        return PostgresWriter(self._shared("hourly", 1), claim, range(1), {})
 
     def _shared(self, name: str, slots: int) -> PostgresGuard:
         """One connection for all whose transactions do not overlap."""
@@ -87,9 +84,7 @@ class PostgresStore:
         name = writer.guard.name
 
         def fill(cursor: psycopg.Cursor[Any]) -> None:
-            cursor.executemany(
-                "INSERT INTO written (guard, value) VALUES (%s, %s)", [(name, value) for value in values]
-            )
+            cursor.executemany("INSERT INTO written (guard, value) VALUES (%s, %s)", [(name, each) for each in values])
 
         return writer.write(batch, digest, fill)
 
@@ -100,8 +95,8 @@ class PostgresStore:
         with PostgresGuard(self.dsn, guard, slots=slots) as beside:
             return dict.fromkeys(range(slots)) | beside.rows()
 
-    def forge(self, field: str, value: Any, *, guard: str = "hourly", slot: int = 0) -> None:
-        self.ask(f"UPDATE lowwater_guard SET {field} = %s WHERE guard = %s AND slot = %s", value, guard, slot)
+    def forge(self, field: str, value: Any, *, slot: int = 0) -> None:
+        self.ask(f"UPDATE lowwater_guard SET {field} = %s WHERE guard = %s AND slot = %s", value, "hourly", slot)
 
     def ask(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         cursor = self._beside.execute(statement.encode(), values or None)
@@ -138,10 +133,8 @@ class GuardedRedis:
     ) -> RedisWriter:
         return self.guard(guard, slots).raise_(claim, bounds=bounds, begin=begin)
 
-    def unraised(
-        self, claim: Claim, *, guard: str = "hourly", slots: int = 1, bounds: Iterable[bytes] = WHOLE
-    ) -> RedisWriter:
-        return RedisWriter(self.guard(guard, slots), claim, slots_between(bounds, slots), {})
+    def unraised(self, claim: Claim) -> RedisWriter:
+        return RedisWriter(self.guard(), claim, range(1), {})
 
     def write(self, writer: RedisWriter, batch: Steps, digest: str, values: Sequence[int]) -> bool:
         key = f"written:{writer.guard.tag}"
@@ -154,8 +147,8 @@ class GuardedRedis:
     def rows(self, guard: str = "hourly", slots: int = 1) -> dict[int, Row | None]:
         return self.guard(guard, slots).rows()
 
-    def forge(self, field: str, value: Any, *, guard: str = "hourly", slot: int = 0) -> None:
-        key = self.guard(guard).key(slot)
+    def forge(self, field: str, value: Any, *, slot: int = 0) -> None:
+        key = self.guard().key(slot)
         if value is None:
             self.client.hdel(key, field)
         else:
@@ -177,10 +170,8 @@ class FileStore:
     ) -> FileWriter:
         return self.guard(guard, slots).raise_(claim, bounds=bounds, begin=begin)
 
-    def unraised(
-        self, claim: Claim, *, guard: str = "hourly", slots: int = 1, bounds: Iterable[bytes] = WHOLE
-    ) -> FileWriter:
-        return FileWriter(self.guard(guard, slots), claim, slots_between(bounds, slots), {})
+    def unraised(self, claim: Claim) -> FileWriter:
+        return FileWriter(self.guard(), claim, range(1), {})
 
     def write(self, writer: FileWriter, batch: Steps, digest: str, values: Sequence[int]) -> bool:
         def fill(directory: Path) -> None:
@@ -196,8 +187,8 @@ class FileStore:
     def rows(self, guard: str = "hourly", slots: int = 1) -> dict[int, Row | None]:
         return self.guard(guard, slots).rows()
 
-    def forge(self, field: str, value: Any, *, guard: str = "hourly", slot: int = 0) -> None:
-        newest = max(self.guard(guard).log.iterdir())
+    def forge(self, field: str, value: Any, *, slot: int = 0) -> None:
+        newest = max(self.guard().log.iterdir())
         entry = json.loads(newest.read_bytes())
         if value is None:
             del entry["rows"][str(slot)][field]

@@ -18,14 +18,15 @@ from tests.guard.stores import FileStore, claim
 ROOT = Path(__file__).parents[2]
 
 
-def test_figure_12_the_delayed_entry_of_a_zombie_is_never_named(in_files: FileStore) -> None:
-    """The zombie's files are written, and its entry is delayed until its successor has raised and scanned."""
+@pytest.mark.parametrize("delayed", ["filled", "judged"])
+def test_figure_12_the_delayed_entry_of_a_zombie_is_never_named(in_files: FileStore, delayed: str) -> None:
     zombie = in_files.guard().raise_(claim(5))
     there, go = threading.Event(), threading.Event()
 
     def probe(point: str) -> None:
-        there.set()
-        go.wait()
+        if point == delayed:
+            there.set()
+            go.wait()
 
     zombie.guard.probe = probe
     with ThreadPoolExecutor(1) as pool:

@@ -62,9 +62,6 @@ def raised_by_itself(store: PostgresStore, token: int) -> PostgresWriter:
     return store.guard().raise_(claim(token))
 
 
-# -- figure 12 ----------------------------------------------------------------------------------------------------------
-
-
 def test_figure_12_the_delayed_transaction_of_a_zombie_never_lands_after_the_scan(in_postgres: PostgresStore) -> None:
     """The zombie's transaction has been checked, and is delayed. Its successor raises and scans. Then the transaction goes on."""
     zombie = Paused(in_postgres, raised_by_itself(in_postgres, 5), 0, 1, "checked")
@@ -184,9 +181,6 @@ def test_the_lock_sees_what_was_committed_whatever_isolation_the_role_has(in_pos
         assert said == [("read committed",), ("on",)]
 
 
-# -- lost answers -------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def no_standby_answers(postgres: Postgres) -> Iterator[None]:
     """COMMIT waits for a standby that there is not, and what is committed is not seen meanwhile."""
@@ -199,7 +193,6 @@ def no_standby_answers(postgres: Postgres) -> Iterator[None]:
 
 
 def test_a_look_waits_for_a_commit_that_is_under_way(postgres: Postgres, in_postgres: PostgresStore) -> None:
-    """The connection is lost while COMMIT waits in the server, and the client looks again at once."""
     in_postgres.patience = 60
     writer = raised_by_itself(in_postgres, 5)
     waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
@@ -273,9 +266,6 @@ def test_who_ends_the_transaction_himself_is_refused(in_postgres: PostgresStore)
     assert row.batch == -1
 
 
-# -- servers ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_standby_that_takes_over_is_another_life() -> None:
     """It may lack the last raise. So everybody claims anew."""
     with Postgres() as primary, Postgres() as standby:
@@ -296,8 +286,6 @@ def test_a_standby_that_takes_over_is_another_life() -> None:
         there.close()
         store.close()
 
-
-# -- kills --------------------------------------------------------------------------------------------------------------
 
 WORKER = """
 import os, signal, sys
@@ -320,9 +308,7 @@ for batch in range(10):
     ("point", "batch", "there"),
     [("raise checked", -1, 0), ("checked", 4, 4), ("filled", 4, 4), ("before commit", 4, 4), ("committed", 4, 5)],
 )
-def test_kill_9_of_a_writer_at_each_point_loses_and_doubles_nothing(
-    in_postgres: PostgresStore, point: str, batch: int, there: int
-) -> None:
+def test_kill_9_loses_and_doubles_nothing(in_postgres: PostgresStore, point: str, batch: int, there: int) -> None:
     """Its successor raises, reads how far the store is, and makes the last batch once more."""
     in_postgres.patience = 60  # a killed session ends by itself
     command = [sys.executable, "-c", WORKER, in_postgres.dsn, point, str(batch)]

@@ -39,7 +39,6 @@ def over(wire: StoreProxy, store: GuardedRedis, token: int) -> RedisWriter:
 def on_the_wire(
     wire: StoreProxy, store: GuardedRedis, writer: RedisWriter, batch: int, value: int
 ) -> Iterator[Future[bool]]:
-    """A write whose script has been sent, and does not arrive while this lasts."""
     with ThreadPoolExecutor(1) as pool:
         wire.swallow()
         try:
@@ -50,10 +49,7 @@ def on_the_wire(
             wire.heal()
 
 
-# -- figure 12 ----------------------------------------------------------------------------------------------------------
-
-
-def test_figure_12_the_delayed_script_of_a_zombie_never_lands_after_the_scan(
+def test_figure_12_the_late_script_of_a_zombie_never_lands_after_a_scan(
     in_redis: GuardedRedis, wire: StoreProxy
 ) -> None:
     zombie = over(wire, in_redis, 5)
@@ -68,10 +64,7 @@ def test_figure_12_the_delayed_script_of_a_zombie_never_lands_after_the_scan(
     assert in_redis.values() == [1, 3]
 
 
-def test_a_script_that_arrives_late_is_found_by_who_makes_the_same_write_again(
-    in_redis: GuardedRedis, wire: StoreProxy
-) -> None:
-    """The connection is lost while the script is on the wire. It arrives all the same."""
+def test_a_script_that_arrives_late_is_found_by_who_repeats_the_write(in_redis: GuardedRedis, wire: StoreProxy) -> None:
     writer = over(wire, in_redis, 5)
     with on_the_wire(wire, in_redis, writer, 0, 1) as late:
         assert isinstance(writer.guard.client, redis.Redis)
@@ -84,9 +77,6 @@ def test_a_script_that_arrives_late_is_found_by_who_makes_the_same_write_again(
     assert in_redis.values() == [1]
 
 
-# -- numbers ------------------------------------------------------------------------------------------------------------
-
-
 def test_two_tokens_that_are_equal_as_doubles_are_two(in_redis: GuardedRedis) -> None:
     zombie = in_redis.raise_(claim(LARGE + 1, "one nonce"))
     in_redis.raise_(claim(LARGE + 2, "one nonce"))
@@ -95,8 +85,6 @@ def test_two_tokens_that_are_equal_as_doubles_are_two(in_redis: GuardedRedis) ->
     assert in_redis.values() == []
 
 
-# -- what a script cannot undo ------------------------------------------------------------------------------------------
-
 HASH, TEXT = "hash:{hourly}", "text:{hourly}"
 
 
@@ -104,9 +92,7 @@ HASH, TEXT = "hash:{hourly}", "text:{hourly}"
     "commands",
     [[("SET", TEXT, "new"), ("RPUSH", HASH, "a")], [("RPUSH", "new:{hourly}", "a"), ("SADD", "new:{hourly}", "a")]],
 )
-def test_a_key_of_another_type_is_refused_before_anything_is_written(
-    in_redis: GuardedRedis, commands: Sequence[guarded.Command]
-) -> None:
+def test_a_key_of_another_type_writes_nothing(in_redis: GuardedRedis, commands: Sequence[guarded.Command]) -> None:
     in_redis.client.hset(HASH, "a", "1")
     in_redis.client.set(TEXT, "old")
     writer = in_redis.raise_(claim(5))
@@ -130,9 +116,7 @@ def test_a_key_of_another_type_is_refused_before_anything_is_written(
         (("RPUSH", "n:{hourly}", *range(5_000)), "at most 4,000"),
     ],
 )
-def test_what_could_fail_half_way_is_refused_and_nothing_is_written(
-    in_redis: GuardedRedis, command: guarded.Command, said: str
-) -> None:
+def test_what_could_fail_half_way_writes_nothing(in_redis: GuardedRedis, command: guarded.Command, said: str) -> None:
     writer = in_redis.raise_(claim(5))
     with pytest.raises(Unfit, match=said):
         writer.write(0, "a", [("SET", TEXT, "new"), command])
@@ -215,9 +199,6 @@ def test_a_user_who_may_not_write_one_of_the_rows_writes_nothing(in_redis: Guard
     in_redis.client.acl_deluser(name)
     assert in_redis.client.lrange("d:{hourly}", 0, -1) == []
     assert in_redis.write(both, 0, "a", [1])
-
-
-# -- servers ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_server_that_was_started_anew_is_another_life(tmp_path: Path) -> None:

@@ -19,9 +19,7 @@ from lowwater_pipeline.guard import (
 from tests.guard.stores import Store, claim
 
 
-def test_figure_12_a_zombie_that_comes_late_is_refused_and_what_its_successor_has_scanned_stays_true(
-    store: Store,
-) -> None:
+def test_figure_12_a_late_zombie_is_refused_and_what_its_successor_has_scanned_stays_true(store: Store) -> None:
     zombie = store.raise_(claim(5))
     assert store.write(zombie, 0, "a", [1, 2])
     successor = store.raise_(claim(6))
@@ -128,8 +126,6 @@ def test_a_guard_of_somebody_else_is_refused(store: Store) -> None:
     assert store.values() == [1]
 
 
-# -- slots --------------------------------------------------------------------------------------------------------------
-
 FORTY, SIXTY, EIGHTY = b"\x40", b"\x60", b"\x80"
 
 
@@ -167,9 +163,6 @@ def test_only_slots_of_the_writer_are_touched(store: Store) -> None:
         store.write(lower, {3: 0}, "a", [1])
     with pytest.raises(Unfit):
         store.write(lower, {}, "a", [1])
-
-
-# -- bad input, and neighbours ------------------------------------------------------------------------------------------
 
 
 def test_what_is_no_batch_is_refused_and_changes_nothing(store: Store) -> None:

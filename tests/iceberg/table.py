@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
-import lowwater
 import lowwater_spark as lws
 from lowwater_spark.sources.delta import marked
 from lowwater_spark.sources.iceberg import MARK
 from lowwater_spark.sources.iceberg_log import IcebergLog, find
 from tests.kit import iceberg
 from tests.kit.iceberg import CATALOG, Offset
-from tests.kit.times import at, mark
-from tests.spark.flow import Flow
-from tests.spark.support import Upstream, low
+from tests.kit.times import at
+from tests.spark.flow import Flow, Readable
 
 _NUMBERS: Final = itertools.count()
 
 COLUMNS: Final = "key string, t timestamp"
 
 
-class TableFlow:
+class TableFlow(Readable):
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.short = f"db.t{next(_NUMBERS)}"
@@ -42,7 +39,6 @@ class TableFlow:
         return self.flow.spark.createDataFrame([(key, at(hour)) for key, hour in rows], COLUMNS)
 
     def put(self, *rows: tuple[str, int], files: int = 1, by: str = "", **options: str) -> int:
-        """One snapshot with these rows, with the mark of a computation if it is said; returns it."""
         frame = self.rows(*rows).repartition(files)
         if by:
             options[f"snapshot-property.{MARK}"] = marked(by)
@@ -73,27 +69,6 @@ class TableFlow:
 
     def read(self, **options: str) -> DataFrame:
         return self.flow.spark.readStream.format("iceberg").options(**options).load(self.name)
-
-    def track(
-        self, write_batch: Callable[[DataFrame, lws.Batch], object] | None = None, **options: Any
-    ) -> lws.TrackedQuery:
-        stream = options.pop("stream", None) or self.read(**options.pop("source", {}))
-        return self.flow.start(
-            self.flow.plain if write_batch is None else write_batch, stream=stream, ranges=2, **options
-        )
-
-    def followed(self, lw: lowwater.Client, upstream: Upstream, *rows: tuple[str, int]) -> lws.TrackedQuery:
-        """Start the stage over rows of nine o'clock, and wait until it has come so far."""
-        self.put(*rows)
-        upstream.at(9)
-        query = self.track()
-        self.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
-        return query
-
-    def keys(self) -> list[str]:
-        """The keys that the stage has written, of which none is there twice if each was read once."""
-        out = str(self.flow.folder / "out")
-        return sorted(r.key for r in self.flow.spark.read.schema(COLUMNS).parquet(out).collect())
 
     @property
     def offsets(self) -> list[Offset]:

@@ -30,7 +30,6 @@ class Appender:
 
 @pytest.fixture
 def filled(table: TableFlow) -> Appender:
-    """A table with a snapshot for each batch; the next batch by call, of the first life."""
     stage = Appender(table)
     for hour in (9, 10):
         stage(hour)

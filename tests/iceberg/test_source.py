@@ -57,9 +57,7 @@ def test_a_stage_follows_its_inputs_through_a_table(table: TableFlow, lw: lowwat
     assert table.keys() == ["a", "b", "c", "d"]
 
 
-def test_what_takes_rows_away_ends_the_query_and_holds(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_what_takes_rows_ends_the_query_and_holds(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     table.put(("a", 9))
     query = table.followed(lw, upstream, ("b", 9))
     table.sql("update {table} set t = t + interval 1 hour where key = 'a'")

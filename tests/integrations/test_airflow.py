@@ -103,9 +103,7 @@ def come(lease: lowwater.Lease, hour: int) -> None:
     lease.flush()
 
 
-def test_airflow_knows_the_provider_its_connection_and_its_triggers(
-    airflow: Airflow, lw: lowwater.Client, lease: lowwater.Lease
-) -> None:
+def test_airflow_knows_provider_and_triggers(airflow: Airflow, lw: lowwater.Client, lease: lowwater.Lease) -> None:
     told = json.loads(airflow.run("python", str(INSIDE / "child.py")).splitlines()[-1])
     assert told["provider"] == "0.2.0"
     assert told["hook"] == ["lowwater_airflow.hook.LowwaterHook", "lowwater", "lowwater"]
@@ -141,9 +139,7 @@ def test_a_task_waits_in_the_triggerer_until_its_hour_is_complete(airflow: Airfl
     }
 
 
-def test_each_hour_that_is_complete_is_an_event_of_its_asset_whatever_dies(
-    airflow: Airflow, lease: lowwater.Lease
-) -> None:
+def test_each_complete_hour_is_an_event_of_its_asset_whatever_dies(airflow: Airflow, lease: lowwater.Lease) -> None:
     def told() -> list[str]:
         rows = airflow.rows("select extra from asset_event order by id")
         return [json.loads(extra)["payload"]["from"] for (extra,) in rows]
@@ -162,7 +158,6 @@ def test_each_hour_that_is_complete_is_an_event_of_its_asset_whatever_dies(
             assert json.loads(value)["next_micros"] <= last.micros
 
     def run_until(look: Callable[[], bool]) -> None:
-        """A triggerer, until something is so; then it is killed, with all that it has started."""
         triggerer = airflow.start("airflow", "triggerer")
         try:
             eventually(look, "events", seconds=PATIENCE, check=never_ahead, seen=lambda: (told(), cursor()))

@@ -11,9 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("arguments", [[], [""], ["../x"], ["airflow/../dagster"], ["tests"], ["dagster "]], ids=str)
-def test_what_is_none_of_its_environments_is_refused_before_anything_is_removed(
-    arguments: list[str], tmp_path: Path
-) -> None:
+def test_what_is_no_environment_is_refused_before_anything_is_removed(arguments: list[str], tmp_path: Path) -> None:
     script = tmp_path / "integrations" / "setup.sh"
     script.parent.mkdir()
     script.write_bytes((ROOT / "integrations" / "setup.sh").read_bytes())

@@ -28,7 +28,6 @@ class Clock:
         return self.now if self._over is None else self.now + self._over()
 
     def micros(self) -> int:
-        """Processing time, as an authority has it: microseconds since the epoch."""
         return BEGINNING + int(self() * SECOND)
 
     def wait(self, seconds: float) -> None:

@@ -67,14 +67,7 @@ def eventually(
     return found
 
 
-async def eventually_async(
-    look: Callable[[], object],
-    what: str = "",
-    *,
-    seconds: float = PATIENCE,
-    check: Callable[[], object] | None = None,
-    seen: Callable[[], object] | None = None,
-) -> None:
+async def eventually_async(look: Callable[[], object], what: str = "", *, seconds: float = PATIENCE) -> None:
     """Do the same beside other tasks, which go on meanwhile. ``look`` may be a coroutine function; a look that hangs is too late as well.
 
     Seconds are those of the loop, also where its time is simulated.
@@ -91,19 +84,12 @@ async def eventually_async(
     pauses, limit = _Pauses(seconds, asyncio.get_running_loop().time), asyncio.timeout(seconds)
     try:
         async with limit:
-            while not await once():
-                if check is not None:
-                    try:
-                        check()
-                    except Exception:
-                        if await once():
-                            break
-                        raise
+            while not await once():  # noqa: ASYNC110 - what is looked for sets no event
                 await asyncio.sleep(pauses.next())
     except TimeoutError:
         if not limit.expired():
             raise
-        raise TooLate(_failure(look, what, seconds, found, seen)) from None
+        raise TooLate(_failure(look, what, seconds, found, None)) from None
 
 
 class _Pauses:

@@ -36,6 +36,5 @@ class Offset(NamedTuple):
 
 
 def offsets(checkpoint: Path) -> list[Offset]:
-    """Where a query with one source stood after each batch that was planned, by the number of the batch."""
     entries = sorted((entry for entry in (checkpoint / "offsets").glob("[0-9]*")), key=lambda entry: int(entry.name))
     return [Offset.of(entry.read_text(encoding="utf-8").splitlines()[2]) for entry in entries]

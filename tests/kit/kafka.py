@@ -97,7 +97,6 @@ class Broker(Program):
         assert done.returncode == 0, done.stdout
 
     def begin(self) -> None:
-        """Start it, and return at once: the first of several waits for a majority."""
         self.launch(self._server)
 
     def start(self) -> Self:
@@ -156,18 +155,15 @@ class Kafka:
         asked = [NewTopic(topic, num_partitions=partitions, replication_factor=copies, config=config)]
         self.admin.create_topics(asked, operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)
         # The controller has answered before every broker knows: whoever asks one would be told that there is no such topic.
-        eventually(
-            lambda: self.admin.list_topics(topic, ANSWERS_WITHIN).topics[topic].error is None, f"{topic} is known"
-        )
+        eventually(lambda: self.admin.list_topics(topic, ANSWERS_WITHIN).topics[topic].error is None, "it is known")
 
-    def grow(self, topic: str, partitions: int, brokers: Iterable[Broker] | None = None) -> None:
-        """Have a topic have so many partitions; returns when each of these brokers tells of them (by default all).
+    def grow(self, topic: str, partitions: int) -> None:
+        """Have a topic have so many partitions; returns when each broker tells of them.
 
         The controller has answered before they know: a producer that asks one of them then refuses a row for a new partition at once.
         """
         self._kept = None
-        asked = self.brokers if brokers is None else [*brokers]
-        clients = [AdminClient({"bootstrap.servers": broker.address, **self._clients}) for broker in asked]
+        clients = [AdminClient({"bootstrap.servers": broker.address, **self._clients}) for broker in self.brokers]
         wanted = [NewPartitions(topic, partitions)]
         clients[0].create_partitions(wanted, operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)
         for client in clients:
@@ -217,7 +213,6 @@ class Kafka:
         return self._kept[1]
 
     def put(self, topic: str, rows: Iterable[Row | bytes | str], **settings: object) -> None:
-        """Write rows, in order within a partition; returns when every one is acknowledged by all replicas in sync."""
         failed: list[object] = []
 
         def delivered(error: object, _: Message) -> None:

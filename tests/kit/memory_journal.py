@@ -124,7 +124,6 @@ class MemoryDisk:
         return {log: LogState(self.owners.get(log, Ownership()), self.logs.get(log, empty).end) for log in logs}
 
     def sync(self, through: int | None = None) -> None:
-        """Make everything that is written durable; if it keeps prefixes, only the writes up to a number."""
         behind = self.written - through if through is not None and self.keeps_prefixes else 0
         self._unsynced = min(self._unsynced, behind)
 
@@ -150,7 +149,6 @@ class MemoryDisk:
         return copy
 
     def put_back(self, copy: MemoryDisk) -> None:
-        """Become what the copy is, while the journals stay open; as durable as it gets."""
         self.logs = {log: stored.copy() for log, stored in copy.logs.items()}
         self.owners = dict(copy.owners)
         self.server_token = copy.server_token
@@ -165,8 +163,7 @@ class MemoryDisk:
         self._history.append(
             {
                 log: _Before(
-                    self.owners.get(log),
-                    replace(self.logs[log], records=dict(removed)) if log in self.logs else None,
+                    self.owners.get(log), replace(self.logs[log], records=dict(removed)) if log in self.logs else None
                 )
                 for log, removed in logs.items()
             }
@@ -420,13 +417,7 @@ class MemoryJournal(RememberingJournal):
         return False
 
     def _replace(
-        self,
-        log: str,
-        position: int,
-        frame: bytes,
-        believed: Mapping[str, LogState],
-        record: int | None,
-        synced: bool,
+        self, log: str, position: int, frame: bytes, believed: Mapping[str, LogState], record: int | None, synced: bool
     ) -> None:
         self._judge(believed)
         stored = self._disk.logs.get(log, StoredLog())

@@ -52,5 +52,4 @@ class Bug:
 
 
 def bug(name: str, *places: object) -> Callable[[Callable[[Part], Part]], Bug]:
-    """Make a bug: the decorated function makes the wrong part from the right one."""
     return lambda wrong: Bug(wrong.__name__).also(name, *places)(wrong)

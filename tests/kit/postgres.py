@@ -23,7 +23,6 @@ READY: Final = "database system is ready to accept connections"
 
 
 def binary(name: str) -> str:
-    """Return a program of the newest PostgreSQL here. Debian keeps them beside the PATH."""
     found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: float(path.parts[4]))
     program = str(found[-1]) if found else shutil.which(name)
     assert program is not None, "there is no PostgreSQL: run scripts/setup.sh --tests"
@@ -31,7 +30,6 @@ def binary(name: str) -> str:
 
 
 def unprivileged() -> list[str]:
-    """Return what a command begins with that must not run as root."""
     if os.geteuid():
         return []
     user = _user()

@@ -23,7 +23,6 @@ def java_program() -> str:
 
 
 def java(jar_set: str, *arguments: str) -> list[str]:
-    """Return the command of a JVM that runs for a minute, with a set of `scripts.jars` on its path."""
     path = os.pathsep.join(str(jar) for jar in jars(jar_set))
     # Optimising what it runs would cost more than it saves.
     return [java_program(), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", path, *arguments]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -28,7 +27,6 @@ async def served(
     interceptors: Sequence[Any] = (),
     credentials: grpc.ServerCredentials | None = None,
 ) -> AsyncIterator[str]:
-    """A server to which each of these has added its service; gives its address."""
     server = grpc.aio.server(interceptors=interceptors)
     for add in services:
         add(server)
@@ -42,8 +40,6 @@ async def served(
 
 
 def scripted(service: str, **methods: tuple[Any, Callable[[Any], Any]]) -> Callable[[grpc.aio.Server], None]:
-    """Add a service that answers by functions; each method has the type of its request and what is called with it."""
-
     def handler(kind: Any, answer: Callable[[Any], Any]) -> grpc.RpcMethodHandler[Any, Any]:
         async def answered(request: Any, context: Any) -> Any:
             try:
@@ -64,18 +60,14 @@ def healthy(server: grpc.aio.Server) -> None:
 
 @asynccontextmanager
 async def authority_served(
-    faults: FaultPlan | None = None,
-    interceptors: Sequence[Any] = (),
-    randbits: Callable[[int], int] = secrets.randbits,
-    observer: Observer | None = None,
+    faults: FaultPlan | None = None, observer: Observer | None = None
 ) -> AsyncIterator[tuple[Authority, str]]:
-    """A whole authority over a journal in memory, whose rounds run; and its address."""
-    journal = MemoryJournal(MemoryDisk(), faults=faults, randbits=randbits)
+    journal = MemoryJournal(MemoryDisk(), faults=faults)
     authority = Authority(journal, clock=lambda: 1000 * HOUR, observer=observer or Observer())
     await authority.recover()
     rounds = asyncio.create_task(authority.run())
     try:
-        async with served(authority.add_to, interceptors=interceptors) as address:
+        async with served(authority.add_to) as address:
             try:
                 yield authority, address
             finally:

@@ -85,8 +85,6 @@ class Faults(FaultPlan):
 
 
 class Deployment:
-    """One store, one clock, and the shards that a test starts."""
-
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or Clock(1000.0)
         self.disk = MemoryDisk()
@@ -116,8 +114,6 @@ class Deployment:
 
 
 class Asks:
-    """Asks the other shards of a deployment, as Peers does over the network."""
-
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
 
@@ -130,7 +126,6 @@ class Asks:
         return found
 
     async def claim(self, claim: SliceClaim) -> Range:
-        """See Above: it goes to the shard that serves the root."""
         shard = self._deployment.owner(claim.root).shard
         return await Here(shard.served, shard.owners).claim(claim)
 
@@ -168,11 +163,7 @@ class One:
         """Those of its way to the journal."""
         self.journal = deployment.journal(deployment.disk, shared=True, faults=self.faults)
         self.shard = Shard(
-            self.journal,
-            clock=deployment.clock.micros,
-            observer=Observer(),
-            placement=self.cluster,
-            settings=settings,
+            self.journal, clock=deployment.clock.micros, observer=Observer(), placement=self.cluster, settings=settings
         )
 
     async def start(self) -> None:
@@ -181,7 +172,6 @@ class One:
         await self.cluster.join(self.shard)
 
     async def beat(self) -> None:
-        """One turn of Cluster.run, which here waits for what it takes."""
         await self.hear()
         if await self.cluster.confirm():
             self.cluster.unserved.take_over(self.shard)
@@ -238,7 +228,6 @@ async def two(deployment: Deployment) -> tuple[One, One]:
 
 @contextlib.asynccontextmanager
 async def reached(one: One) -> AsyncIterator[str]:
-    """Have a shard answer readers over the network; gives its address there."""
     services = Services(one.shard, Observer(), one.cluster)
     readers = WatermarkServicer(services, Streams())
     async with served(

@@ -52,7 +52,6 @@ class Way:
         """All that was sent, oldest first, and how each may come once more."""
 
     def hold(self, kind: str) -> None:
-        """Hold messages of a kind on their way, until ``let``."""
         self.held[kind] = asyncio.Event()
 
     def let(self, kind: str) -> None:
@@ -170,11 +169,7 @@ class One:
         self.placement = Some(tree, names)
         self.journal = MemoryJournal(tree.disk, shared=True)
         self.shard = Shard(
-            self.journal,
-            clock=lambda: tree.now,
-            observer=Observer(),
-            placement=self.placement,
-            settings=tree.settings,
+            self.journal, clock=lambda: tree.now, observer=Observer(), placement=self.placement, settings=tree.settings
         )
         self.shard.held.logs.address = address
         self.ended = False
@@ -258,7 +253,6 @@ class Tree:
         return new
 
     async def split(self, name: str, at: bytes) -> str:
-        """Cut a slice in two, and let all processes hear of it; returns the new one."""
         made = await self.top.shard.graph.split("a", name, at)
         await self.hear()
         return made.name
@@ -285,7 +279,6 @@ class Tree:
         return found
 
     def stands(self, number: int) -> int:
-        """Where the root has a slice: hours, MIN or MAX."""
         [[group, low, _]] = list(self.root.map.overlapping(*self._span(number)))
         return _hours(int(self.root.map.columns.values[group.base + low]))
 

@@ -8,8 +8,6 @@ from tests.kit.times import MIN
 
 
 class Truth:
-    """What the workers have said so far: the most each range may stand at."""
-
     def __init__(self, ranges: int) -> None:
         self._said = [MIN] * ranges
         self._lock = threading.Lock()

@@ -115,7 +115,6 @@ def histogram(exported: Exported, name: str, seconds: Value) -> None:
 
 
 def healthy() -> Exported:
-    """A pipeline in which all is well: flights, enriched from them, and hourly from these, on one authority."""
     exported: Exported = {}
     computation(exported, "flights", flowing, None)
     computation(exported, "enriched", following, flowing)
@@ -157,7 +156,6 @@ def healthy() -> Exported:
 
 
 def together(*made: Callable[[], Exported], until: float = 4 * HOURS) -> Exported:
-    """A healthy deployment in which several things happen beside each other, each to series of its own."""
     base = healthy()
     exported = dict(base)
     for each in made:
@@ -169,7 +167,6 @@ def together(*made: Callable[[], Exported], until: float = 4 * HOURS) -> Exporte
 
 
 def without(exported: Exported, *words: str) -> Exported:
-    """The same without the series whose names contain any of the words."""
     return {series: value for series, value in exported.items() if not any(word in series for word in words)}
 
 
@@ -199,13 +196,7 @@ def _samples(value: Value, until: float) -> str:
     return " ".join(found)
 
 
-def check(
-    folder: Path,
-    exported: Exported,
-    expected: Expected,
-    *,
-    says: bool = False,
-) -> None:
+def check(folder: Path, exported: Exported, expected: Expected, *, says: bool = False) -> None:
     """Run promtool: of each alert, which instances fire at which seconds. Severity and name need not be said.
 
     Without ``says`` the annotations are left out; with it they stand among the labels of an instance, and have to be the same.

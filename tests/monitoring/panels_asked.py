@@ -38,7 +38,6 @@ def dashboards() -> dict[str, Any]:
 
 
 def asked(board: str, job: str = "lowwater") -> list[Asked]:
-    """Every query of a dashboard, with the choices of a reader put in."""
     found = []
     for panel in dashboards()[board]["panels"]:
         for target in panel.get("targets", ()):

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import timedelta
-from types import TracebackType
 from typing import Final, Self
 
 import lowwater
@@ -84,9 +83,7 @@ class Pipeline:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self._stopping.set()
         self._open.close()  # the client, and with it who watches
         for thread in self._threads:
@@ -94,7 +91,6 @@ class Pipeline:
         assert not self.failures, self.failures
 
     def kill(self) -> None:
-        """Kill exec-7; its key range is left as it is."""
         self.child.kill()
         self.child.wait(30)
 

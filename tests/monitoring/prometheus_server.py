@@ -13,7 +13,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import yaml
@@ -69,9 +68,7 @@ class Prometheus:
         eventually(self._ready, seconds=60)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self._process.terminate()
         self._process.wait(30)
         self._reader.join()
@@ -98,7 +95,6 @@ class Prometheus:
         return {tuple(sorted(one["metric"].items())): float(one["value"][1]) for one in found}
 
     def series(self, query: str) -> list[tuple[Labels, list[float]]]:
-        """The series of a query since Prometheus started, with the samples that are numbers."""
         found = self._ask("query_range", query=query, start=f"{self.began}", end=f"{time.time()}", step="1")["result"]
         numbers = [(one["metric"], [float(value) for _, value in one["values"]]) for one in found]
         kept = [(labels, [value for value in values if math.isfinite(value)]) for labels, values in numbers]

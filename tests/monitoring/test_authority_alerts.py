@@ -31,14 +31,12 @@ JOB = {"job": "lowwater"}
 
 
 def slow(name: str, until: float = 20 * HOURS, seconds: float = 0.8) -> Exported:
-    """A healthy deployment, and something that takes long from a moment on."""
     exported = without(healthy(), f"lowwater_{name}_bucket")
     histogram(exported, f"lowwater_{name}", lambda t: seconds if FAULT <= t < until else 0.05)
     return exported
 
 
 def changed(name: str, value: Value, labels: str = "") -> Exported:
-    """A healthy deployment in which one series of the process is another."""
     return healthy() | {own(name, labels): value}
 
 
@@ -47,7 +45,6 @@ def rising(name: str, labels: str, a_second: float, until: float = 20 * HOURS) -
 
 
 def now(name: str, faulty: float, well: float = 0, until: float = 20 * HOURS) -> Exported:
-    """A value that is another one from the fault on, perhaps for a time."""
     return changed(name, lambda t: faulty if FAULT <= t < until else well)
 
 
@@ -81,7 +78,6 @@ def conflating(share: float) -> Exported:
 
 
 def down() -> Exported:
-    """The authority does not answer: Prometheus keeps no series of a target that is down."""
     exported = healthy()
     paused(exported, FAULT, 20 * HOURS, 'instance="one:7421"')
     exported[own("up")] = lambda t: 0 if t >= FAULT else 1

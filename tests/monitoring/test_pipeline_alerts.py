@@ -136,9 +136,7 @@ SUCCESSOR = {"worker": "exec-8", "host": "node-4"}
 HOURLY = {"job": "lowwater", "computation": "hourly"}
 
 
-def test_after_a_fail_over_the_holder_of_the_newest_owner_is_named_and_other_computations_still_alert(
-    tmp_path: Path,
-) -> None:
+def test_after_a_fail_over_the_newest_owners_holder_is_named_and_other_computations_still_alert(tmp_path: Path) -> None:
     # Two processes name a holder of enriched. Silent since 02:09:30, told of since 02:10:00: more than 30 s at 02:10:30, a minute more.
     check(
         tmp_path,
@@ -159,7 +157,6 @@ def unknown(ranges: int = 64) -> Exported:
 
 
 def waiting(leased: Value) -> Exported:
-    """Tasks of flights wait from a moment on."""
     exported = healthy()
     exported[of("tasks", "flights", ', group="close", state="ready"')] = lambda t: 3.0 * (t >= FAULT)
     exported[of("tasks", "flights", ', group="close", state="leased"')] = leased
@@ -167,7 +164,6 @@ def waiting(leased: Value) -> Exported:
 
 
 def behind(excused: Value) -> Exported:
-    """Records of flights come behind its lateness budget, 6 a minute of 600."""
     exported = healthy()
     for name, value in (("records", lambda t: 10.0 * t), ("behind", lambda t: 0.1 * t), ("excused", excused)):
         exported[of(f"lateness_budget_{name}_total", "flights", ', budget="0.01"')] = value
@@ -250,10 +246,7 @@ FIRES: dict[str, tuple[Callable[[], Exported], Mapping[float, Instances]]] = {
     # Silent for more than 30 s at 02:01:00, and one minute more.
     "LowwaterHolderSilent": (silent, {7290: [], 7320: [ONE | WHO], 7350: [ONE | WHO]}),
     "LowwaterWatermarkUnknown": (unknown, {7470: [], 7500: [ONE], 4 * HOURS: [ONE]}),
-    "LowwaterRangesUnowned": (
-        lambda: with_series(UNOWNED, lambda t: 2 if t >= FAULT else 0),
-        {7470: [], 7500: [ONE]},
-    ),
+    "LowwaterRangesUnowned": (lambda: with_series(UNOWNED, lambda t: 2 if t >= FAULT else 0), {7470: [], 7500: [ONE]}),
     # It began at 01:59:55. Older than 900 s at 02:15:00, and five minutes more.
     "LowwaterOperationStuck": (lambda: with_series(STUCK, held(FAULT, lambda t: t - 5)), {8370: [], 8400: [ONE]}),
     "LowwaterReportsRefused": (

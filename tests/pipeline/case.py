@@ -28,8 +28,6 @@ class Killed(BaseException):
 
 
 class Outcome(NamedTuple):
-    """What was lost and what came more than once."""
-
     lost: int
     doubled: int
 
@@ -90,7 +88,6 @@ class Case:
         return pin(self.settings)
 
     def send(self, *ids: str | bytes, partition: int = 0, times: Iterable[int | None] = itertools.repeat(None)) -> None:
-        """Write messages that have their ids as keys."""
         rows = [
             Row(b"value of " + each, each, partition, at)
             for each, at in zip((each.encode() if isinstance(each, str) else each for each in ids), times, strict=False)
@@ -101,13 +98,7 @@ class Case:
         self.kafka.put(self.settings.input, rows)
         self.sent += rows
 
-    def lane(
-        self,
-        partition: int = 0,
-        *,
-        probe: Callable[[str], None] = lambda _: None,
-        **changes: Any,
-    ) -> Lane:
+    def lane(self, partition: int = 0, *, probe: Callable[[str], None] = lambda _: None, **changes: Any) -> Lane:
         settings = replace(self.settings, **changes)
         lane = Lane(
             settings,

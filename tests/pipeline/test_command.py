@@ -102,9 +102,7 @@ def test_without_the_authority_the_watermark_stands() -> None:
         assert senders.low() == Low(7, (0,))
 
 
-def test_a_process_is_killed_and_goes_on_and_the_watermark_of_a_real_authority_decides(
-    make: Callable[..., Case], tmp_path: Path
-) -> None:
+def test_a_killed_process_goes_on_and_a_real_authority_decides(make: Callable[..., Case], tmp_path: Path) -> None:
     case = make("watermark:orders", event_time="json:at", topics=["undecidable"])
     settings = case.settings
 

@@ -48,7 +48,6 @@ class Rows(Script):
 
 
 def table(rows: Sequence[Row]) -> pa.Table:
-    """In two chunks, and with places that keys share."""
     made = [
         {
             "do": [dict(zip(("what", "tag", "later", "other"), each, strict=True)) for each in do],
@@ -65,8 +64,6 @@ def table(rows: Sequence[Row]) -> pa.Table:
 
 @dataclass
 class Range:
-    """A key range's versions, each in a directory. Only the last two stay."""
-
     folder: Path
     computation: Computation
     outputs: Outputs = OUT
@@ -81,7 +78,6 @@ class Range:
     def run(
         self, rows: pa.Table, low: int, now: int = 0, *, killed: bool = False, promised: int | None = None
     ) -> list[dict[str, Any]]:
-        """Make the next version, once more after an attempt that was killed. Returns what was produced."""
         self.batch += 1
         folder = self.folder / str(self.batch)
         folder.mkdir()
@@ -99,7 +95,6 @@ class Range:
         return produced
 
     def logs(self) -> dict[Any, list[str]]:
-        """What each key has met."""
         found: dict[Any, list[str]] = {}
         for piece in pieces_of(self.last):
             for row in piece.read().to_pylist():
@@ -205,7 +200,7 @@ def test_keys_of_another_type_and_the_state_of_something_else_are_refused(disk: 
     at = SCHEMA.get_field_index("lowwater_key")
     other = table([]).set_column(at, "lowwater_key", pa.array([], pa.int64()))
     with pytest.raises(
-        ValueError, match="the keys of script are of int64 now, and those that are kept are of large_string"
+        ValueError, match="keys of script are of int64 now, and those that are kept are of large_string"
     ):
         disk.run(other, 0)
     disk.last = Segments(disk.last.folder, disk.last.segments, (5, 5, 5, 5, 5))
@@ -274,9 +269,7 @@ WHOLE = {"name": "half", "inputs": [Input("source", key="key", event_time="t")],
         (Types({"lock": Lock()}), TypeError, "types cannot travel to the executors: let its class and its fields hold"),
     ],
 )
-def test_a_computation_that_is_not_whole_is_refused_before_it_runs(
-    computation: Any, error: type[Exception], said: str, tmp_path: Path
-) -> None:
+def test_a_broken_computation_is_refused(computation: Any, error: type[Exception], said: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=said):
         start(computation, None, print, checkpoint=tmp_path)  # type: ignore[arg-type]
 
@@ -285,12 +278,7 @@ TYPES = Outputs(
     "types",
     {"one": ["t", "n"], "two": ["n"]},
     pa.schema(
-        [
-            (OUTPUT, pa.string()),
-            ("one/t", pa.timestamp("us", "UTC")),
-            ("one/n", pa.int64()),
-            ("two/n", pa.float64()),
-        ]
+        [(OUTPUT, pa.string()), ("one/t", pa.timestamp("us", "UTC")), ("one/n", pa.int64()), ("two/n", pa.float64())]
     ),
 )
 MOMENT = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=7)

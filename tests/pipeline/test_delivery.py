@@ -100,8 +100,6 @@ def table(rows: Sequence[Row], first: int = 0) -> pa.Table:
 
 @dataclass
 class Range:
-    """A key range whose rows go to a topic: its versions, each in a directory."""
-
     folder: Path
     kafka: Kafka
     topic: str = field(default_factory=lambda: f"weak-{next(_names)}")
@@ -121,7 +119,6 @@ class Range:
         return self.kind("sums", {"sums": self.topic}, settings, self.patience, f"checkpoint/{self.number}")
 
     def run(self, rows: pa.Table, low: int, now: int = 0, *, killed: int = 0) -> list[dict[str, Any]]:
-        """Make the next version, after so many attempts that sent and were killed. Returns what was emitted."""
         self.number += 1
         folder = self.folder / str(self.number)
         folder.mkdir()
@@ -148,7 +145,6 @@ class Range:
         return ComputationUpdate(Sums(), OUT, 0, delivery=self.delivery).unsent(self.last.segments)
 
     def messages(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """All that came: id, key, row."""
         found = []
         told = {
             "log_level": 0,
@@ -292,9 +288,7 @@ def test_rows_that_wait_are_not_forgotten_by_a_declaration(sent: Range) -> None:
     strong = ComputationUpdate(Sums(), OUT, 0)
     other = ComputationUpdate(Sums(), OUT, 0, delivery=dataclasses.replace(sent.delivery, topics={"seen": sent.topic}))
     for update in (strong, other):
-        with pytest.raises(
-            ValueError, match=r"sums wait to be sent, and .* where to: let it name a topic for sums until"
-        ):
+        with pytest.raises(ValueError, match=r"sums wait to be sent, and .* where to: let it name a topic for sums"):
             update.update_segments(sent.last, table([]), lowwater.Watermark(MINUTE))
 
 

@@ -150,11 +150,7 @@ def test_an_expression_as_key_and_a_table_without_columns_are_sparks_to_check() 
 def test_columns_are_found_without_spark() -> None:
     assert columns_of(
         "a INT, `b,c``d` Map<string, struct<x:int,y:int>> NOT NULL, e: decimal(3, 1) COMMENT 'f, g int'"
-    ) == {
-        "a": "int",
-        "b,c`d": "map<string, struct<x:int,y:int>>",
-        "e": "decimal(3, 1)",
-    }
+    ) == {"a": "int", "b,c`d": "map<string, struct<x:int,y:int>>", "e": "decimal(3, 1)"}
 
 
 def drawn() -> Pipeline:
@@ -206,16 +202,12 @@ def test_the_command_finds_what_a_module_declares(module: str, asked: str, capsy
         ("{}_other.py", "there is no file declared_"),
     ],
 )
-def test_the_command_says_what_it_does_not_find(
-    module: str, asked: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_names_what_lacks(module: str, asked: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["graph", asked.format(module)]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_the_command_tells_what_is_wrong_in_a_pipeline(
-    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_tells_a_pipelines_faults(module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / f"{module}_wrong.py").write_text(MODULE.replace('reads("in")', 'reads("in", id="x")'))
     assert main(["graph", f"{module}_wrong"]) == 2
     assert "a: the input in has id='x'" in capsys.readouterr().err
@@ -344,9 +336,7 @@ def test_weak_productions_go_to_their_topic_and_are_read_once() -> None:
         ({"id": "n", "once": True}, {"b": Topic("t", "k:1", 1)}, r"and a\.rows stand in one place, topic t"),
     ],
 )
-def test_weak_productions_that_would_not_be_read_once_are_refused(
-    more: Mapping[str, Any], outputs: Mapping[str, Any], said: str
-) -> None:
+def test_weak_production_read_twice_is_refused(more: Mapping[str, Any], outputs: Mapping[str, Any], said: str) -> None:
     weak = named("a", reads("in", id="n"), productions=WEAK)
     with pytest.raises(PipelineError, match=said):
         Pipeline("p", [weak, named("b", reads("a", **more))], sources=SOURCE, outputs=outputs)

@@ -15,8 +15,6 @@ IDS = [b"%d-%s" % (number, b"x" * (number % 13)) for number in range(1000)]
 
 
 class Message:
-    """A message as far as ids are read of it."""
-
     def __init__(
         self, value: bytes | None = None, key: bytes | None = None, headers: Any = None, time: int = 0
     ) -> None:

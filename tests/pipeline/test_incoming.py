@@ -60,7 +60,6 @@ class Both(Computation):
 
 
 def rows(key: str, events: Sequence[Event]) -> pa.Table:
-    """In two chunks."""
     made = []
     for time, place, identity in events:
         row: dict[str, Any] = {"lowwater_input": place, "lowwater_key": key, "lowwater_place": 7}

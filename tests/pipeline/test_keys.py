@@ -35,8 +35,6 @@ def place(key: str) -> int:
 
 @dataclass
 class Disk:
-    """The keys of a range in versions, each in a directory. Only the last two stay."""
-
     folder: Path
     keys: type[Keys] = Keys
     batch: int = -1
@@ -49,7 +47,6 @@ class Disk:
         return self.keys(FORM, pieces_of(self.last))
 
     def run(self, touched: Touch, low: int, now: int, *, killed: bool = False) -> None:
-        """Make the next version, once more after an attempt that was killed."""
         self.batch += 1
         (self.folder / str(self.batch)).mkdir()
         if killed:

@@ -1,11 +1,9 @@
-"""The protocol of one partition, over a real broker.
-
-What is told by killing a lane: test_kills.py.
-"""
+"""The protocol of one partition, over a real broker. A process that is killed: test_command.py."""
 
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import time
 from collections.abc import Callable
@@ -18,26 +16,24 @@ from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, Config
 from confluent_kafka.admin._resource import ResourceType
 
 from lowwater_pipeline.dedup.errors import Held, Refused
-from lowwater_pipeline.dedup.lane import Lane
+from lowwater_pipeline.dedup.lane import STEPS, Lane
 from lowwater_pipeline.dedup.mark import NO_FLOOR, Mark
 from lowwater_pipeline.dedup.memory import Memory, Standing
 from lowwater_pipeline.dedup.senders import Low
 from tests.kit.eventually import eventually
 from tests.kit.kafka import Row
 from tests.kit.times import SECOND
-from tests.pipeline.case import EXACT, Case
+from tests.pipeline.case import EXACT, Case, Killed, at
 
 Make = Callable[..., Case]
 
 
 def ids(lane: Lane) -> dict[bytes, int]:
-    """What a lane remembers: ids with their ranks."""
     assert lane.memory is not None
     return dict(lane.memory.items())
 
 
 def forget_memory(case: Case) -> None:
-    """The partition comes to a machine that never had it."""
     shutil.rmtree(case.settings.state, ignore_errors=True)
 
 
@@ -319,9 +315,7 @@ def test_an_input_longer_than_the_window_is_adopted_only_by_one_who_knows(make: 
     forget_offsets(case)
     with pytest.raises(Refused, match="its offsets have expired, or the input was deleted and made anew"):
         case.lane()
-    with pytest.raises(
-        Refused, match="has up to 6 messages to be read again, and the window remembers the last 3 of 6"
-    ):
+    with pytest.raises(Refused, match="up to 6 messages to be read again, and the window remembers the last 3 of 6"):
         case.lane(adopt=True)
     case.drain(case.lane(adopt=True, accept_shorter=True))
     assert case.outcome().doubled == 6, "as was said"
@@ -376,5 +370,30 @@ def test_the_first_start_is_committed_before_anything_is_read(case: Case) -> Non
     assert found.offset == 0
     cut(case, case.settings.output, -1)
     case.send(*"aba")
+    case.drain(case.lane())
+    assert case.outcome() == EXACT
+
+
+OPENING = STEPS[: STEPS.index("read")]
+A_BATCH = 10
+AHEAD = 8 * A_BATCH
+
+
+def test_killed_at_every_step_nothing_is_lost_or_doubled(make: Make) -> None:
+    case, chance = make("100000"), random.Random(1)
+    numbers = iter(range(10**9))
+    position = 0
+    for step in STEPS:
+        if len(case.sent) - position < AHEAD:
+            fresh = [f"id-{next(numbers)}" for _ in range(3 * AHEAD)]
+            copies = [chance.choice(fresh) for _ in range(AHEAD)]
+            case.send(*chance.sample(fresh + copies, len(fresh) + len(copies)))
+        if chance.random() < 0.1:
+            shutil.rmtree(case.settings.state, ignore_errors=True)
+        number = 1 if step in OPENING else chance.randint(1, 3)
+        with pytest.raises(Killed):
+            case.drain(case.lane(probe=at(step, number), most=A_BATCH))
+        position = max((lane.position for lane in case.open_lanes()), default=position)
+        case.bury_all()
     case.drain(case.lane())
     assert case.outcome() == EXACT

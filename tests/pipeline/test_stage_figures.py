@@ -24,7 +24,6 @@ def batch(number: int, digest: str = "a") -> Batch:
 
 
 def exported(registry: CollectorRegistry, computation: str = "unique") -> list[int]:
-    """Everything of a stage, in the order of the families."""
     found = [sample for family in registry.collect() for sample in family.samples]
     return [int(each.value) for each in found if each.labels["computation"] == computation]
 

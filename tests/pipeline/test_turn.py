@@ -189,9 +189,7 @@ def test_a_key_meets_records_and_timers_in_the_order_of_the_oracle(
     st.lists(st.integers(0, 12), max_size=5),
     st.randoms(use_true_random=False),
 )
-def test_in_order_it_does_not_matter_what_makes_a_batch(
-    given: list[tuple[int, list[Action]]], cuts: list[int], chance: Any
-) -> None:
+def test_in_order_batches_do_not_matter(given: list[tuple[int, list[Action]]], cuts: list[int], chance: Any) -> None:
     given = [(t, [each for each in actions if each[0] not in ("wall", "unring")]) for t, actions in given]
     # A clock that the hooks can see tells batches apart.
     given = [(t, [each for each in actions if each[1] != "rings"]) for t, actions in given]
@@ -215,8 +213,6 @@ def test_in_order_it_does_not_matter_what_makes_a_batch(
 
 
 class Once(Computation):
-    """Does one thing for a record, and another for a timer."""
-
     name = "once"
     inputs: ClassVar[Sequence[Input]] = [Input("source", key="key", event_time="t")]
     outputs: ClassVar[Mapping[str, str | Output]] = {
@@ -262,9 +258,7 @@ ROW = {"a": 1, "b": None}
     ],
     ids=["output", "columns", "row", "timestamp", "at", "end", "tag", "state"],
 )
-def test_what_a_hook_does_wrong_is_told_with_the_fix(
-    does: Callable[[Context], None], error: type[Exception], said: str
-) -> None:
+def test_a_wrong_hook_is_told_with_the_fix(does: Callable[[Context], None], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         once(Once(does))
 
@@ -299,9 +293,7 @@ MOMENT = datetime(1970, 1, 1, tzinfo=UTC)
         (produces(MOMENT + timedelta(microseconds=27)), 1, 27),
     ],
 )
-def test_the_timestamp_of_a_row_is_its_column_of_event_times(
-    does: Callable[[Context], None], length: int, stamp: int
-) -> None:
+def test_a_row_has_the_timestamp_of_its_event_times(does: Callable[[Context], None], length: int, stamp: int) -> None:
     [(_, _, found)] = once(Once(does, length=length)).productions
     assert found == stamp
 
@@ -321,9 +313,7 @@ def test_the_timestamp_of_a_row_is_its_column_of_event_times(
         (produces(MAX), ValueError, "times are above MIN and below MAX"),
     ],
 )
-def test_a_row_below_what_was_reported_is_refused_by_its_column(
-    does: Callable[[Context], None], error: type[Exception], said: str
-) -> None:
+def test_a_row_below_reports_is_refused(does: Callable[[Context], None], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         once(Once(does))
 

@@ -88,9 +88,7 @@ def test_a_memory_decides_as_one_that_forgets_nothing_by_itself(
     st.lists(st.tuples(st.integers(1, 50), st.integers(0, 500), st.integers(0, 300)), max_size=200),
     st.integers(0, 10**12),
 )
-def test_from_where_a_mark_says_the_output_has_all_that_is_remembered(
-    transactions: list[tuple[int, int, int]], base: int
-) -> None:
+def test_from_where_a_mark_says_the_output_has_all_ids(transactions: list[tuple[int, int, int]], base: int) -> None:
     chunks: tuple[Chunk, ...] = ()
     rows: list[tuple[int, int]] = []
     floor, ordinal, offset = NO_FLOOR, 0, base

@@ -32,7 +32,6 @@ def digest(token: str) -> str:
 
 
 def rules_of(name: str, token: str, rules: Rules, more: str = "") -> str:
-    """A principal, as an access file has it."""
     lines = ["[[principal]]", f'name = "{name}"', f'token_sha256 = ["{digest(token)}"]', more]
     for namespace, actions in rules:
         lines += ["[[principal.allow]]", f'namespace = "{namespace}"']
@@ -49,7 +48,6 @@ class Tokens(dict[str, str]):
 
 
 def write(path: Path, text: str) -> None:
-    """Put a file in place in one step, as whoever rotates it does."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.replace(path)
@@ -77,7 +75,6 @@ class Wire:
         server_token: str = "",
         **fields: Any,
     ) -> errors.LowwaterError | None:
-        """Call a method about a computation; returns what it is refused with. Of a report also what is refused of it alone."""
         try:
             return CALLS[rpc](
                 self, metadata, {"server_token": server_token, **fields}, {"name": name, "sequencer": sequencer}

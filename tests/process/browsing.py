@@ -15,7 +15,6 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.message import Message
-from types import TracebackType
 from typing import Any, Self
 
 Json = dict[str, Any]
@@ -82,9 +81,7 @@ class Viewer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self._stopping.set()
         self.disconnect()
         self._thread.join()

@@ -39,7 +39,6 @@ def lw(server: Serving) -> Iterator[lowwater.Client]:
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[RedisSubject]:
-    """A Redis of the test's own, as the journal's tests have it."""
     made = RedisSubject(tmp_path)
     yield made
     await made.close()

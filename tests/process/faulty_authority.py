@@ -8,8 +8,6 @@ from typing import Any, Final, NamedTuple
 
 
 class Fault(NamedTuple):
-    """One fault. ``changes`` has a function for each kind of message: it changes the message."""
-
     changes: dict[str, Callable[[Any], object]]
     mute: bool = False
 
@@ -80,12 +78,10 @@ def without(kind: str, *fields: str) -> Callable[[], Fault]:
 
 
 def of_groups(change: Callable[[Any], object]) -> Callable[[], Fault]:
-    """A fault that changes each group of a report."""
     return lambda: Fault({"ReportRequest": lambda message: [change(group) for group in message.report.groups]})
 
 
 def of_views(change: Callable[[Any], object]) -> Callable[[], Fault]:
-    """A fault that changes each watermark that is asked for."""
     return lambda: Fault({"GetWatermarksResponse": lambda message: [change(view) for view in message.watermarks]})
 
 

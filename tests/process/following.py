@@ -23,8 +23,6 @@ WORK_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A watermark that a shard has told."""
-
     at: float
     """When it came, by this process's clock."""
     stream: int
@@ -44,7 +42,6 @@ class Work:
         self._thread = threading.Thread(target=self._work)
 
     def flush(self) -> None:
-        """Return when what was done so far is durable, at whichever shard."""
         for lease in self.leases.values():
             lease.flush(60)
 
@@ -81,7 +78,6 @@ class Following:
             thread.start()
 
     def until(self, low: int, names: Iterable[str], seconds: float = 30.0) -> None:
-        """Return when all these have come that far."""
         names = list(names)
         with self._changed:
             arrived = self._changed.wait_for(lambda: all(self.low(name) >= low for name in names), seconds)
@@ -91,7 +87,6 @@ class Following:
         return max((said.low for said in self.said[name]), default=MIN)
 
     def epochs(self, name: str) -> list[int]:
-        """The ownership numbers under which a computation was seen, in order."""
         return sorted({said.epoch for said in self.said[name]})
 
     def gap(self, name: str) -> float:

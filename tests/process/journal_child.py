@@ -23,7 +23,6 @@ LOGS = (GRAPH, OWN)
 
 
 def say(**fields: object) -> None:
-    """One line, at once."""
     os.write(1, json.dumps(fields).encode() + b"\n")
 
 

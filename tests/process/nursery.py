@@ -37,7 +37,6 @@ class Nursling:
         self._ended = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
-        """Return the exit code, negative for a signal; None while it runs."""
         if self.returncode is None:
             status = self._nursery.ask({"poll": self.pid})["status"]
             if status is not None:
@@ -46,7 +45,6 @@ class Nursling:
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """Wait for its end. Raises subprocess.TimeoutExpired."""
         if self.returncode is None:
             # Readable when it has ended.
             watched = select.poll()
@@ -62,13 +60,10 @@ class Nursling:
             os.kill(self.pid, number)
 
     def stopped(self) -> None:
-        """Return when a SIGSTOP has taken effect."""
         self._nursery.ask({"stopped": self.pid})
 
 
 class Nursery:
-    """The other side of the socket, in the process of the tests."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -168,7 +163,6 @@ _nurseries: dict[int, Nursery] = {}
 
 
 def nursery() -> Nursery:
-    """The nursery of this process; made when it is first needed."""
     with _making:
         if os.getpid() not in _nurseries:
             _nurseries[os.getpid()] = Nursery()

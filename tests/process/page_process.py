@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tests.process.nursery import Nursling, nursery
@@ -59,9 +58,7 @@ class PageProcess:
         self.page = found[1]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(30)

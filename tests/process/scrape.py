@@ -22,11 +22,9 @@ class Scrape:
         }
 
     def value(self, name: str, **labels: str) -> float | None:
-        """The value of the series with exactly these labels."""
         return self.samples.get((f"lowwater_{name}", frozenset(labels.items())))
 
     def all(self, name: str) -> dict[tuple[str, ...], float]:
-        """Label values, by the order of their labels' names, and values."""
         return {
             tuple(value for _, value in sorted(labels)): found
             for (each, labels), found in self.samples.items()

@@ -10,7 +10,6 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -72,11 +71,9 @@ class Serving:
         return None
 
     def flags_of_page(self) -> list[str]:
-        """The flags that say where its page is."""
         return ["--page", self.page_at]
 
     def journal(self) -> list[str]:
-        """The flags that say where its journal is."""
         return ["--data", str(self.data)]
 
     def events(self, name: str) -> list[dict[str, Any]]:
@@ -112,7 +109,6 @@ class Serving:
         os.kill(self.process.pid, number)
 
     def freeze(self) -> None:
-        """SIGSTOP; returns when it is stopped."""
         assert isinstance(self.process, Nursling)
         self.signal(signal.SIGSTOP)
         self.process.stopped()
@@ -130,9 +126,7 @@ class Serving:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         if self.process is not None and self.process.poll() is None:
             self.kill()
 

@@ -6,7 +6,6 @@ import signal
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import lowwater
@@ -20,8 +19,6 @@ DEAD_AFTER: Final = 1.5
 
 
 class Shard(Serving):
-    """One ``lowwater serve --store``; started again it has the same address."""
-
     def __init__(self, folder: Path, store: str, *flags: str, dead_after: float = DEAD_AFTER) -> None:
         # Its port is below those that the system gives to connections, so that it is free again after a kill.
         super().__init__(folder / "none", *flags, port=free_port())
@@ -57,7 +54,6 @@ class Sharded:
         self.shards = [self.more() for _ in range(shards)]
 
     def more(self, store: str = "") -> Shard:
-        """One more shard, not started yet; behind another address of the store if given."""
         self._made = getattr(self, "_made", 0) + 1
         folder = self.folder / f"shard-{self._made}"
         return Shard(folder, store or self.redis.url, *self.flags, dead_after=self.dead_after)
@@ -72,16 +68,13 @@ class Sharded:
         return self
 
     def start(self, *shards: Shard) -> None:
-        """Start some side by side; returns when all are members."""
         with ThreadPoolExecutor() as pool:
             list(pool.map(Shard.start, shards))
         self.shards += [shard for shard in shards if shard not in self.shards]
         with lowwater.connect(shards[0].address) as lw:
             eventually(lambda: {shard.address for shard in shards} <= {each.address for each in lw.shards()})
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         for shard in self.shards:
             if shard.running:
                 shard.kill()
@@ -96,7 +89,6 @@ class Sharded:
 
 
 def move(lw: lowwater.Client, shard: Shard, *names: str) -> None:
-    """Have a shard serve computations; returns when it does."""
     for name in names:
         lw.pin(name, shard.address)
     eventually(lambda: all(name in served(lw, shard) for name in names))

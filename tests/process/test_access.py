@@ -21,14 +21,7 @@ from tests.process.serving import Serving
 
 TOKENS = Tokens()
 
-NAMES = (
-    "flights/enriched",
-    "flights/hourly",
-    "flights/minute",
-    "flights/absent",
-    "billing/sum",
-    "solo",
-)
+NAMES = ("flights/enriched", "flights/hourly", "flights/minute", "flights/absent", "billing/sum", "solo")
 INPUTS = {"flights/hourly": ["flights/enriched"], "billing/sum": ["flights/hourly"]}
 REGISTERED = tuple(name for name in NAMES if name != "flights/absent")
 FLIGHTS = {name for name in NAMES if name.startswith("flights/")}
@@ -91,7 +84,6 @@ class Target:
     leases: dict[str, lowwater.Lease]
 
     def sequencer(self, name: str) -> int:
-        """What a thief has found out."""
         return self.leases[name].sequencer if name in self.leases else 1
 
 
@@ -156,15 +148,12 @@ MORE: list[tuple[str, str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("who", "rpc", "name", "fields"), MORE)
-def test_what_else_a_request_asks_is_refused_too(
-    target: Target, who: str, rpc: str, name: str, fields: dict[str, Any]
-) -> None:
+def test_what_a_request_adds_is_refused(target: Target, who: str, rpc: str, name: str, fields: dict[str, Any]) -> None:
     refused = target.wire.attempt(rpc, bearer(TOKENS[who]), name, **fields)
     assert isinstance(refused, errors.PermissionDenied), refused
 
 
 def test_whether_something_exists_is_not_said(target: Target) -> None:
-    """To somebody who may do nothing with it, what exists and what does not differ in nothing but the name."""
     for rpc in (rpc for action in ("report", "read", "operate") for rpc in NEEDS[action]):
         told = []
         for name in ("flights/minute", "flights/absent"):
@@ -212,7 +201,6 @@ def test_a_watch_of_all_never_tells_of_what_one_may_not_read(target: Target) -> 
 
 
 def test_a_stolen_claim_moves_nothing(target: Target) -> None:
-    """After all that was tried: every claim is whose it was, and reports of its owner count."""
     before = target.lw.get(*REGISTERED)
     for number, name in enumerate(REGISTERED):
         assert before[name].incarnation == 1

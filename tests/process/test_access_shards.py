@@ -80,9 +80,7 @@ def test_shards_ask_each_other_while_their_token_is_rotated(tmp_path: Path, monk
             eventually(partial(shows, shard, "source", "reader"))
 
 
-def test_a_shard_with_another_token_is_told_apart_and_the_mistake_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_with_another_token_is_told_apart_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with deployment(tmp_path, monkeypatch, OLD, NEW) as (lw, [one, two]):
         spread(lw, one, two)
         lw.retire(

@@ -16,7 +16,6 @@ SECONDS = 60.0
 
 
 def advance(lease: lowwater.Lease, low: int) -> None:
-    """Report, and wait until it is durable."""
     lease.advance(None, oldest=None, frontier=low)
     lease.flush(SECONDS)
 
@@ -40,7 +39,6 @@ def hot_backup(data: Path, target: Path) -> None:
 
 
 def restore(server: Serving, backup: Path) -> None:
-    """Put a backup in the place of what a server had, and start it."""
     server.kill()
     shutil.rmtree(server.data)
     shutil.copytree(backup, server.data)

@@ -40,18 +40,13 @@ def lease(lw: lowwater.Client) -> lowwater.Lease:
 
 
 def goes_on(lease: lowwater.Lease, lw: lowwater.Client) -> None:
-    """A report becomes a watermark."""
     low = max(lw.get("a")["a"].low.micros, 0) + HOUR
     lease.advance(None, oldest=None, frontier=low)
     lease.flush()
     assert lw.get("a")["a"].low == Watermark(low)
 
 
-# -- what is no message --------------------------------------------------------------------------------------------------
-
-
 def garbage() -> Iterator[bytes]:
-    """What is not gRPC, and what only begins like it."""
     source = random.Random(9)
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     yield b""
@@ -84,7 +79,6 @@ UNREADABLE = (b"\xff\xff\xff", b"\x0a\x02\xff\xfe")
 
 
 def raw(channel: grpc.Channel, method: str, body: bytes) -> grpc.RpcError:
-    """What a method is refused for whose request is these bytes."""
     kind: Any = {"Watch": channel.unary_stream, "Report": channel.stream_stream}.get(method, channel.unary_unary)
     call = kind(f"/lowwater.v1.{ASKS[method]}/{method}")
     with pytest.raises(grpc.RpcError) as refused:
@@ -92,9 +86,7 @@ def raw(channel: grpc.Channel, method: str, body: bytes) -> grpc.RpcError:
     return refused.value
 
 
-def test_what_cannot_be_read_is_an_invalid_argument(
-    server: Serving, lw: lowwater.Client, lease: lowwater.Lease
-) -> None:
+def test_what_cannot_be_read_is_invalid_argument(server: Serving, lw: lowwater.Client, lease: lowwater.Lease) -> None:
     with grpc.insecure_channel(server.address) as channel:
         for method in ASKS:
             for body in UNREADABLE:
@@ -113,9 +105,6 @@ def test_a_message_beyond_64_mb_is_refused_readably(server: Serving) -> None:
             with pytest.raises(grpc.RpcError) as refused:
                 graph.Register(topology_pb2.RegisterRequest(name="x" * size), timeout=30)
             assert said in (refused.value.details() or "")
-
-
-# -- a second server -----------------------------------------------------------------------------------------------------
 
 
 def test_a_second_server_is_refused_also_while_the_first_is_stopped(

@@ -43,7 +43,6 @@ class Outcomes:
         self._capsys = capsys
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        """Return the exit code, and what was said on both streams."""
         try:
             code = main(arguments)
         except SystemExit as ended:
@@ -135,9 +134,7 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     expect(3, "tasks", "list", "flights", *NOBODY, "--answer-within", "500ms", said="running there?")
     expect(0, "tasks", "create-group", "flights", "daily", of=lw)
     expect(1, "tasks", "take", "flights", "daily", of=lw, said="there is no task to take")
-    expect(
-        2, "tasks", "done", str(tmp_path / "nowhere"), of=lw, said="nowhere cannot be read: No such file or directory"
-    )
+    expect(2, "tasks", "done", str(tmp_path / "nowhere"), of=lw, said="nowhere cannot be read: No such file")
     (tmp_path / "no-lease").write_text("{}")
     expect(2, "tasks", "release", str(tmp_path / "no-lease"), of=lw, said="no-lease holds no lease")
     expect(1, "wait", "flights", "--until", LATE, "--timeout", "2s", of=lw, said="`lowwater why flights` says more")
@@ -242,7 +239,6 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
 
 
 def sharded(outcomes: Outcomes, folder: Path) -> None:
-    """Run what only a deployment of shards can answer."""
     folder.mkdir()
     with Sharded(folder, 2) as there, there.connect() as lw:
         lw.register("flights")
@@ -266,18 +262,9 @@ def test_a_command_that_does_not_exist_is_told_with_what_is_near(outcomes: Outco
     outcomes.expect(2, "sttaus", said="there is no command 'sttaus': did you mean status?")
 
 
-def test_watch_in_a_pipe_says_once_that_nothing_is_heard_and_once_that_it_is_again(
-    lw: lowwater.Client, server: Serving
-) -> None:
+def test_watch_in_a_pipe_tells_once_of_silence_and_once_of_its_end(lw: lowwater.Client, server: Serving) -> None:
     command = [
-        sys.executable,
-        "-m",
-        "lowwater.cli",
-        "watch",
-        "flights",
-        "--address",
-        server.address,
-        "--answer-within",
+        *(sys.executable, "-m", "lowwater.cli", "watch", "flights", "--address", server.address, "--answer-within"),
         "1s",
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:

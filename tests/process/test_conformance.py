@@ -46,8 +46,6 @@ def test_the_authority_does_what_an_authority_has_to_do(server: Serving, capsys:
 
 
 def test_faults_of_a_client_are_found() -> None:
-    """Each fault needs a process of its own, which mostly waits."""
-
     def found(fault: str) -> None:
         _, name = faulty_client.FAULTS[fault]
         told: list[str] = []
@@ -64,7 +62,6 @@ def test_faults_of_a_client_are_found() -> None:
     "name", [pytest.param(name, marks=pytest.mark.long) if name == "watch" else name for name in FAULTS]
 )
 def test_a_fault_of_an_authority_is_found(server: Serving, name: str) -> None:
-    """A beat is missing when it has not come for five seconds."""
     told: list[str] = []
     with grpc.insecure_channel(server.address) as channel:
         faulty: Any = FaultyChannel(channel, FAULTS[name]())

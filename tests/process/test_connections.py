@@ -47,7 +47,6 @@ LARGE = 8 << 20
 
 
 def connected(page: str, sent: bytes = b"", buffer: int = 1 << 16) -> socket.socket:
-    """A connection that has sent something, and reads only what the test reads."""
     place = urllib.parse.urlsplit(page)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
@@ -106,7 +105,6 @@ OTHER_PROTOCOLS = {
 
 
 def test_another_protocol_is_one_line_and_counted(tmp_path: Path) -> None:
-    """However often it comes; and whoever speaks HTTP does not notice."""
     with Serving(tmp_path / "data", "--log-format", "json") as server:
         for _ in range(5):
             for sent in OTHER_PROTOCOLS.values():

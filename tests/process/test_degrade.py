@@ -11,7 +11,6 @@ from tests.process.serving import Serving
 
 
 def test_rule11_a_batch_ends_without_the_authority_and_the_stage_holds(server: Serving) -> None:
-    """Claim, lose the authority, and end a batch."""
     registration = Registration("stage", [], [0.99], 4, "identity", 0, 1, b"", adopt=False)
     with lowwater.connect(server.address, timeout=2.0) as client, closing(Authority(client, registration)) as authority:
         authority.register()

@@ -39,9 +39,7 @@ def series(server: Serving, name: str) -> list[str]:
         return [line for line in answer.read().decode().splitlines() if f'computation="{name}"' in line]
 
 
-def test_everything_of_a_dropped_job_ends_and_a_new_incarnation_begins_above(
-    server: Serving, lw: lowwater.Client
-) -> None:
+def test_all_of_a_dropped_job_ends_and_a_new_incarnation_begins_above(server: Serving, lw: lowwater.Client) -> None:
     lease, neighbour = reported(lw, "old", 2), reported(lw, "beside", 1)
     with lowwater.connect(server.address) as reader, Viewer(server.page) as viewer:
         changes = reader.watch("old")

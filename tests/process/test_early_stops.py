@@ -73,7 +73,6 @@ def serve(*flags: str) -> list[str]:
 
 
 def stop(outer: subprocess.Popen[str], number: signal.Signals) -> int:
-    """Send a signal to process 1; returns its exit code."""
     (inner,) = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
     os.kill(int(inner), number)
     return outer.wait(WITHIN)
@@ -110,9 +109,7 @@ def test_process_1_stops_while_its_store_does_not_answer(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_command_that_is_stopped_before_it_asks_has_no_answer(
-    tmp_path: Path, number: signal.Signals, code: int
-) -> None:
+def test_a_command_stopped_before_it_asks_has_no_answer(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """An exit code of 0 would say that everything is here."""
     log = tmp_path / "first.log"
     with first_process(CLIENT, log, "wait", "a", "--until", "finished") as outer:

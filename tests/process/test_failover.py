@@ -15,6 +15,5 @@ KILLS = 10
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_what_a_killed_shard_served_goes_on_at_the_others(tmp_path: Path) -> None:
-    """Nothing goes down, leads or is lost; how long it takes is the benchmark's business, but it is never long."""
     rounds = shard_failover.run(tmp_path, KILLS)
     assert all(value < shard_failover.PATIENCE / 2 for each in rounds for value in each.new.values())

@@ -38,8 +38,6 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Traced:
-    """A process that has run over a traced directory."""
-
     def __init__(self, shim: Path, root: Path, *arguments: str) -> None:
         self.files = root / "files"
         self.files.mkdir()

@@ -41,13 +41,11 @@ def peer(server: Serving) -> Iterator[Peer]:
 
 
 def wait_until_served(shard: Shard) -> None:
-    """A shard says that it is ready before it has joined."""
     with lowwater.connect(shard.address) as lw:
         lw.get("a", "b")
 
 
 def acknowledged(peer: Peer, down: Iterator[workers_pb2.ReportResponse], number: int) -> workers_pb2.ReportAck:
-    """The answer to a report."""
     while True:
         ack = next(down).ack
         if ack.number == number:
@@ -124,7 +122,7 @@ def epochs(shown: dict[str, Any]) -> dict[str, int]:
     return {each["log"]: each["epoch"] for each in shown["logs"] if each["log"] != GRAPH}
 
 
-def test_a_deployment_moves_to_redis_and_back(
+def test_it_moves_to_redis_and_back(
     tmp_path: Path, redis: RedisServer, pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, sender, claim = pipeline
@@ -168,9 +166,7 @@ def test_a_deployment_moves_to_redis_and_back(
         assert returned.claim("a").sequencer > taken.sequencer
 
 
-def test_a_folder_that_is_served_is_refused(
-    tmp_path: Path, redis: RedisServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_served_folder_is_refused(tmp_path: Path, redis: RedisServer, capsys: pytest.CaptureFixture[str]) -> None:
     with Serving(tmp_path / "data") as server:
         assert server.process is not None
         for command in (("copy", server.data, redis.url), ("show", server.data)):

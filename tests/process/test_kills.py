@@ -18,7 +18,6 @@ KILLS = 30
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_rules_2_3_4_hold_through_kills(tmp_path: Path) -> None:
-    """No value goes down, none is above what the worker had said, claims survive, and zombies stay fenced."""
     rng = random.Random(SEED)
     with Serving(tmp_path / "data") as server, lowwater.connect(server.address) as client, Following() as following:
         client.register("a")

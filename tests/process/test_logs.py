@@ -30,7 +30,6 @@ def documented() -> set[str]:
 
 
 def test_the_events_of_one_process(tmp_path: Path) -> None:
-    """Registration, claims, refusals, a reset, a retirement, and the life of the process itself."""
     (tmp_path / "one").mkdir()
     with Serving(tmp_path / "one" / "data") as server, lowwater.connect(server.address) as lw:
         lw.register("flights")

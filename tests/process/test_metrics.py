@@ -59,7 +59,6 @@ def test_the_linter_of_prometheus_is_silent_about_a_busy_authority(server: Servi
 
 
 def test_shards_over_redis_export_each_computation_once_with_lags_across_them(tmp_path: Path) -> None:
-    """The lag of a computation is told by its own shard, though its inputs are another's."""
     with ExitStack() as stack:
         deployment = stack.enter_context(Sharded(tmp_path, 2))
         first, second = deployment.shards

@@ -129,9 +129,7 @@ def test_a_collector_gets_what_a_scrape_gets_and_the_spans_of_unary_calls(
     assert codes["rpc.grpc.status_code"] == grpc.StatusCode.NOT_FOUND.value[0]
 
 
-def test_a_collector_that_is_away_harms_nobody(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_collector_harms_none(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rule 11: it degrades; the calls are answered, and the stop does not wait for it."""
     for kind in ("METRICS", "TRACES"):
         monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{kind}_ENDPOINT", "http://127.0.0.1:1")
@@ -188,7 +186,6 @@ def test_what_cannot_be_sent_is_said_and_nothing_stops(
 
 
 def test_without_the_variables_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The start costs what it did."""
     for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER"):
         monkeypatch.delenv(name, raising=False)
     code = (

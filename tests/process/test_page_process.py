@@ -118,9 +118,6 @@ def test_the_authority_says_who_may_look_and_nobody_new_is_let_in_while_it_is_aw
             assert secret not in page.log
 
 
-# -- beside an authority -------------------------------------------------------------------------------------------------
-
-
 class Beside(Serving):
     """An authority that starts a page beside itself."""
 
@@ -187,7 +184,6 @@ async def test_a_page_that_ends_again_and_again_is_begun_anew_each_time_later(ca
 
 
 def test_a_page_that_does_not_end_keeps_no_journal_open(tmp_path: Path) -> None:
-    """The next authority over that journal waits for nobody's page."""
     server = Beside(tmp_path)
     server.constants = {"page_child:END_SECONDS": 3600.0}
     with server:
@@ -246,7 +242,6 @@ class ByDefault(Serving):
         return []
 
     def warned(self) -> list[Json]:
-        """Why there is no page, as it has logged it."""
         lines = [json.loads(line) for line in (self.data.parent / "serve.log").read_text().splitlines()]
         return [each for each in lines if each["event"] == "page_absent"]
 
@@ -264,10 +259,7 @@ def neighbours() -> tuple[int, int]:
     raise AssertionError("there are no two free ports behind each other")
 
 
-def test_the_page_comes_by_itself_at_the_port_after_that_of_http_and_keeps_no_authority_from_serving(
-    tmp_path: Path,
-) -> None:
-    """While its port is another's, nobody has asked for a page here, and the watermarks are served all the same."""
+def test_the_page_comes_by_itself_at_the_port_after_http_and_keeps_no_authority_from_serving(tmp_path: Path) -> None:
     first, second = neighbours()
     server = ByDefault(tmp_path / "data")
     server.http = f"127.0.0.1:{first}"
@@ -285,9 +277,7 @@ def test_the_page_comes_by_itself_at_the_port_after_that_of_http_and_keeps_no_au
 
 
 @pytest.mark.parametrize("flag", ["--http", "--page"])
-def test_a_place_that_there_cannot_be_is_refused_with_the_flag(
-    flag: str, tmp_path: Path, refused_start: Refused
-) -> None:
+def test_a_place_that_cannot_be_is_refused_with_the_flag(flag: str, tmp_path: Path, refused_start: Refused) -> None:
     said = refused_start("--data", str(tmp_path / "data"), "--page", "off", flag, "127.0.0.1:65536")
     assert "there is no port 65536" in said
     assert f"Choose another with {flag}" in said

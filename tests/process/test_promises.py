@@ -49,9 +49,7 @@ def promising(tmp_path: Path) -> Iterator[Promising]:
         yield made
 
 
-def test_promises_follow_their_file_and_watermarks_do_not(
-    promising: Promising, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_promises_follow_a_file_and_watermarks_do_not(promising: Promising, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("billing-eu", "hourly")
     with lowwater.connect(promising.server.address) as lw, lw.inputs(*names):
         for name in names:
@@ -88,6 +86,10 @@ def test_promises_follow_their_file_and_watermarks_do_not(
         }
         assert scraped.all("incarnation") == {("billing-eu",): 1, ("hourly",): 1}
         assert scraped.linted() == ""
+        promising.path.write_text("[[promise")
+        eventually(lambda: promising.server.events("promises_refused"))
+        assert Scrape(promising.server).value("promises_refused") == 1
+        assert teams() == ["billing", "reports"] * 2
 
     status = promising.said(capsys, "status")
     assert "15 min, late by" in status

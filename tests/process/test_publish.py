@@ -26,8 +26,6 @@ FROM = ["--every", "1h", "--from", "2013-01-09T10:00Z"]
 
 
 class Receiver:
-    """A server of HTTP that keeps what was posted, and answers with the statuses that it was given, then with 200."""
-
     def __init__(self) -> None:
         self.posts: list[dict[str, Any]] = []
         self.bodies: list[bytes] = []
@@ -162,9 +160,7 @@ def test_a_webhook_is_asked_again_until_it_takes_an_interval_and_then_comes_the_
     assert len(receiver.posts) == 4, "all up to --until was told"
 
 
-def test_killed_at_any_step_it_leaves_no_interval_out(
-    server: Serving, lease: lowwater.Lease, receiver: Receiver, tmp_path: Path
-) -> None:
+def test_kills_leave_no_gaps(server: Serving, lease: lowwater.Lease, receiver: Receiver, tmp_path: Path) -> None:
     come(lease, 22)
     command = publish(server, tmp_path / "cursor", receiver.url, "--until", "2013-01-09T22:00Z")
     done = subprocess.run(

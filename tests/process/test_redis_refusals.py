@@ -185,7 +185,6 @@ async def test_damage_to_the_deployment_and_a_newer_format(store: RedisSubject) 
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """A certificate that signs itself; its key is beside it."""
     path = tmp_path / "certificate.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes"]
     command += ["-keyout", str(path.with_name("key.pem")), "-out", str(path)]

@@ -70,9 +70,7 @@ def test_health_reflection_and_metrics(server: Serving, peer: Peer) -> None:
     assert len([family for family in families if family.startswith("lowwater_")]) >= 12
 
 
-def test_a_server_that_cannot_start_says_what_to_change(
-    server: Serving, tmp_path: Path, refused_start: Refused
-) -> None:
+def test_a_server_that_cannot_start_says_the_fix(server: Serving, tmp_path: Path, refused_start: Refused) -> None:
     taken = server.metrics.removeprefix("http://").removesuffix("/metrics")
     for flag, value in {"--data": "/proc/nowhere", "--listen": server.address, "--http": taken}.items():
         # Above it may stand what gRPC says of loops that earlier tests of this process have closed.

@@ -39,7 +39,6 @@ class Commands:
         self._capsys = capsys
 
     def __call__(self, *arguments: str) -> tuple[int, str]:
-        """The exit code, and what was said, on whichever stream."""
         code = main([*arguments, "--address", self._addresses])
         said = self._capsys.readouterr()
         return code, said.out + said.err
@@ -58,9 +57,7 @@ def test_a_bad_question_where_computations_are(deployment: Sharded) -> None:
                 locate(cluster_pb2.LocateRequest(computations=["a", "b"], epochs=epochs), timeout=10)
 
 
-def test_a_drained_shard_serves_nothing_until_that_is_taken_back(
-    deployment: Sharded, command: Commands, lw: lowwater.Client
-) -> None:
+def test_a_drained_shard_serves_nothing_while_so(deployment: Sharded, command: Commands, lw: lowwater.Client) -> None:
     one, two = (shard.address for shard in deployment.shards)
     before = served(lw, deployment.shards[0])
     code, out = command("drain", one)
@@ -112,9 +109,7 @@ def test_a_pin_outlives_the_shard(deployment: Sharded, command: Commands, lw: lo
     assert (code, "there is no computation 'nothing'" in out) == (2, True)
 
 
-def test_a_later_process_at_an_address_ends_the_earlier(
-    deployment: Sharded, lw: lowwater.Client, tmp_path: Path
-) -> None:
+def test_a_later_process_at_an_address_ends_the_first(deployment: Sharded, lw: lowwater.Client, tmp_path: Path) -> None:
     one, _ = deployment.shards
     before = {shard.address: shard.id for shard in lw.shards()}
     again = Shard(tmp_path, deployment.redis.url, "--advertise", one.address)

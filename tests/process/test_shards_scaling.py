@@ -16,13 +16,11 @@ DEAD_AFTER = 5.0
 
 
 def moves(names: list[str], views: list[View]) -> dict[str, int]:
-    """How often each computation changes its shard over some views."""
     shards = {name: [view.shard_of(name) for view in views] for name in names}
     return {name: sum(a != b for a, b in pairwise(at)) for name, at in shards.items()}
 
 
 def test_rule3_from_one_shard_to_three_and_back(tmp_path: Path) -> None:
-    """Two come at once, so that views differ for a while; then they stop, one after the other (M2)."""
     with Sharded(tmp_path, 1, dead_after=DEAD_AFTER) as d, d.connect() as lw, Following() as following:
         one, two, three = d.shards[0], d.more(), d.more()
         names = balanced("c", 4, one, two, three)

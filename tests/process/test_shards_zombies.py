@@ -81,7 +81,6 @@ class Zombie(Peer):
 
 
 def test_rule4_a_zombie_shard_says_nothing_of_before_and_takes_nothing_over(deployment: Sharded) -> None:
-    """Frozen, replaced, and thawed; meanwhile one computation went on, and another was reset (C5c, S14)."""
     frozen, other = deployment.shards
     with lowwater.connect(other.address) as lw, deployment.connect() as everywhere:
         for name in NAMES:

@@ -28,7 +28,6 @@ def pytest_runtestloop(session):
 def run(
     folder: Path, *arguments: str, dies: bool = False, conftest: str = CONFTEST
 ) -> subprocess.CompletedProcess[str]:
-    """Run two files of one test each, apart from the project's settings but for those that decide who runs what."""
     (folder / "conftest.py").write_text(conftest)
     for i in range(2):
         (folder / f"test_{i}.py").write_text("def test_passes(): pass\n")

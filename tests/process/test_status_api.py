@@ -45,7 +45,6 @@ def lw(server: Serving) -> Iterator[lowwater.Client]:
 
 @pytest.fixture(scope="module")
 def pipeline(server: Serving, lw: lowwater.Client) -> Iterator[Json]:
-    """Three stages at 14:00, 13:00 and 12:00, the second in two ranges; gives what is shown of them."""
     lw.register(RAW)
     lw.register(ENRICHED, inputs=[RAW])
     lw.register(HOURLY, inputs=[ENRICHED], heuristics=(0.99, 0.5))
@@ -96,7 +95,7 @@ def test_the_snapshot_is_what_was_reported(server: Serving, lw: lowwater.Client,
 
 
 @pytest.mark.parametrize(
-    ("path", "parameters", "status", "named"),
+    ("path", "given", "status", "named"),
     [
         ("ranges", {}, 400, "computation"),
         ("why", {"computation": "never/registered"}, 404, "never/registered"),
@@ -105,10 +104,8 @@ def test_the_snapshot_is_what_was_reported(server: Serving, lw: lowwater.Client,
         ("heat", {"span": "1y"}, 400, "give one of 1h, 6h, 24h, 7d"),
     ],
 )
-def test_bad_parameters_are_named(
-    server: Serving, pipeline: Json, path: str, parameters: Json, status: int, named: str
-) -> None:
-    found = ask(server.page, f"api/{path}", **parameters)
+def test_bad_query_is_named(server: Serving, pipeline: Json, path: str, given: Json, status: int, named: str) -> None:
+    found = ask(server.page, f"api/{path}", **given)
     assert found.status == status
     assert named in found.json["error"]
 
@@ -125,7 +122,6 @@ def test_it_only_reads(server: Serving) -> None:
 
 
 def test_the_page_comes_from_here_alone(server: Serving) -> None:
-    """Every file of the page has its type, its mark for caches, and headers that let nothing in from elsewhere."""
     files = [path for path in FOLDER.rglob("*") if path.is_file()]
     assert FOLDER / "index.html" in files
     types = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
@@ -155,7 +151,6 @@ def test_nothing_but_the_page_can_be_asked_for(server: Serving, path: str) -> No
 
 
 def test_a_viewer_sees_each_computation_come_to_what_was_reported(server: Serving, lw: lowwater.Client) -> None:
-    """Conflated: at most four messages a second, the newest value at last, none that goes back; the same bytes for all."""
     lw.register("live")
     lease = lw.worker("live").claim()
     with Viewer(server.page) as one, Viewer(server.page) as other:
@@ -177,10 +172,7 @@ def test_a_viewer_sees_each_computation_come_to_what_was_reported(server: Servin
         assert len(sent[0] & sent[1]) >= min(map(len, sent)) - 2
 
 
-def test_rule7_a_viewer_that_does_not_read_costs_a_bounded_buffer_and_finds_the_newest(
-    server: Serving, lw: lowwater.Client
-) -> None:
-    """It does not get the backlog: far fewer messages than were sent to one that reads, and then the newest state."""
+def test_rule7_a_viewer_that_stalls_costs_a_bounded_buffer_and_finds_news(server: Serving, lw: lowwater.Client) -> None:
     names = [f"wide/{i:03}" for i in range(200)]
     for name in names:
         lw.register(name)
@@ -193,9 +185,7 @@ def test_rule7_a_viewer_that_does_not_read_costs_a_bounded_buffer_and_finds_the_
         newest = re.compile(rb'"name":"wide/000".*?"low":\{"micros":(\d+)')
         while not any(int(low) >= target for low in newest.findall(seen[-(1 << 19) :])):
             read = stalled.recv(1 << 16)
-            assert read, (
-                f"it was cut off; that is right after {STALLED_SECONDS:g} s, which this machine is too busy for"
-            )
+            assert read, f"it was cut off, as is right after {STALLED_SECONDS:g} s: this machine is too busy"
             seen += read
             assert time.monotonic() - began < 60
         sent = sum(len(event.data) for event in viewer.events)
@@ -211,7 +201,6 @@ def resident(server: Serving) -> int:
 
 
 def opened(server: Serving, buffer: int = 1 << 16) -> socket.socket:
-    """A viewer that reads only what the test reads, with so many bytes of the system's buffer."""
     place = urllib.parse.urlsplit(server.page)
     connection = socket.socket()
     connection.settimeout(30)

@@ -110,7 +110,6 @@ def trusting(authority: Authority) -> ssl.SSLContext:
 
 
 def page(server: Serving, path: str, trusted: Authority = OURS) -> Answer:
-    """Ask the page, and for what the authority serves itself that, by the name on the certificate."""
     url = server.page if path.startswith("api/") else server.endpoint
     return ask(url.replace("127.0.0.1", "localhost"), path, tls=trusting(trusted))
 
@@ -303,9 +302,7 @@ def test_what_cannot_be_used_is_refused_at_the_start(
     assert "BEGIN" not in str(refusal.value).replace("(-----BEGIN", "")
 
 
-def test_a_certificate_of_a_clock_that_is_ahead_is_taken_when_it_counts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_certificate_of_a_clock_ahead_is_taken_in_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     now = [datetime.now(UTC).timestamp() + 60]
     certificates = Certificates(files(tmp_path, GOOD), clock=lambda: now[0])
     before = certificates.current()
@@ -385,8 +382,6 @@ def test_the_command_takes_certificates_from_the_environment_and_those_that_are_
 
 
 class Encrypted(Sharded):
-    """Shards that take only those with a certificate."""
-
     def __init__(self, folder: Path, shards: int) -> None:
         self.client: dict[str, Any] = {}
         self.rotate(folder, OURS)

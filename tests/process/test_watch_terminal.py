@@ -23,8 +23,6 @@ ESCAPES = re.compile(r"\x1b\[[?>]?[0-9;]*[@-~]|\x1b[()][A-Z0-9]|\x1b[=>78M]")
 
 
 class Terminal:
-    """A program on a pseudo-terminal."""
-
     def __init__(self, *command: str, **environment: str) -> None:
         self.master, slave = pty.openpty()
         self.raw = ""
@@ -81,14 +79,12 @@ def watching(server: Serving, **environment: str) -> Iterator[Terminal]:
 
 
 def quits(terminal: Terminal) -> int:
-    """Press the key that ends it; returns its exit code."""
     terminal.press("q")
     eventually(lambda: not terminal.read(0.1) or terminal.process.poll() is not None)
     return terminal.process.wait(60)
 
 
 def test_the_live_view_on_a_terminal(server: Serving, lw: lowwater.Client) -> None:
-    """It shows, filters, explains, says that the authority is away and comes back, and quits."""
     lw.register("flights")
     lw.register("hourly", inputs=["flights"])
     lw.worker("flights", name="exec-7").claim()

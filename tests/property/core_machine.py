@@ -139,13 +139,7 @@ class CoreMachine(Pair):
         self.same("retire", ours, lambda: set(self.oracle.retire(start, end, force=force, newest=newest)))
         self.check()
 
-    @rule(
-        pick=picks,
-        values=values,
-        whole=coins,
-        special=st.integers(0, 10),
-        mass_=masses,
-    )
+    @rule(pick=picks, values=values, whole=coins, special=st.integers(0, 10), mass_=masses)
     def report(self, pick: int, values: list[int], whole: bool, special: int, mass_: Any) -> None:
         self.say(self.sequencer(pick), values, whole, special, mass_)
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import grpc
@@ -86,9 +85,7 @@ class RpcServer:
         self.run(self._start())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.run(self._stop())
         self.loop.close()
 
@@ -194,9 +191,6 @@ class RpcServer:
 
 def _is_cut(name: str) -> bool:
     return name == "cut" or name.startswith("cut~")
-
-
-# -- a pipeline ----------------------------------------------------------------------------------------------------
 
 
 def opening(stream: int = 1, sender: bytes = SENDER, token: str = "") -> workers_pb2.ReportRequest:

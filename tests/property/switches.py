@@ -32,9 +32,6 @@ def planted(rule: int | str, *broken: type[Computation]) -> pytest.MarkDecorator
     return pytest.mark.parametrize("made", [pytest.param(Computation, id="as it is"), *without])
 
 
-# -- rule 1 ------------------------------------------------------------------------------------------------
-
-
 @bug("_merge", interval_map)
 def merge_takes_the_greatest(least: Part) -> Part:
     def greatest(bounds: Any, starts: Any, values: Any, *more: Any) -> Any:
@@ -67,9 +64,6 @@ def recovery_skips_lowering(apply: Part) -> Part:
     return lambda self, op, now: None if op.lowers else apply(self, op, now)
 
 
-# -- rule 3 ------------------------------------------------------------------------------------------------
-
-
 class NoRatchet(Computation):
     """Publishes the minimum as it is."""
 
@@ -78,9 +72,6 @@ class NoRatchet(Computation):
             self.low, self._mass_changed = MIN, True
             self.heuristics = dict.fromkeys(self.heuristics, MIN)
         return super().take_record(now)
-
-
-# -- rule 4 ------------------------------------------------------------------------------------------------
 
 
 @bug("places_of", Group)
@@ -144,9 +135,6 @@ class PlacesNotChecked(Computation):
         pass
 
 
-# -- layouts -----------------------------------------------------------------------------------------------
-
-
 class AnyLayoutVersion(Computation):
     """A change of the layout takes the place of whatever is wanted."""
 
@@ -169,9 +157,6 @@ def snapshots_have_no_layout(snapshot: Part) -> Part:
 def replay_has_no_layout(replay: Part) -> Part:
     """Another function than the live one, on the path of recovery."""
     return lambda self, op, now: None if op.WhichOneof("kind") == "layout" else replay(self, op, now)
-
-
-# -- rule 8 ------------------------------------------------------------------------------------------------
 
 
 class NumbersIgnored(Computation):
@@ -229,9 +214,6 @@ class ClaimsNotRepeatable(Computation):
         return super().claim(replace(request, request_id=b""), now, wall)
 
 
-# -- rule 9 ------------------------------------------------------------------------------------------------
-
-
 class AnyIncarnation(Computation):
     """A fold over any incarnation of the inputs counts."""
 
@@ -248,9 +230,6 @@ def reset_keeps_owners(restarted: Part) -> Part:
         return new
 
     return kept
-
-
-# -- the completeness history ------------------------------------------------------------------------------
 
 
 @bug("_replay", recovery)
@@ -275,18 +254,12 @@ class UnregisteredInputsCount(Computation):
         return super().report(replace(report, fold=fold), **more)
 
 
-# -- rule 10 -----------------------------------------------------------------------------------------------
-
-
 class AllWeak(Computation):
     """Nothing waits for the strongest write."""
 
     def take_record(self, now: int) -> tuple[bytes, bool] | None:
         taken = super().take_record(now)
         return None if taken is None else (taken[0], False)
-
-
-# -- micro-batches, skew -----------------------------------------------------------------------------------
 
 
 class BatchesRepeat(Computation):
@@ -310,9 +283,6 @@ class AnySkew(Computation):
 
     def __init__(self, spec: Spec, *, epoch_base: int = 0) -> None:
         super().__init__(replace(spec, max_skew=2**61), epoch_base=epoch_base)
-
-
-# -- heuristics --------------------------------------------------------------------------------------------
 
 
 @bug("_entry", heuristics)

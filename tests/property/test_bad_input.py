@@ -202,8 +202,6 @@ def test_more_names_than_the_authority_takes_are_refused_and_the_client_goes_on(
     shell.use(lambda lw: lw.inputs(names[-1]).read())
 
 
-# -- settings ------------------------------------------------------------------------------------------------------------
-
 SETTINGS: dict[str, tuple[str, list[Any]]] = {
     "address": ("address", ["", b"a:1", 5]),
     "token": ("token", ["a\nb", "\x00", "ä", "\x7f", b"t", 5]),
@@ -237,9 +235,6 @@ def test_no_address_is_the_default_and_an_empty_one_is_none(monkeypatch: pytest.
     assert lowwater.connect(None).settings.address == "there:1"
     with pytest.raises(lowwater.InvalidArgument, match="host:port"):
         lowwater.connect("")
-
-
-# -- what a lease is told ------------------------------------------------------------------------------------------------
 
 
 def full(extra: int) -> Histogram:
@@ -297,13 +292,9 @@ def test_what_a_lease_refuses_changes_nothing(shell: Shell, name: str) -> None:
     assert group.mass.recent == 3
 
 
-@given(
-    said=st.lists(st.tuples(st.integers(-1, 2**41), st.integers(0, 2**41), st.integers(MIN, MAX)), max_size=6),
-)
+@given(said=st.lists(st.tuples(st.integers(-1, 2**41), st.integers(0, 2**41), st.integers(MIN, MAX)), max_size=6))
 @settings(max_examples=100)
-def test_whatever_is_said_can_be_sent_and_the_authority_takes_it(
-    shell: Shell, said: list[tuple[int, int, int]]
-) -> None:
+def test_whatever_is_said_is_sent_and_the_authority_takes_it(shell: Shell, said: list[tuple[int, int, int]]) -> None:
     assert MOST_RECORDS == groups.MOST_RECORDS
     lease = shell.lease()
     for finished, pending, time in said:
@@ -318,8 +309,6 @@ def test_whatever_is_said_can_be_sent_and_the_authority_takes_it(
         message = wire.report_request(Report(1, (group,))).report.groups[0]
         assert sum(message.mass.pending.counts) + message.mass.recent <= groups.MOST_RECORDS
 
-
-# -- event times -----------------------------------------------------------------------------------------------------------
 
 NO_TIMES = [
     *(dt.datetime(2013, 1, 9), dt.date(2013, 1, 9), dt.timedelta(1), True, 0.5, float("nan"), "5", MAX + 1, MIN - 1),  # noqa: DTZ001 - that it has no zone is what is wrong

@@ -198,11 +198,7 @@ def test_no_sequence_of_well_formed_messages_does_harm(seed: int, length: int) -
         pipeline.server.check()
 
 
-# -- every refusal in the sources has a case -----------------------------------------------------------------------
-
-
 def refusals(source: str) -> dict[tuple[int, int], str]:
-    """What a file refuses with and in which function, by its first and last line."""
     found: dict[tuple[int, int], str] = {}
     for function in ast.walk(ast.parse(source)):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -299,8 +295,6 @@ unit/test_core_rules.py
     core/computation.py: errors.InputVersion in commit
 unit/test_damaged_graph.py
     engine/confirmation.py: errors.Unavailable in _refuse_unhealed
-unit/test_denied_reports.py
-    rpc/streams.py: errors.Overloaded in deny
 unit/test_drop.py
     core/topology.py: errors.LimitReached in _refuse_tombstones
     engine/graph_requests.py: errors.Unavailable in _refuse_unread
@@ -314,6 +308,7 @@ unit/test_request_bounds.py
     rpc/request_bounds.py: errors.InvalidArgument in check
 unit/test_room.py
     rpc/acknowledgement.py: errors.Overloaded in messages
+    rpc/streams.py: errors.Overloaded in deny
 unit/test_shard.py
     core/computation.py: errors.Overloaded in stage_task
     engine/owner_requests.py: errors.OldStream in report

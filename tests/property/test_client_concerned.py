@@ -19,8 +19,6 @@ WALL = 1_700_000_000.0
 
 
 class Reader:
-    """Somebody who waits for a change, and looks only when he is woken."""
-
     def __init__(self, known: WatchState, names: tuple[str, ...]) -> None:
         self.names = names
         self.subscription: Subscription = known.subscribe(names)

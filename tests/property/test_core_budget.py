@@ -81,9 +81,7 @@ class Oracle:
         return 0.0
 
 
-def ticks(
-    steps: list[tuple[int, list[int], float, int, int]],
-) -> list[tuple[dict[int, int], int, int, int]]:
+def ticks(steps: list[tuple[int, list[int], float, int, int]]) -> list[tuple[dict[int, int], int, int, int]]:
     made, reference = [], 50 * HOUR
     for records, kinds, share, move, low in steps:
         counts: dict[int, int] = {}
@@ -98,9 +96,7 @@ def ticks(
 
 @given(ppm=PPMS, steps=batches)
 @settings(max_examples=150, database=None, deadline=None)
-def test_it_is_what_its_definition_says_in_floats(
-    ppm: int, steps: list[tuple[int, list[int], float, int, int]]
-) -> None:
+def test_it_is_as_its_definition_says_in_floats(ppm: int, steps: list[tuple[int, list[int], float, int, int]]) -> None:
     budget, oracle = Budget(ppm), Oracle(ppm)
     for counts, behind, reference, low in ticks(steps):
         budget.tick(counts, behind, reference, low)
@@ -113,9 +109,7 @@ def test_it_is_what_its_definition_says_in_floats(
 
 @given(ppm=PPMS, steps=batches)
 @settings(max_examples=150, database=None, deadline=None)
-def test_in_any_stretch_after_the_warm_up_no_more_is_behind_than_the_arithmetic_allows(
-    ppm: int, steps: list[tuple[int, list[int], float, int, int]]
-) -> None:
+def test_in_any_stretch_no_more_is_behind(ppm: int, steps: list[tuple[int, list[int], float, int, int]]) -> None:
     budget = Budget(ppm)
     a = budget.aim
     # Of what came so far: behind - a N, and excused, both after the warm-up.
@@ -133,9 +127,7 @@ def test_in_any_stretch_after_the_warm_up_no_more_is_behind_than_the_arithmetic_
 
 @given(ppm=PPMS, steps=batches)
 @settings(max_examples=100, database=None, deadline=None)
-def test_it_never_goes_back_and_is_never_below_low_nor_beyond_r(
-    ppm: int, steps: list[tuple[int, list[int], float, int, int]]
-) -> None:
+def test_it_never_falls_and_is_between_low_and_r(ppm: int, steps: list[tuple[int, list[int], float, int, int]]) -> None:
     budget, lows = Budget(ppm), [MIN]
     for counts, behind, reference, low in ticks(steps):
         before = budget.value
@@ -155,9 +147,7 @@ def test_it_never_goes_back_and_is_never_below_low_nor_beyond_r(
     )
 )
 @settings(max_examples=60, database=None, deadline=None)
-def test_the_worst_stretch_is_the_worst_of_the_shortest_ones_that_were_lately_there(
-    steps: list[tuple[int, float]],
-) -> None:
+def test_the_worst_stretch_is_the_worst_of_the_shortest_recent_ones(steps: list[tuple[int, float]]) -> None:
     budget = Budget(10_000)
     told = [(records, int(records * share)) for records, share in steps]
     for records, behind in told:
@@ -204,9 +194,7 @@ references = st.one_of(st.integers(-HOUR, HOUR), st.integers(MIN, MAX), st.sampl
     references,
 )
 @settings(max_examples=100, database=None, deadline=None)
-def test_what_counts_from_many_moments_is_seen_from_one_as_each_of_them_is(
-    came: dict[int, dict[int, int]], to: int
-) -> None:
+def test_what_counts_from_many_moments_is_seen_from_one_as_each_is(came: dict[int, dict[int, int]], to: int) -> None:
     true: dict[int, int] = {}
     for counted_from, some in came.items():
         for bucket, count in lateness.moved(some, counted_from, counted_from if to == MIN else to).items():
@@ -230,7 +218,6 @@ def test_r_is_the_greatest_time_that_all_but_a_share_have_come_to(told: list[tup
 
 @given(st.lists(st.integers(-HOUR, HOUR)), st.integers(-HOUR, HOUR), st.integers(-HOUR, HOUR), st.integers(-HOUR, HOUR))
 def test_histograms_never_miss_what_is_behind(times: list[int], reference: int, to: int, mark: int) -> None:
-    """Also from another reference: at or after the first one counts as standing there, which is early enough for any mark up to it."""
     counts = lateness.buckets(times, reference)
     true = sum(time < mark for time in times)
     assert lateness.behind(counts, reference, mark) >= true

@@ -14,28 +14,9 @@ from tests.property.task_machine import TaskMachine, small
 EXAMPLES = 40
 
 KINDS = [
-    "create_group",
-    "configure",
-    "create",
-    "take",
-    "renew",
-    "release",
-    "commit",
-    "snapshot",
-    "crash",
-    "reset",
-    "BELOW_MARK",
-    "INCARNATION_CHANGED",
-    "INVALID_ARGUMENT",
-    "OVERLOADED",
-    "REGISTRATION_CONFLICT",
-    "STALE_LEASE",
-    "TASK_CONFLICT",
-    "UNKNOWN_GROUP",
-    "taken",
-    "repeated",
-    "lost",
-    "finished",
+    *("create_group", "configure", "create", "take", "renew", "release", "commit", "snapshot", "crash", "reset"),
+    *("BELOW_MARK", "INCARNATION_CHANGED", "INVALID_ARGUMENT", "OVERLOADED", "REGISTRATION_CONFLICT"),
+    *("STALE_LEASE", "TASK_CONFLICT", "UNKNOWN_GROUP", "taken", "repeated", "lost", "finished"),
 ] + ["mark moved", "all done"]
 
 

@@ -169,9 +169,7 @@ def test_registering_again_changes_nothing_or_is_refused() -> None:
     found = graph(("a", ()), ("b", ("a",)))
     assert found.register(Spec("b", ("a",))) is found
     later, _ = found.set_inputs("b", ("a",)).reset("b")
-    assert later.register(Spec("b", ("a",))) is later, (
-        "its incarnation and its input version are not the caller's to name"
-    )
+    assert later.register(Spec("b", ("a",))) is later, "neither incarnation nor input version is the caller's"
     for other in (Spec("b"), Spec("b", ("a",), (1,)), Spec("b", ("a",), key_hash="h")):
         with pytest.raises(errors.RegistrationConflict):
             found.register(other)

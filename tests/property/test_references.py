@@ -254,9 +254,7 @@ class Regions(RuleBasedStateMachine):
         before, owner = self.core.snapshot(), (self.record.owner, self.record.number)
         good = self.ask(plan)
         if returned:
-            assert self.core.snapshot() == before, (
-                "a region that came back has changed something before it was confirmed"
-            )
+            assert self.core.snapshot() == before, "a region that came back has changed something too soon"
         assert not (good and number) or owner == (name, number), "who does not own it has told how far it is"
         if good and not returned and not self.regions[name].returned:
             self.told(self.regions[name])

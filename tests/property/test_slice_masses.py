@@ -41,8 +41,6 @@ def mass_of(pending: dict[int, int], recent: int, frontiers: tuple[int, int]) ->
 
 
 class Both:
-    """A computation that is cut and one that is not, with the same claims, at one shard."""
-
     def __init__(self) -> None:
         self.shard = Shard(MemoryJournal(MemoryDisk()), clock=Clock(1000.0).micros, observer=Observer())
         self._reports = 0
@@ -98,9 +96,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(steps=st.lists(told, min_size=6, max_size=25))
 @settings(max_examples=40)
-def test_what_is_cut_has_the_same_heuristics(
-    steps: list[tuple[int, int, dict[int, int], int, tuple[int, int]]],
-) -> None:
+def test_slices_have_the_same_heuristics(steps: list[tuple[int, int, dict[int, int], int, tuple[int, int]]]) -> None:
     asyncio.run(run(steps, exact=True))
 
 
@@ -124,9 +120,7 @@ def test_a_slice_tells_of_no_more_records_than_a_claim_may_have(
 
 @given(steps=st.lists(told, min_size=6, max_size=25))
 @settings(max_examples=40)
-def test_what_is_too_much_to_tell_is_rounded_down(
-    steps: list[tuple[int, int, dict[int, int], int, tuple[int, int]]],
-) -> None:
+def test_too_much_to_tell_is_rounded_down(steps: list[tuple[int, int, dict[int, int], int, tuple[int, int]]]) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(slicing, "MOST_FRONTIERS", 1)
         patched.setattr(slicing, "MOST_TIMES", 2)

@@ -36,12 +36,8 @@ def parser() -> argparse.ArgumentParser:
     commands = parse.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run worlds; a failing one names its seed and is shrunk")
     run.add_argument("--seed", type=int, help="seed of the first world (default: a random one, printed)")
-    run.add_argument(
-        "--steps", type=positive, default=1200, help=f"moves of chaos, {MOVES} a world (default: %(default)s)"
-    )
-    run.add_argument(
-        "--jobs", type=positive, default=os.cpu_count() or 1, help="worlds at a time (default: %(default)s)"
-    )
+    run.add_argument("--steps", type=positive, default=1200, help=f"moves of chaos, {MOVES} a world (%(default)s)")
+    run.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, help="worlds at a time (%(default)s)")
     run.add_argument(
         "--harsh",
         action="store_true",
@@ -106,7 +102,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def tell(outcome: Result, count: int, *, shrinks: bool, harsh: bool = False) -> None:
-    """Say how a world failed, of which ``count`` moves were asked for (a world has more: some are in each of them), and by which."""
     print(f"\nworld {outcome.seed} broke a promise:")
     for violation in outcome.violations[:10]:
         print(f"  {violation}")

@@ -388,8 +388,7 @@ class Durable:
         ended = log in self._ledger.book(GRAPH).dropped or log in self._ledger.ended
         meant = self._is_damaged(log) or ended
         self._expect(
-            self._weak or meant,
-            f"{who} restores the log of {log}, of which a store that keeps its word lost nothing",
+            self._weak or meant, f"{who} restores the log of {log}, of which a store that keeps its word lost nothing"
         )
         if self._ledger.took(who, log) and not meant:
             self._sim.reach("something is lost for good")

@@ -391,10 +391,7 @@ class Mutant(NamedTuple):
 
 
 def _mutants(
-    *plants: Plant,
-    where: tuple[Callable[[int], bool], ...] = (),
-    harsh: bool = False,
-    unsafe: bool = False,
+    *plants: Plant, where: tuple[Callable[[int], bool], ...] = (), harsh: bool = False, unsafe: bool = False
 ) -> dict[str, Mutant]:
     return {plant.__name__: Mutant(plant, where, harsh, unsafe) for plant in plants}
 

@@ -197,9 +197,7 @@ class Oracle(Durable):
         if new.incarnation == old.incarnation:
             self._expect(new.low >= old.low, f"{where} after {old.low}")
             for share, micros in new.shares.items():
-                self._expect(
-                    micros >= old.shares.get(share, MIN), f"{where}: its {share} ppm one goes back to {micros}"
-                )
+                self._expect(micros >= old.shares.get(share, MIN), f"{where}: its {share} ppm one falls to {micros}")
             for ppm, micros in new.budgets.items():
                 self._expect(
                     micros >= old.budgets.get(ppm, MIN),

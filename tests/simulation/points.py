@@ -68,15 +68,9 @@ _MET: Final = (
     *(
         f"refused: {each}"
         for each in [
-            "Claim OLDER_CLAIM",
-            "Claim STALE_SEQUENCER",
-            "CommitBatch INCARNATION_CHANGED",
-            "CommitBatch NOT_PREPARED",
-            "Claim MOVED",
-            "CommitBatch MOVED",
-            "GetHistory MOVED",
-            "Locate UNAVAILABLE",
-            "Report INVALID_ARGUMENT",
+            *("Claim OLDER_CLAIM", "Claim STALE_SEQUENCER", "CommitBatch INCARNATION_CHANGED"),
+            *("CommitBatch NOT_PREPARED", "Claim MOVED", "CommitBatch MOVED", "GetHistory MOVED"),
+            *("Locate UNAVAILABLE", "Report INVALID_ARGUMENT"),
         ]
     ),
     *(f"report refused: {each}" for each in ["MOVED", "STALE_SEQUENCER", "TOO_FAR_AHEAD"]),

@@ -70,9 +70,6 @@ class Place:
         )
 
 
-# -- workers -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Share:
     """What one worker is to own: cells, cut into ranges at these edges."""
@@ -273,9 +270,6 @@ def oldest_of(node: Node, cells: range, there: Mapping[int, Sequence[Record]], s
     """The least event time that cells hold. Of windows, also the one that a record at the inputs' low watermark would open."""
     held = [node.stamp(record.time) for index in cells for record in there[index]]
     return min([node.stamp(seen.low.micros) if node.window else MAX, *held])
-
-
-# -- readers -----------------------------------------------------------------------------------------------------------
 
 
 async def watch(place: Place, process: Process) -> None:

@@ -128,9 +128,7 @@ def test_a_failure_that_does_not_come_again_is_said_to_be_the_simulator_s(capsys
     assert "broke no promise when it was run again" in capsys.readouterr().out
 
 
-def test_a_run_that_reaches_too_few_fault_points_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_few_fault_points_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(points, "POINTS", tuple(f"point {number}" for number in range(50)))
     monkeypatch.setattr(program, "LONG", 10)
     assert program.run(program.parser().parse_args(["run", "--seed", "3", "--steps", "10", "--jobs", "1"])) == 1

@@ -94,8 +94,6 @@ def echoes(number: int) -> bool:
 
 
 class Counts(Computation):
-    """Collects the records of each hour, says with each window how many its key has met before, and tells some records again by the clock."""
-
     name = TIMED
     inputs: ClassVar[Sequence[Input]] = [Input(READ, key="key", event_time="t", id="number")]
     outputs: ClassVar[Mapping[str, str | Output]] = {
@@ -148,9 +146,6 @@ ROWS: Final = pa.schema(
 )
 
 Produced = tuple[Any, ...]
-
-
-# -- the truth -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -305,9 +300,6 @@ class Timers:
 def _plain(row: Mapping[str, Any]) -> Produced:
     values = [row[f"{row[OUTPUT]}/{name}"] for name in COLUMNS[row[OUTPUT]]]
     return row[OUTPUT], *(tuple(each) if isinstance(each, list) else each for each in values)
-
-
-# -- what stands for Spark -------------------------------------------------------------------------------------------------
 
 
 class Frame:
@@ -472,9 +464,6 @@ class QuickAuthority(Authority):
     def __post_init__(self) -> None:
         self.cut = Cut(self.registration.ranges)
         self._quick = self.client
-
-
-# -- a driver --------------------------------------------------------------------------------------------------------------
 
 
 class Sync:
@@ -663,17 +652,9 @@ async def run(place: Place, process: Process, name: str, share: Share) -> None:
             place.sim.reach(f"timers: {type(failure).__name__} beside another run")
 
 
-# -- an operator -----------------------------------------------------------------------------------------------------------
-
 _AWAY: Final = (
-    errors.Timeout,
-    errors.Unavailable,
-    errors.ShuttingDown,
-    errors.JournalFailed,
-    errors.UnknownComputation,
-    errors.LayoutConflict,
-    errors.IncarnationChanged,
-    errors.Overloaded,
+    *(errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.JournalFailed, errors.UnknownComputation),
+    *(errors.LayoutConflict, errors.IncarnationChanged, errors.Overloaded),
 )
 
 

@@ -10,8 +10,6 @@ from lowwater_pipeline.computation import HOUR, Codec, Computation, Context, Inp
 
 
 class Counts(Computation):
-    """Counts per key and hour, stamped by the start of the hour, each with how many hours of its key have closed before."""
-
     name = "counts"
     inputs: ClassVar[Sequence[Input]] = [Input("source", key="key", event_time="t")]
     outputs: ClassVar[Mapping[str, str | Output]] = {
@@ -38,8 +36,6 @@ class Counts(Computation):
 
 
 class Busiest(Computation):
-    """The key with the most rows of each hour, by what another computation has counted."""
-
     name = "busiest"
     inputs: ClassVar[Sequence[Input]] = [Input("counts", key="'all'", event_time="start", output="hours")]
     outputs: ClassVar[Mapping[str, str | Output]] = {
@@ -60,8 +56,6 @@ class Busiest(Computation):
 
 
 class Rings(Computation):
-    """Sets two timers for each record, one of them by the clock, and says when they fire."""
-
     name = "rings"
     inputs: ClassVar[Sequence[Input]] = [Input("source", key="upper(key)", event_time="t", id="key")]
     outputs: ClassVar[Mapping[str, str | Output]] = {

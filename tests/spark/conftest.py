@@ -32,7 +32,6 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """One broker for the whole run; each test has topics of its own."""
     from tests.kit.kafka import Kafka  # the environment of tests/iceberg has no client of Kafka
 
     with Kafka(tmp_path_factory.mktemp("kafka"), settings={"log.cleaner.backoff.ms": 100}) as running:
@@ -41,8 +40,6 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 @pytest.fixture
 def feed(tmp_path: Path) -> Callable[[str], Feed]:
-    """Makes directories that records are dropped into, as files that appear whole."""
-
     def make(name: str) -> Feed:
         return Feed(tmp_path / name)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
+import lowwater
 import lowwater_spark as lws
+from tests.kit.times import mark
 from tests.spark.queries import Queries
-from tests.spark.support import Feed
+from tests.spark.support import Feed, Upstream, low
 from tests.spark.updates import HOURLY, hourly
 
 HOUR = timedelta(hours=1)
@@ -53,18 +55,37 @@ class Flow(Queries):
         ranges: int = 4,
         **options: Any,
     ) -> lws.TrackedQuery:
-        declared: dict[str, Any] = {
-            "inputs": ["source"],
-            "key": key,
-            "event_time": "t",
-            "ranges": ranges,
-            "stamp": stamp,
-        }
-        stage = lws.stage(self.spark, name, **declared, address=self.address)
+        declared: dict[str, Any] = {"key": key, "event_time": "t", "ranges": ranges, "stamp": stamp}
+        stage = lws.stage(self.spark, name, inputs=["source"], **declared, address=self.address)
         frame = self.read() if stream is None else stream
         query = stage.foreach_batch(frame, write_batch, checkpoint=self.folder / checkpoint, name=query_name, **options)
         self.queries.append(query)
         return query
+
+
+class Readable(Protocol):
+    """What a stage can read, and the stage over it."""
+
+    flow: Flow
+
+    def put(self, *rows: tuple[str, int]) -> object: ...
+    def read(self, **options: str) -> DataFrame: ...
+
+    def track(self, write: Callable[[DataFrame, lws.Batch], object] | None = None, **options: Any) -> lws.TrackedQuery:
+        stream = options.pop("stream", None) or self.read(**options.pop("source", {}))
+        return self.flow.start(write or self.flow.plain, stream=stream, ranges=2, **options)
+
+    def followed(self, lw: lowwater.Client, upstream: Upstream, *rows: tuple[str, int]) -> lws.TrackedQuery:
+        self.put(*rows)
+        upstream.at(9)
+        query = self.track()
+        self.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
+        return query
+
+    def keys(self) -> list[str]:
+        """The keys that the stage has written, of which none is there twice if each was read once."""
+        out = self.flow.spark.read.schema("key string, t timestamp").parquet(str(self.flow.folder / "out"))
+        return sorted(r.key for r in out.collect())
 
 
 class PlainFlow(Queries):

@@ -83,6 +83,5 @@ class Answers:
 
 
 def over(answers: Answers, **options: str) -> KafkaSource:
-    """A source over it, for a stage with inputs. Options have ``__`` for a dot."""
     given = {**OPTIONS, **{name.replace("__", "."): value for name, value in options.items()}}
     return KafkaSource(given, answers).waiting_for(frozenset({"default/source"}))

@@ -31,7 +31,6 @@ class Slots:
         return SlotWriter(self.settings, replace(self.slot, number=number), 2)
 
     def batch(self, number: int, *values: str, **options: Any) -> Publishing:
-        """A batch that is staged, the same for all slots."""
         self.count += 1
         path = self.folder / f"{self.count}.parquet"
         pq.write_table(pa.table({"value": [value.encode() for value in values]}), path)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What ends tasks: a file in a folder is one end of one task, at the step, batch and slot that it is named by."""
-
     folder: Path
 
     def plan(self, step: str, batch: int, slot: int, *, kind: str = "kill") -> None:
@@ -48,5 +46,4 @@ class Ends:
         return self.folder / f"{step}-{batch}-{slot}"
 
     def publish(self, job: Publishing, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Publish, as far as it comes."""
         return publish_slots(replace(job, probe=self), batches)

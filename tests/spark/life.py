@@ -65,7 +65,6 @@ class Doom:
     file: Path
 
     def plan(self, point: str) -> None:
-        """Have it end when a batch with records comes to a point."""
         beside = self.file.with_suffix(".new")
         beside.write_text(point)
         beside.replace(self.file)
@@ -76,7 +75,6 @@ class Doom:
 
     @property
     def group(self) -> Path:
-        """Where a driver that wants to be killed with all its processes says which group they are."""
         return self.file.with_suffix(".group")
 
     def __call__(self, point: str) -> None:
@@ -94,7 +92,6 @@ class Doom:
         raise Killed(point)
 
     def publish(self, job: Publishing, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Publish, as far as it comes. A worker that has published before takes its slots again, so that it comes to every point."""
         if self.file.exists():
             while kafka_slot._writers:
                 kafka_slot._writers.popitem()[1].discard()
@@ -146,8 +143,6 @@ def doomed(doom: Doom) -> Iterator[None]:
 
 
 class Place(NamedTuple):
-    """Where a pipeline has everything."""
-
     address: str
     folder: str
     brokers: str

@@ -15,8 +15,6 @@ T = TypeVar("T")
 
 
 class Queries:
-    """What a test has started in a session, with an authority and in a folder."""
-
     def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
         self.spark = spark
         self.address = address
@@ -28,7 +26,6 @@ class Queries:
         return eventually(look, what, seconds=seconds, check=self.check)
 
     def check(self) -> None:
-        """Raise what has ended a query. One that was stopped, or started again, is no failure."""
         for query in {query.query.id: query for query in self.queries}.values():
             if query.query.exception() is not None:
                 query.await_termination()

@@ -44,8 +44,6 @@ SETTINGS = {
 
 
 class Feed:
-    """A directory of JSON lines; each file appears whole, by a rename."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,8 +66,6 @@ def row(key: str, hour: int, minute: int = 0) -> dict[str, str]:
 
 
 class Upstream:
-    """An injector in plain Python: what the stages under test read from."""
-
     def __init__(self, lw: lowwater.Client, name: str = "source") -> None:
         lw.register(name, heuristics=[0.99])
         self.name = name
@@ -116,8 +112,6 @@ def lines(*offsets: int) -> list[Line]:
 
 
 class Log(SourceLog):
-    """A source's log that the test writes itself. From the first path on, the log asks whether its files are still there."""
-
     FEW = 0
 
     def __init__(self) -> None:
@@ -153,7 +147,6 @@ class Follower:
                     return
 
     def seen(self, query: TrackedQuery) -> list[tuple[lowwater.Watermark, int | None]]:
-        """All of it, when the stage has come to the watermark."""
         self._thread.join(120)
         assert not self._thread.is_alive(), query.stage_status()
         return self._seen

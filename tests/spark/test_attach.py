@@ -77,10 +77,7 @@ def attached(spark: SparkSession) -> Iterator[Callable[..., lws.Attachment]]:
 Attach = Callable[..., lws.Attachment]
 
 
-def test_what_spark_drops_in_silence_is_seen(
-    windows: Windows, authority: Serving, attached: Attach, lw: lowwater.Client
-) -> None:
-    """Two partitions, one three hours behind: Spark's watermark leaves with the faster one."""
+def test_silent_drops_are_seen(windows: Windows, authority: Serving, attached: Attach, lw: lowwater.Client) -> None:
     seen = attached(authority.address)
     windows.feed.put([row("fast", 12), row("slow", 9)])
     query = windows.start()
@@ -113,9 +110,7 @@ def test_what_spark_drops_in_silence_is_seen(
     assert (seen.status().swallowed, seen.status().authority) == (0, "answers")
 
 
-def test_a_query_without_watermark_or_name_is_counted(
-    windows: Windows, authority: Serving, attached: Attach, lw: lowwater.Client
-) -> None:
+def test_nameless_ones_are_counted(windows: Windows, authority: Serving, attached: Attach, lw: lowwater.Client) -> None:
     windows.feed.put([row("a", 9), row("b", 10)])
     query = windows.start(name=None, watermark=None)
     seen = attached(authority.address, prefix="nb-", namespace="me")  # it runs already
@@ -153,9 +148,7 @@ def fed(windows: Windows) -> None:
         windows.feed.put([row("a", hour), row("b", hour, 30)], mtime=1e9 + hour)  # Spark reads files by age
 
 
-def test_the_same_rows_come_out_though_the_authority_is_frozen(
-    windows: Windows, authority: Serving, attached: Attach
-) -> None:
+def test_the_same_rows_come_out_of_a_frozen_authority(windows: Windows, authority: Serving, attached: Attach) -> None:
     fed(windows)
     windows.start(availableNow=True).awaitTermination(100)
     alone, windows.out = windows.out, []

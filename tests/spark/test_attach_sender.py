@@ -90,7 +90,6 @@ def reported(driver: Driver, query: str, watermark: int) -> None:
 def test_a_restart_goes_on_and_a_new_checkpoint_must_catch_up(
     authority: Serving, lw: lowwater.Client, drivers: Drivers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rule 3: what was published does not go back, whatever Spark says after a new beginning."""
     first = drivers(authority.address)
     first.batch("q1", micros(12))
     reported(first, "q1", micros(12))
@@ -141,9 +140,7 @@ def test_the_second_query_of_a_name_is_refused_until_the_first_has_left(
 HOURLY = {"spark.hourly": ("source",)}
 
 
-def test_declared_inputs_draw_the_graph_and_hold_the_estimate(
-    authority: Serving, lw: lowwater.Client, drivers: Drivers
-) -> None:
+def test_declared_inputs_are_drawn_and_hold_it(authority: Serving, lw: lowwater.Client, drivers: Drivers) -> None:
     upstream = Upstream(lw)
     upstream.at(9)
     driver = drivers(authority.address, inputs=HOURLY)
@@ -166,9 +163,7 @@ def test_declared_inputs_draw_the_graph_and_hold_the_estimate(
     assert (driver.status("q1").watermark.micros, view(lw).low.micros) == (micros(12), micros(12))
 
 
-def test_the_name_of_an_exact_computation_is_not_touched(
-    authority: Serving, lw: lowwater.Client, drivers: Drivers
-) -> None:
+def test_the_name_of_an_exact_one_is_not_touched(authority: Serving, lw: lowwater.Client, drivers: Drivers) -> None:
     lw.register("spark.hourly")
     driver = drivers(authority.address)
     driver.batch("q1", micros(9))
@@ -178,9 +173,7 @@ def test_the_name_of_an_exact_computation_is_not_touched(
     reported(driver, "q2", micros(9))
 
 
-def test_without_the_authority_attempts_stop_and_it_is_found_again(
-    authority: Serving, lw: lowwater.Client, drivers: Drivers
-) -> None:
+def test_a_lost_authority_is_left_alone_and_refound(authority: Serving, lw: lowwater.Client, drivers: Drivers) -> None:
     driver = drivers(authority.address, timeout=0.3)
     driver.batch("q1", micros(9))
     reported(driver, "q1", micros(9))

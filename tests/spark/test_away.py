@@ -21,9 +21,7 @@ from tests.spark.support import Upstream, low, row
 pytestmark = pytest.mark.timeout(400)
 
 
-def test_rule11_a_checkpoint_that_cannot_be_read_for_a_moment_holds(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_rule11_a_checkpoint_unreadable_for_a_moment_holds(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     """A directory that leads to itself answers ELOOP, as one of a lost mount answers ESTALE or EIO."""
     flow.feed.put([row("a", 9)])
     upstream.at(10)
@@ -37,9 +35,7 @@ def test_rule11_a_checkpoint_that_cannot_be_read_for_a_moment_holds(
     flow.eventually(
         lambda: any(str(looped) in path for path in query.stage_status().waiting_for), "what it waits for is named"
     )
-    flow.eventually(
-        lambda: in_short(query.stage_status().waiting_for) in lw.why("stage").sentence, "also by the authority"
-    )
+    flow.eventually(lambda: in_short(query.stage_status().waiting_for) in lw.why("stage").sentence, "the authority too")
     assert query.query.isActive
     assert low(lw, "stage") == mark(10)
     looped.unlink()
@@ -50,9 +46,7 @@ def test_rule11_a_checkpoint_that_cannot_be_read_for_a_moment_holds(
     flow.eventually(lambda: query.stage_status().batch == 1, "batches, too")
 
 
-def test_rule11_a_batch_that_begins_waits_for_a_checkpoint_that_cannot_be_written(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_rule11_a_batch_waits_for_an_unwritable_checkpoint(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     batches = flow.folder / "ck/lowwater/batches"
     batches.parent.mkdir(parents=True)
     batches.symlink_to(batches)

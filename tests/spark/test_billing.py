@@ -27,9 +27,7 @@ DAYS, KILLS = 10, 5
 
 
 @pytest.mark.long
-def test_each_bill_is_there_once_and_right(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_bill_is_once_and_right(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seed = random.randrange(1_000_000)
     print(f"seed {seed}")
     found = run(tmp_path, DAYS, KILLS, seed)

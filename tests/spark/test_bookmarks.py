@@ -20,15 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.bookmarks import (
-    BOOKMARKS,
-    Bookmarks,
-    Output,
-    Removed,
-    Scan,
-    bookmarks,
-    removed,
-)
+from lowwater_spark.sources.bookmarks import BOOKMARKS, Bookmarks, Output, Removed, Scan, bookmarks, removed
 from lowwater_spark.sources.files import FileSource, OpenFiles
 from lowwater_spark.sources.head import Heads
 from lowwater_spark.sources.source_log import NOTHING
@@ -120,12 +112,7 @@ class Reader:
         manifest = begun(self.checkpoint)
         self.heads = Heads([OpenFiles(source, 0, manifest, self.log)])
         self.marks = Bookmarks(
-            manifest,
-            self.heads.outputs,
-            self.name,
-            self.name,
-            skip_removed=skip_removed,
-            probe=self.reach,
+            manifest, self.heads.outputs, self.name, self.name, skip_removed=skip_removed, probe=self.reach
         )
         self.heads.list_heads(lines(self.batch))
         at("listed")
@@ -140,7 +127,6 @@ class Reader:
         self.at(point)
 
     def read(self, which: int | None = None) -> None:
-        """A batch takes all that is there and was not taken, or one file of it."""
         there = sorted(path for path in self.writer.folder.glob("batch=*/part*.json"))
         untaken = [path for path in there if os.fspath(path) not in self.log.taken]
         if which is not None and untaken:
@@ -163,7 +149,6 @@ class Reader:
         return counts
 
     def forget(self) -> None:
-        """Somebody takes it for gone."""
         (self.writer.folder / BOOKMARKS / f"{self.name}-0.json").unlink(missing_ok=True)
         self.forgotten = True
 
@@ -286,9 +271,7 @@ def test_removal_a_reader_that_comes_then_is_refused_or_waited_for(tmp_path: Pat
     assert (started(world), left(world)) == ([True, False], [])
 
 
-def test_removal_keeps_what_the_slowest_reader_and_the_writer_may_still_need(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_removal_keeps_what_slow_readers_and_the_writer_need(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     world = WriterAndReaders(tmp_path)
     writer, (a, b) = world.writer, world.readers
     for _ in range(4):

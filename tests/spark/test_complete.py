@@ -55,9 +55,7 @@ def marks(path: Path) -> dict[int, dict[str, Any]]:
     return found
 
 
-def test_each_version_says_how_far_the_table_is_complete(
-    flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_each_version_says_how_complete_it_is(flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream) -> None:
     def fail(reached: str, number: int) -> None:
         if (reached, number) == ("written", 1):
             raise ConnectionResetError("killed")
@@ -134,9 +132,7 @@ def filled(flow: Flow, out: Path) -> Appender:
     return stage
 
 
-def test_what_only_rearranges_or_adds_takes_nothing_away_and_a_restore_makes_it_unknown(
-    flow: Flow, out: Path, filled: Appender
-) -> None:
+def test_what_rearranges_or_adds_takes_nothing_a_restore_is_unknown(flow: Flow, out: Path, filled: Appender) -> None:
     for statement in ("OPTIMIZE {table}", "INSERT INTO {table} VALUES ('late', timestamp '2013-01-01')"):
         flow.spark.sql(statement.format(table=f"delta.`{out}`"))
         assert through(flow, out).low == mark(10), statement
@@ -145,14 +141,10 @@ def test_what_only_rearranges_or_adds_takes_nothing_away_and_a_restore_makes_it_
         lws.complete_through(flow.spark, out, [])
     flow.spark.sql(f"RESTORE TABLE delta.`{out}` TO VERSION AS OF 0")
     filled(11)
-    assert "(RESTORE) takes rows away" in through(flow, out, ignore_deletes=True).why, (
-        "also when its writer has gone on"
-    )
+    assert "(RESTORE) takes rows away" in through(flow, out, ignore_deletes=True).why, "when its writer went on, too"
 
 
-def test_after_a_lost_journal_lives_are_counted_on_by_resets(
-    flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_resets_count_on_after_a_lost_journal(flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream) -> None:
     Appender(flow, out, life=3, checkpoint="before")(12)
     flow.feed.put([row("a", 9)])
     upstream.at(9)
@@ -191,9 +183,7 @@ def test_a_run_that_was_fenced_says_nothing_new(flow: Flow, out: Path, lw: lowwa
     assert through(flow, out).low == mark(9)
 
 
-def test_no_input_is_added_that_is_behind_what_an_output_says_already(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_no_input_is_added_behind_what_an_output_says(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     out, beside, refused = flow.folder / "out", Upstream(lw, "beside"), list[str]()
     lw.register("neighbour", inputs=["source"])
     common: dict[str, Any] = {"key": "key", "event_time": "t", "ranges": 2, "address": flow.address}
@@ -227,9 +217,7 @@ def test_no_input_is_added_that_is_behind_what_an_output_says_already(
     ]
 
 
-def test_each_batch_of_a_directory_says_how_far_it_is_complete(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_each_batch_of_a_directory_says_how_complete_it_is(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     out = flow.folder / "out"
 
     def step(hour: int) -> None:

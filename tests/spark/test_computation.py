@@ -21,8 +21,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 class Computed:
-    """A computation that writes each output into a directory."""
-
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.begun: list[tuple[int, int, bool]] = []
@@ -62,9 +60,7 @@ def computed(flow: Flow) -> Computed:
     return Computed(flow)
 
 
-def test_fused_computations_go_on_in_one_batch_whatever_dies(
-    computed: Computed, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_fused_computations_go_on_whatever_dies(computed: Computed, lw: lowwater.Client, upstream: Upstream) -> None:
     flow = computed.flow
     came: dict[str, dict[int, int]] = {"counts": {}, "busiest": {}}
     died: list[int] = []
@@ -112,10 +108,7 @@ def test_fused_computations_go_on_in_one_batch_whatever_dies(
     assert len(computed.out(Counts, "hours")) == 2
 
 
-def test_timers_fire_without_rows_and_hold_until_then(
-    computed: Computed, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """One when W is there to the microsecond, one by the clock."""
+def test_timers_fire_without_rows_and_hold_before(computed: Computed, lw: lowwater.Client, upstream: Upstream) -> None:
     flow = computed.flow
     computed.start(Rings())
     flow.feed.put([row("a", 10), row("A", 10), row("b", 10, 1)])
@@ -143,9 +136,7 @@ def test_timers_fire_without_rows_and_hold_until_then(
 
 def test_what_only_spark_knows_is_refused_at_the_start(computed: Computed) -> None:
     flow = computed.flow
-    with pytest.raises(
-        TypeError, match=r"the key of counts is of timestamp; take text, bytes or a whole number: cast it"
-    ):
+    with pytest.raises(TypeError, match=r"key of counts is of timestamp; take text, bytes or a whole number: cast it"):
         computed.start(Counts(), flow.read().withColumn("key", sf.col("t")))
     declares = Counts()
     declares.outputs = {"out": Output("a int", event_time="a")}  # type: ignore[misc]

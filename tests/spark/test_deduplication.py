@@ -26,8 +26,6 @@ ROUTES = ("main", "late", "undecidable")
 
 
 class Dedup:
-    """A stage that writes what is new, what is late and what is undecidable, each into an output of its own."""
-
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.last = Counts()
@@ -57,9 +55,7 @@ def dedup(flow: Flow) -> Dedup:
     return Dedup(flow)
 
 
-def test_records_come_out_once_and_ids_are_forgotten_by_the_low_watermark(
-    dedup: Dedup, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_records_come_out_once_and_ids_are_forgotten(dedup: Dedup, lw: lowwater.Client, upstream: Upstream) -> None:
     flow = dedup.flow
     dedup.start(Deduplication("key", "t"))
     names = [f"{number}" for number in range(20)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from lowwater_spark.track.plan import check_plan
 from tests.kit import delta
 from tests.kit.delta import Offset
 from tests.kit.times import at, mark
-from tests.spark.flow import Flow
+from tests.spark.flow import Flow, Readable
 from tests.spark.support import Upstream, low
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 PATIENCE = 180
 
 
-class TableFlow:
+class TableFlow(Readable):
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.path = flow.folder / "table"
@@ -40,18 +40,6 @@ class TableFlow:
 
     def read(self, **options: str) -> DataFrame:
         return self.flow.spark.readStream.format("delta").options(**options).load(str(self.path))
-
-    def track(
-        self, write_batch: Callable[[DataFrame, lws.Batch], object] | None = None, **options: Any
-    ) -> lws.TrackedQuery:
-        stream = self.read(**options.pop("source", {}))
-        return self.flow.start(
-            self.flow.plain if write_batch is None else write_batch, stream=stream, ranges=2, **options
-        )
-
-    def keys(self) -> list[str]:
-        out = str(self.flow.folder / "out")
-        return sorted(r.key for r in self.flow.spark.read.schema("key string, t timestamp").parquet(out).collect())
 
     @property
     def head(self) -> int:
@@ -83,9 +71,7 @@ class Log:
         return {}
 
 
-def test_d1_a_stage_follows_its_inputs_through_a_table(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_d1_a_stage_follows_inputs_through_a_table(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     going = threading.Event()
     going.set()
 
@@ -106,10 +92,7 @@ def test_d1_a_stage_follows_its_inputs_through_a_table(
     assert low(lw, "stage") == mark(10)
     going.set()
     table.flow.eventually(lambda: low(lw, "stage") == mark(11), "now it is")
-    for statement in (
-        "OPTIMIZE {table}",
-        "ALTER TABLE {table} SET TBLPROPERTIES ('a' = 'b')",
-    ):
+    for statement in ("OPTIMIZE {table}", "ALTER TABLE {table} SET TBLPROPERTIES ('a' = 'b')"):
         before = table.head
         table.sql(statement)
         assert table.head > before
@@ -128,9 +111,7 @@ def test_d1_a_stage_follows_its_inputs_through_a_table(
     assert low(lw, "stage") == mark(13), "rows were taken away"
 
 
-def test_d4_a_rate_limit_leaves_rows_of_the_first_snapshot_behind(
-    table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_d4_a_rate_limit_leaves_rows_of_a_snapshot(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     for hour in range(3):
         table.put((f"{hour}", hour))
     upstream.at(9)

@@ -10,14 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lowwater_pipeline.guard import (
-    Claim,
-    Damaged,
-    Fenced,
-    GuardError,
-    NonceMismatch,
-    Unfit,
-)
+from lowwater_pipeline.guard import Claim, Damaged, Fenced, GuardError, NonceMismatch, Unfit
 from lowwater_pipeline.guard.delta import DeltaGuard, DeltaWriter
 from lowwater_spark.errors import Unsupported
 from tests.guard.stores import claim
@@ -60,9 +53,7 @@ def refused(kind: type[GuardError], call: Callable[[], object], why: str | None 
         call()
 
 
-def test_figure_12_a_zombie_that_comes_late_is_refused_and_what_its_successor_has_scanned_stays_true(
-    table: Guarded,
-) -> None:
+def test_figure_12_a_late_zombie_is_refused_and_what_its_successor_has_scanned_stays_true(table: Guarded) -> None:
     zombie = table.raise_(claim(LARGE + 1))
     assert table.write(zombie, 0, "a", 1, 2)
     assert not table.write(zombie, 0, "a", 1, 2)

@@ -28,9 +28,7 @@ def ids(frame: DataFrame, made: Column, *order: str) -> Sequence[Any]:
     return [None if each.id is None else bytes(each.id) for each in found]
 
 
-def test_a_row_of_kafka_has_an_id_of_its_own_however_often_and_in_whatever_order_it_is_read(
-    spark: SparkSession,
-) -> None:
+def test_a_row_of_kafka_has_its_own_id_however_often_and_in_whatever_order_it_is_read(spark: SparkSession) -> None:
     frame = rows(spark)
     first = ids(frame, record_id("enrich", LIVES), "topic", "partition", "offset")
     assert len({*first}) == 12

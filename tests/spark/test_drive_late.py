@@ -21,7 +21,6 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def mostly(upstream: Upstream, hour: int) -> None:
-    """Of a thousand records one is still at nine; the others are past an hour."""
     upstream.lease.advance(None, oldest=at(9), frontier=at(hour), pending=[at(9)], finished=1000)
     upstream.lease.flush(20)
 
@@ -35,9 +34,7 @@ def kept(driven: Driven) -> list[tuple[str, int, int]]:
     return sorted((row.key, row.t.astimezone().hour, row.lowwater_watermark.astimezone().hour) for row in rows)
 
 
-def test_what_an_approximate_watermark_has_passed_is_kept(
-    driven: Driven, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
-) -> None:
+def test_what_a_guess_passed_is_kept(driven: Driven, lw: lowwater.Client, upstream: Upstream, tmp_path: Path) -> None:
     rows = [record("a", at(9, 30)), record("b", at(10, 30)), record("c", at(12, 30))]
     driven.feed().put(rows[:2])
     frame = driven.drive(approximate=0.99, late=tmp_path / "late")

@@ -33,8 +33,6 @@ Operator = Callable[[DataFrame, DataFrame], DataFrame]
 
 @dataclass
 class Step:
-    """What is there when a batch begins: rows of both sides, and a value that both controls have moved to."""
-
     left: Sequence[tuple[str, dt.datetime]] = ()
     right: Sequence[tuple[str, dt.datetime]] = ()
     watermark: int | None = None

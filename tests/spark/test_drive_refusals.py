@@ -98,9 +98,7 @@ REFUSED: dict[str, tuple[Callable[[Driven], DataFrame], str]] = {
 
 
 @pytest.mark.parametrize(("frame", "reason"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_driven_is_refused_with_the_way_out(
-    frame: Callable[[Driven], DataFrame], reason: str, refused: Driven
-) -> None:
+def test_what_cannot_be_driven_is_refused(frame: Callable[[Driven], DataFrame], reason: str, refused: Driven) -> None:
     try:
         with pytest.raises(Exception, match=reason) as refusal:
             refused.start(frame(refused), stamp=HOUR)
@@ -114,7 +112,6 @@ def test_what_cannot_be_driven_is_refused_with_the_way_out(
 
 
 def test_every_input_is_named_twice(refused: Driven) -> None:
-    """An input that only one of both knows would be waited for by one, and passed by the other."""
     for inputs in (["other"], ["source", "other"]):
         with pytest.raises(ValueError, match="name every computation whose output the query reads in both"):
             refused.start(refused.hourly(refused.drive()), inputs=inputs, stamp=HOUR)

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def slower_than_the_query(self: Driving) -> None:
-    """A clock that comes late: it looks at the start, and then only when it is waited for."""
     asked = any(each.control.asked() > each.newest.answered for each in self._driven.values())
     if self._listed_reading is None or asked:
         _tick(self)
@@ -31,9 +30,7 @@ def slower_than_the_query(self: Driving) -> None:
 _tick = Driving.tick
 
 
-def test_a_query_that_ends_by_itself_closes_its_windows_first(
-    driven: Driven, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_query_closes_windows_at_its_end(driven: Driven, upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Driving, "tick", slower_than_the_query)
     rows = [record("a", at(9, 10 * i)) for i in range(3)]
     for row in rows:
@@ -97,7 +94,6 @@ def test_several_controls_say_everything_again_after_a_restart(driven: Driven, l
 
 
 def test_rows_that_no_watermark_serves_end_the_query(driven: Driven) -> None:
-    """Spark would drop a row of 1970 as late without a word."""
     driven.feed().put([{"key": "a", "t": 0}])
     rows = driven.read(schema="key string, t bigint").withColumn("t", sf.timestamp_micros("t"))
     query = driven.start(driven.hourly(driven.drive(rows)), stamp=HOUR)

@@ -29,9 +29,7 @@ OPEN_END = record("open", datetime(9999, 12, 31, tzinfo=UTC))
 """The time by which many a table says that something has no end."""
 
 
-def test_windows_close_at_the_millisecond_and_hold_every_row(
-    driven: Driven, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_windows_close_to_the_millisecond_and_whole(driven: Driven, lw: lowwater.Client, upstream: Upstream) -> None:
     """Never reported: nothing closes. A millisecond short: nothing. The row exactly at W is in. Idle: W alone closes. MAX: everything, also an open end."""
     rows = [record("a", at(9, 5)), record("a", at(9, 59)), record("b", at(9, 30)), record("b", at(13)), OPEN_END]
     driven.feed().put(rows)
@@ -91,8 +89,6 @@ def test_the_control_row_is_later_by_its_delay_when_the_clocks_change(spark: Spa
 
 
 class Alarms(StatefulProcessor):
-    """Sets a timer at the time of each row, and says when it rings."""
-
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle = handle
 

@@ -109,9 +109,7 @@ def queries() -> Iterator[list[Query]]:
         query.close()
 
 
-def test_an_estimated_input_is_not_followed_though_the_authority_was_away(
-    authority: Serving, tmp_path: Path, queries: list[Query]
-) -> None:
+def test_an_estimated_input_is_not_followed_meanwhile(authority: Serving, tmp_path: Path, queries: list[Query]) -> None:
     """Rule 2: the registration is refused only when the authority is back; nothing may have been given out by then."""
     with lowwater.connect(authority.address, timeout=4) as lw:
         lw.register("guess", heuristics=(), estimated=True)
@@ -169,9 +167,7 @@ def test_rows_that_a_rate_limit_leaves_behind_are_planned_first(
     assert query.given() == VALUE
 
 
-def test_rule_9_a_reset_input_ends_the_query(
-    lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]
-) -> None:
+def test_rule_9_a_reset_ends_it(lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]) -> None:
     query = Query(tmp_path, lw, "source")
     queries.append(query)
     query.start()
@@ -232,7 +228,6 @@ def test_a_start_from_a_plan_that_does_not_fit_is_refused(
 def test_only_an_approximate_frame_follows_a_guess(
     lw: lowwater.Client, tmp_path: Path, queries: list[Query], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A query of both kinds may read an estimated input, and its exact frame holds all the same, and says so."""
     for name in ("guess", "other"):
         lw.register(name, heuristics=(), estimated=True)
         lease = lw.worker(name).claim()
@@ -249,7 +244,6 @@ def test_only_an_approximate_frame_follows_a_guess(
 
 
 def test_a_refusal_is_the_stages_own(lw: lowwater.Client, tmp_path: Path) -> None:
-    """Of several stages of a query, the one that is refused holds; the others go on."""
     registration = Query(tmp_path, lw, "source").authority.registration
     one, other = (Authority(lw, dataclasses.replace(registration, name=name, inputs=())) for name in ("one", "other"))
     one.register()

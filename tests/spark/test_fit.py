@@ -113,7 +113,6 @@ class Ask:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def answer(self, spark: SparkSession, feed: Feed, folder: Path, *, drive: bool) -> str:
-        """What the code says of it. Nothing is started: what is not refused meets something else that is, and that is looked at later."""
         frame = self.read(spark, str(feed.folder))
         if drive:
             frame = lws.drive(frame, inputs=["source"], event_time="t")

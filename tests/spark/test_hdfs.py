@@ -67,7 +67,7 @@ def test_rule11_a_name_node_that_is_away_for_a_moment_holds(
     upstream.at(11)
     flow.eventually(lambda: any("ConnectException" in why for why in running.stage_status().waiting_for), "it says why")
     flow.eventually(
-        lambda: in_short(running.stage_status().waiting_for) in lw.why("stage").sentence, "also the authority"
+        lambda: in_short(running.stage_status().waiting_for) in lw.why("stage").sentence, "the authority too"
     )
     flow.eventually(lambda: low(lw, "neighbour") == mark(11), "the neighbour does not wait")
     flow.feed.put([row("b", 10)])

@@ -124,9 +124,7 @@ def test_files_that_icebergs_stream_passes_over_hold_for_good(log: Log, query: C
 
 
 @pytest.mark.parametrize("aside", [False, True])
-def test_a_catalog_that_answers_from_a_cache_harms_nothing_that_lasts(
-    aside: bool, log: Log, query: Callable[..., Query]
-) -> None:
+def test_a_cached_answer_of_a_catalog_does_no_lasting_harm(aside: bool, log: Log, query: Callable[..., Query]) -> None:
     first = log.put()
     made = query()
     made.commit(line(first))
@@ -150,9 +148,7 @@ def test_a_catalog_that_answers_from_a_cache_harms_nothing_that_lasts(
 
 
 @pytest.mark.parametrize(("how", "restarted"), [("fast forward", True), ("cherry-pick", False)])
-def test_rows_that_are_published_late_hold_for_good(
-    how: str, restarted: bool, log: Log, query: Callable[..., Query]
-) -> None:
+def test_rows_published_late_hold_for_good(how: str, restarted: bool, log: Log, query: Callable[..., Query]) -> None:
     first = log.put()
     made = query()
     assert made.reached(line(first))
@@ -168,9 +164,7 @@ def test_rows_that_are_published_late_hold_for_good(
     made.holds("publishes rows that were written earlier")
 
 
-def test_i2_a_table_whose_first_snapshots_have_expired_is_refused_unless_it_is_declared(
-    log: Log, query: Callable[..., Query], tmp_path: Path
-) -> None:
+def test_i2_an_expired_beginning_must_be_declared(log: Log, query: Callable[..., Query], tmp_path: Path) -> None:
     first, second = log.put(), log.put()
     log.expire(first)
     with pytest.raises(Unsupported, match="whose first snapshots have expired"):
@@ -202,9 +196,7 @@ def test_a_branch_and_a_table_that_publishes_late_are_refused(log: Log) -> None:
 
 
 @pytest.mark.parametrize("operation", ["delete", "heard of tomorrow"])
-def test_what_takes_rows_away_is_never_reached_and_is_named(
-    operation: str, log: Log, query: Callable[..., Query]
-) -> None:
+def test_what_takes_rows_is_never_reached_and_is_named(operation: str, log: Log, query: Callable[..., Query]) -> None:
     first = log.put()
     made = query()
     wall = log.put(operation, 0)
@@ -215,9 +207,7 @@ def test_what_takes_rows_away_is_never_reached_and_is_named(
     assert "a stream of Iceberg ends there" in said
 
 
-def test_i2_a_query_that_has_begun_elsewhere_than_it_was_seen_to_holds_for_good(
-    log: Log, query: Callable[..., Query]
-) -> None:
+def test_i2_a_query_that_began_elsewhere_than_seen_holds_for_good(log: Log, query: Callable[..., Query]) -> None:
     _, second = log.put(), log.put()
     made = query()
     made.begin(line(second, 0))
@@ -225,9 +215,7 @@ def test_i2_a_query_that_has_begun_elsewhere_than_it_was_seen_to_holds_for_good(
     made.holds("it may have begun after rows that it never reads")
 
 
-def test_i2_an_empty_table_whose_first_snapshots_expire_before_anybody_looks_holds_for_good(
-    log: Log, query: Callable[..., Query]
-) -> None:
+def test_i2_an_empty_table_whose_beginning_expires_unseen_holds(log: Log, query: Callable[..., Query]) -> None:
     made = query()
     first, _ = log.put(), log.put()
     log.expire(first)

@@ -84,9 +84,6 @@ def source(kafka: Kafka, flow: Flow, tmp_path: Path) -> Source:
     return Source(kafka, flow, tmp_path.name)
 
 
-# -- partitions ----------------------------------------------------------------------------------------------------------
-
-
 def test_the_slowest_partition_holds_and_one_without_rows_holds_all(source: Source, lw: lowwater.Client) -> None:
     source.put(0, at(9), at(11), at(10, 55))
     query = source.start()
@@ -109,9 +106,7 @@ def test_the_slowest_partition_holds_and_one_without_rows_holds_all(source: Sour
 @pytest.mark.parametrize(
     "how", [{"subscribe": "t"}, {"assign": '{"t":[0]}'}, {"subscribepattern": "^t$"}], ids=lambda how: next(iter(how))
 )
-def test_a_topic_that_is_made_anew_while_its_injector_is_away_is_refused_however_it_is_named(
-    how: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_topic_made_anew_while_its_injector_is_away_is_refused(how: dict[str, str], tmp_path: Path) -> None:
     """It has grown past what was read by then: Spark sees nothing of that."""
     answers = Answers(end=2)
     source = KafkaSource(how, answers)
@@ -124,9 +119,7 @@ def test_a_topic_that_is_made_anew_while_its_injector_is_away_is_refused_however
         source.open(begun(tmp_path, 3), 0)
 
 
-def test_what_breaks_the_declared_disorder_is_named_and_lowers_nothing(
-    source: Source, lw: lowwater.Client, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_disorder_is_named_and_harmless(source: Source, lw: lowwater.Client, caplog: pytest.LogCaptureFixture) -> None:
     query = source.start()
     source.put(0, at(12))
     source.put(1, at(11))
@@ -148,8 +141,6 @@ def test_what_breaks_the_declared_disorder_is_named_and_lowers_nothing(
 
 
 class Transaction:
-    """An open transaction with a row in it."""
-
     def __init__(self, source: Source, partition: int, time: datetime) -> None:
         self._producer = Producer(
             {"bootstrap.servers": source.kafka.address, "log_level": 0, "transactional.id": source.name}
@@ -163,9 +154,7 @@ class Transaction:
         self._producer.commit_transaction(ANSWERS_WITHIN)
 
 
-def test_idle_an_idle_partition_moves_with_evidence_and_holds_with_a_backlog(
-    source: Source, lw: lowwater.Client
-) -> None:
+def test_an_idle_partition_moves_with_evidence_and_holds_with_a_backlog(source: Source, lw: lowwater.Client) -> None:
     """Partition 1 has a row that is not read yet, and older than what partition 0 shows."""
     frame = source.read(**{"kafka.isolation.level": "read_committed"})
     query = source.start(source.injector(across=MINUTES[30]), frame)
@@ -193,9 +182,7 @@ def test_by_the_clock_a_silent_topic_moves_too(source: Source, lw: lowwater.Clie
     assert query.stage_status().ticks > 0
 
 
-def test_durable_before_reported_a_batch_that_runs_again_finds_the_same_frontier(
-    source: Source, lw: lowwater.Client
-) -> None:
+def test_durable_before_reported_a_replayed_batch_finds_the_same_frontier(source: Source, lw: lowwater.Client) -> None:
     source.put(0, at(1))
     source.put(1, at(1))
     left: list[str] = []
@@ -226,9 +213,6 @@ def test_durable_before_reported_a_batch_that_runs_again_finds_the_same_frontier
         source.start(source.injector(disorder=MINUTES[30]), probe=fail)
         source.reaches(lw, hour + 1, 30)
         assert source.told[0] == (number, True, str(lowwater.Watermark(kept)))
-
-
-# -- producers ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_column_that_names_no_producers_is_refused_before_it_is_kept(flow: Flow) -> None:
@@ -277,9 +261,6 @@ def test_producers_are_waited_for_by_name_and_a_stranger_holds(flow: Flow, lw: l
     start("web", "app", "stray")
     flow.feed.put([row("app", 13)])
     flow.eventually(lambda: low(lw, "begin") == mark(11), "declared, it is waited for")
-
-
-# -- what is refused ------------------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_told_is_refused_and_touches_nothing(source: Source) -> None:

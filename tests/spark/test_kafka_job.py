@@ -66,7 +66,5 @@ def test_the_moved_job_counts_what_the_old_one_drops(
         told = [json.loads(row.value) for row in kafka.rows(topic, committed=topic == "counts-exact")]
         return {each["shop"]: each["count"] for each in told if each["hour"].startswith("2013-01-09T09")}
 
-    assert nine("counts") == {"a": 1, "b": 1}, (
-        "the old job has dropped the order of b that came when the hour was closed"
-    )
+    assert nine("counts") == {"a": 1, "b": 1}, "the old job has dropped the late order of b"
     assert nine("counts-exact") == {"a": 1, "b": 2}

@@ -20,15 +20,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.kafka import (
-    BROKERS,
-    HEAD,
-    MARKS,
-    KafkaSource,
-    OpenKafka,
-    Partition,
-    written,
-)
+from lowwater_spark.sources.kafka import BROKERS, HEAD, MARKS, KafkaSource, OpenKafka, Partition, written
 from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, same_id
 from lowwater_spark.track.plan import check_plan
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka
@@ -109,9 +101,7 @@ def reader(kafka: Kafka, flow: Flow, tmp_path: Path) -> Reader:
     return Reader(kafka, flow, tmp_path.name)
 
 
-def test_what_the_writer_has_open_for_its_next_batch_is_not_waited_for(
-    reader: Reader, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_rows_open_for_the_next_batch_are_not_awaited(reader: Reader, lw: lowwater.Client, upstream: Upstream) -> None:
     eventually = reader.flow.eventually
     reader.publish("a")
     upstream.at(9)
@@ -128,9 +118,7 @@ def test_what_the_writer_has_open_for_its_next_batch_is_not_waited_for(
     assert reader.keys() == reader.keys("ends") == ["a", "b", "c"]
 
 
-def test_head_of_w_what_is_marked_is_waited_for_behind_whatever_is_open(
-    reader: Reader, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_head_of_w_marked_rows_are_awaited_beyond_all(reader: Reader, lw: lowwater.Client, upstream: Upstream) -> None:
     reader.publish("a")
     upstream.at(9)
     query = reader.start()
@@ -157,9 +145,7 @@ def test_who_goes_by_marks_needs_them() -> None:
         over(Answers(), lowwater__head=MARKS)
 
 
-def test_a_reader_that_begins_before_its_writer_holds_until_there_are_marks(
-    reader: Reader, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_a_reader_before_its_writer_holds_until_marks(reader: Reader, lw: lowwater.Client, upstream: Upstream) -> None:
     marks = marks_topic(reader.slots.slot.topic)
     reader.publish("a")
     reader.slots.kafka.delete(marks)

@@ -44,8 +44,6 @@ SPECULATING = SimpleNamespace(
 
 
 class Out:
-    """A topic that a stage writes into. Where a row goes, and what is in it, is another thing each time that the batch is made."""
-
     def __init__(self, kafka: Kafka, flow: Flow, name: str, lw: lowwater.Client, upstream: Upstream) -> None:
         self.kafka, self.flow, self.name = kafka, flow, name
         self.lw, self.upstream = lw, upstream
@@ -116,12 +114,7 @@ class Out:
 
 @pytest.fixture
 def out(
-    kafka: Kafka,
-    flow: Flow,
-    lw: lowwater.Client,
-    upstream: Upstream,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kafka: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Out:
     made = Out(kafka, flow, tmp_path.name, lw, upstream)
     monkeypatch.setattr(kafka_out, "publish_slots", made.ends.publish)
@@ -184,9 +177,7 @@ def test_marks_that_are_gone_are_refused(out: Out) -> None:
     anew()
     out.ends.plan("written", 1, 0)  # whose worker would know it without asking
     out.feed()
-    with pytest.raises(
-        Exception, match=r"slot 0 of stage in .* has not published the batch before batch 1 \(.* has none\)"
-    ):
+    with pytest.raises(Exception, match=r"slot 0 of stage in .* has not published the batch before batch 1"):
         query.await_termination(120)
     out.flow.queries.clear()
     query = out.start()
@@ -264,9 +255,7 @@ HEADER = "array(named_struct('key', {}, 'value', cast('x' as binary))) AS header
         (["1 AS value"], "the column value for Kafka must be of string or binary, not of int"),
     ],
 )
-def test_a_row_that_kafka_does_not_take_fails_before_it_is_staged(
-    spark: SparkSession, columns: list[str], why: str
-) -> None:
+def test_a_row_that_kafka_refuses_fails_before_it_is_staged(spark: SparkSession, columns: list[str], why: str) -> None:
     rows = spark.sql("SELECT 'a' AS value").selectExpr(*columns)
     with pytest.raises((ValueError, PySparkException), match=why):
         rows.select(*kafka_columns(rows, 3)).collect()

@@ -53,8 +53,6 @@ def test_a_time_before_all_times_is_as_late_as_any(spark: SparkSession) -> None:
 
 
 class Source:
-    """An injector in plain Python, which is asked for a lateness budget or not."""
-
     def __init__(self, lw: lowwater.Client, *budgets: float) -> None:
         lw.register("source", heuristics=[0.99], lateness_budget=budgets)
         self.lease = lw.worker("source", identity="tests").claim()
@@ -88,7 +86,6 @@ def budget(lw: lowwater.Client, name: str = "stage") -> lowwater.LatenessBudget:
 
 
 def twice(rows: DataFrame, _batch: lws.Batch) -> None:
-    """Read all rows by two actions, and some by another."""
     rows.collect()
     rows.take(1)
     rows.groupBy("key").count().collect()
@@ -146,9 +143,7 @@ def test_rule8_a_stage_tells_how_late_each_row_was_once(write: Any, late: Late, 
     assert lowwater.Watermark.of(at(9)) < told.watermark < lowwater.Watermark.of(frontier)
 
 
-def test_windows_follow_a_lateness_budget_and_its_rows_are_set_aside(
-    driven: Driven, lw: lowwater.Client, tmp_path: Path
-) -> None:
+def test_windows_follow_a_budget_and_late_rows_are_kept(driven: Driven, lw: lowwater.Client, tmp_path: Path) -> None:
     source = Source(lw, BUDGET)
     # Of a hundred records none was later than ten minutes, and one is still at nine.
     source.say(at(11, 30), oldest=at(9), times=[at(11, 30) - timedelta(minutes=n % 10) for n in range(100)])

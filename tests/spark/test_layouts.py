@@ -31,8 +31,6 @@ NAMES = [f"{number}" for number in range(24)]
 
 
 class Counted:
-    """Hours counted by a computation, over files that are read one a batch."""
-
     def __init__(self, flow: Flow, lw: lowwater.Client) -> None:
         self.flow, self.lw = flow, lw
         self.sent: list[tuple[str, int]] = []
@@ -72,7 +70,6 @@ class Counted:
         self.probe(step, number)
 
     def put(self, names: list[str], hour: int) -> int:
-        """Have a batch with these keys; returns its number, when it is committed."""
         log = CheckpointLog(self.checkpoint)
         before = log.last_committed()
         self.flow.feed.put([row(name, hour) for name in names])
@@ -90,7 +87,6 @@ class Counted:
         return dataclasses.replace(wanted, version=version)
 
     def follow(self, wanted: Layout, hour: int) -> int:
-        """Have batches until one has the layout; returns its number."""
         for _ in range(5):
             number = self.put(["0"], hour)
             entry = BatchLog(self.checkpoint).read(number)
@@ -113,9 +109,7 @@ def counted(flow: Flow, lw: lowwater.Client) -> Counted:
     return Counted(flow, lw)
 
 
-def test_what_is_counted_is_the_same_while_ranges_are_split_merged_and_moved(
-    counted: Counted, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_counts_are_the_same_while_ranges_change(counted: Counted, lw: lowwater.Client, upstream: Upstream) -> None:
     counted.begins(upstream)
     seen: list[lowwater.Watermark] = []
     changes: list[Callable[[Layout], Layout]] = [
@@ -223,8 +217,6 @@ class Died(RuntimeError):
 
 
 class Table:
-    """The rows of the table, one after another over one checkpoint."""
-
     def __init__(self, counted: Counted, lw: lowwater.Client, upstream: Upstream) -> None:
         self.counted, self.lw, self.upstream = counted, lw, upstream
         self.log = CheckpointLog(counted.checkpoint)
@@ -278,9 +270,7 @@ class Table:
                 counted.follow(wanted, hour)
 
 
-@pytest.mark.parametrize(
-    "rows", [pytest.param(SHORT, id="some"), pytest.param(TABLE, id="all", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("rows", [pytest.param(SHORT, id="few"), pytest.param(TABLE, id="all", marks=pytest.mark.long)])
 def test_wherever_a_driver_dies_and_whatever_its_ranges_become_each_window_is_written_once(
     flow: Flow, lw: lowwater.Client, upstream: Upstream, rows: list[tuple[str, str]]
 ) -> None:

@@ -66,7 +66,6 @@ class Senders:
         self.undecidable: Counter[str] = Counter()
 
     def round(self) -> None:
-        """Send new records, and again what is not acknowledged; and what a sender sends that has promised not to."""
         self._listen()
         oldest = min([self.minute, *(self.records[each]["minute"] for each in self.waiting)])
         self.upstream.at(10, oldest)
@@ -168,7 +167,6 @@ class Life:
         assert below <= answered, f"{reached} is published, and {sorted(below - answered)} have no answer"
 
     def settled(self, driver: Thread | Process) -> None:
-        """Wait until every record is acknowledged, and the low watermark has passed them."""
         eventually(self.senders.acknowledged, "all is acknowledged", seconds=300, check=driver.check)
         reached = mark(10, self.senders.minute)
         eventually(
@@ -203,8 +201,6 @@ class Life:
 
 
 class Thread:
-    """A query in the process of the tests, which fails where it is to die."""
-
     def __init__(self, life: Life) -> None:
         self.life = life
 

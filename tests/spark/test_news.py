@@ -73,9 +73,7 @@ def told_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("told_only")
 @pytest.mark.parametrize("kind", ["foreach_batch", "plain", "driven"])
-def test_an_input_that_moves_and_a_committed_batch_are_news(
-    flow: Gated, lw: lowwater.Client, upstream: Upstream, kind: str
-) -> None:
+def test_a_moving_input_and_a_commit_are_news(flow: Gated, lw: lowwater.Client, upstream: Upstream, kind: str) -> None:
     flow.start(kind)
     for hour in range(9, 12):
         flow.feed.put([row("a", hour)])

@@ -38,7 +38,6 @@ def tables(folder: Path) -> set[str]:
 def test_a_stage_stands_in_folders_of_any_name(
     spark: SparkSession, flow: Flow, tmp_path: Path, lw: lowwater.Client, upstream: Upstream
 ) -> None:
-    """Source, checkpoint, state, ticks, a directory, a table by its path and one by its name, and their readers."""
     flow = Flow(spark, flow.address, tmp_path / ODD)
     home = flow.folder
     spark.sql(f"CREATE DATABASE IF NOT EXISTS odd LOCATION '{home / 'my warehouse'}'")
@@ -84,10 +83,7 @@ def test_a_stage_stands_in_folders_of_any_name(
     flow.queries[-1].stop()
     assert sorted(
         r.key for r in spark.read.option("recursiveFileLookup", "true").parquet(str(home / "next")).collect()
-    ) == [
-        "a",
-        "b",
-    ]
+    ) == ["a", "b"]
 
 
 @pytest.mark.long

@@ -147,7 +147,6 @@ def test_an_offset_that_goes_back_or_changes_its_kind_is_refused(
 
 
 def test_unknown_holds_whoever_would_wait_for_such_a_source(tmp_path: Path) -> None:
-    """Rule 1: if a reading waited for it all the same, it would wait for ever, and say for what."""
     source = OpaqueSource("rate").open(begun(tmp_path), 0)
     heads = Heads([source]).list_heads(["7"])
     assert heads is not None

@@ -32,9 +32,6 @@ MINUTE = timedelta(minutes=1)
 PARTS = [Partition("t", number) for number in range(3)]
 
 
-# -- the plan, alone ------------------------------------------------------------------------------------------------------
-
-
 def first_at(logs: Mapping[Partition, Sequence[int]], time: int) -> dict[Partition, int]:
     found = {place: next((i for i, each in enumerate(log) if each >= time), -1) for place, log in logs.items()}
     return {place: offset for place, offset in found.items() if offset >= 0}
@@ -44,9 +41,7 @@ logs_of = st.fixed_dictionaries({place: st.lists(st.integers(0, 50), max_size=12
 
 
 @given(logs_of, st.integers(1, 10))
-def test_no_row_is_read_that_is_the_limit_ahead_and_all_are_read_in_the_end(
-    logs: Mapping[Partition, Sequence[int]], limit: int
-) -> None:
+def test_no_row_is_read_beyond_the_limit_and_all_in_time(logs: Mapping[Partition, Sequence[int]], limit: int) -> None:
     read, latest = dict.fromkeys(PARTS, 0), {place: len(log) for place, log in logs.items()}
     for _ in range(1 + sum(latest.values())):
         standing = {place: logs[place][at] for place, at in read.items() if at < latest[place]}
@@ -93,12 +88,7 @@ def test_where_nothing_can_be_written_the_file_is_named_with_the_fix(tmp_path: P
     assert pace.told() == ({"partition 0 of t": 7}, True)
 
 
-# -- over a broker --------------------------------------------------------------------------------------------------------
-
-
 class Paced(Source):
-    """A topic that is read at one pace. The times of its records are those of its rows."""
-
     def put(self, partition: int, *times: datetime) -> None:
         rows = [Row(said(time), partition=partition, time=int(time.timestamp() * 1000)) for time in times]
         self.kafka.put(self.name, rows)
@@ -140,9 +130,7 @@ def topic(kafka: Kafka, flow: Flow, tmp_path: Path) -> Paced:
 HALF_HOURS = [at(9 + i // 2, 30 * (i % 2)) for i in range(12)]
 
 
-def test_a_fast_partition_waits_in_the_topic_for_the_slowest_and_all_rows_come(
-    topic: Paced, lw: lowwater.Client
-) -> None:
+def test_a_fast_partition_waits_in_the_topic_for_the_slowest_and_all_come(topic: Paced, lw: lowwater.Client) -> None:
     topic.put(0, *HALF_HOURS)
     topic.put(1, at(9))
     query = topic.run()
@@ -161,9 +149,7 @@ def test_a_fast_partition_waits_in_the_topic_for_the_slowest_and_all_rows_come(
     assert (query.stage_status().late_rows, again.stage_status().late_rows) == (0, 0)
 
 
-def test_idle_a_partition_at_its_end_is_no_brake_for_ever_where_across_is_declared(
-    topic: Paced, lw: lowwater.Client
-) -> None:
+def test_a_partition_at_its_end_is_no_brake_where_across_is_declared(topic: Paced, lw: lowwater.Client) -> None:
     topic.put(0, *HALF_HOURS[:3], at(23))
     topic.run(topic.begin(across=timedelta(minutes=10)))
     topic.reaches(lw, 22, 50)
@@ -210,9 +196,6 @@ def test_what_the_limit_does_not_go_with_is_refused(topic: Paced) -> None:
     assert not (topic.flow.folder / "ck").exists()
 
 
-# -- the reader, without a query -----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def reader(kafka: Kafka, tmp_path: Path) -> PacedReader:
     """Of a topic with the name of the test's directory, of which three rows of the first partition are read."""
@@ -222,9 +205,7 @@ def reader(kafka: Kafka, tmp_path: Path) -> PacedReader:
     return PacedReader({**told, LIMIT: "3600000", PACE: str(tmp_path)})
 
 
-def test_a_topic_that_was_made_anew_is_not_taken_for_one_that_gives_nothing(
-    reader: PacedReader, kafka: Kafka, tmp_path: Path
-) -> None:
+def test_a_topic_made_anew_is_not_taken_for_an_empty_one(reader: PacedReader, kafka: Kafka, tmp_path: Path) -> None:
     """Else it would hold without a word until the new one has as many rows, and these would never be read."""
     read = reader.latestOffset(reader.initialOffset(), None)
     assert read == {tmp_path.name: {"0": 3, "1": 0}}

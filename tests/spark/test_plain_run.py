@@ -187,7 +187,6 @@ def test_rule6_the_output_of_a_file_sink_is_durable_before_its_commit_and_the_re
 
 
 def killed(checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream) -> None:
-    """Two batches: the clock has looked at the one, and not at the other."""
     upstream.at(13)
     run = checkpoint.start(sink=True)
     for batch in range(2):

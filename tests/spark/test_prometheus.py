@@ -103,9 +103,7 @@ class Query:
         return lws.Status(3, low, low, "", (), late_rows=2, late_example="", **whole)  # type: ignore[arg-type]
 
 
-def test_what_belongs_to_a_query_is_counted_once_and_a_status_that_fails_leaves_the_others(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_query_is_counted_once_and_a_status_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
     registry = CollectorRegistry()
     register(
         *(cast("lws.TrackedQuery", each) for each in (Query("broken", broken=True), Query("two"))), registry=registry

@@ -26,7 +26,6 @@ COUNTS = st.integers(1, MAX_RANGES)
 
 
 def by_bounds(xxhash64: int, bounds: list[bytes]) -> int:
-    """The oracle: the last range whose start is not above the key, as bytes compare."""
     return bisect_right(bounds[:-1], place_bytes(xxhash64)) - 1
 
 
@@ -123,10 +122,7 @@ def test_a_key_has_a_time_zone_if_it_depends_on_it(spark: SparkSession) -> None:
     for key in (day, sf.hour("t"), sf.col("t").cast("date"), sf.concat("key", sf.col("t")), sf.to_json(sf.struct("t"))):
         assert key_zone(rows, ["key", key]) == "UTC"
     for key in (
-        sf.col("t"),
-        sf.col("local").cast("string"),
-        sf.col("n").cast("string"),
-        sf.upper("key"),
+        *(sf.col("t"), sf.col("local").cast("string"), sf.col("n").cast("string"), sf.upper("key")),
         sf.xxhash64("t"),
     ):
         assert key_zone(rows, ["key", key]) == ""

@@ -93,9 +93,7 @@ def test_what_cannot_be_exact_is_refused_with_the_way_out(
     assert refusal.value.fix
 
 
-def test_what_emits_on_arrival_is_taken_and_sources_come_in_order(
-    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
-) -> None:
+def test_emission_at_once_is_taken_in_order(spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path) -> None:
     one, two = feed("one"), feed("two")
     left = spark.readStream.schema(SCHEMA).json(str(one.folder))
     right = spark.readStream.schema(SCHEMA).option("recursiveFileLookup", "true").json(f"file:{two.folder}/../two/")
@@ -117,9 +115,7 @@ def start(
     return stage.foreach_batch(stream, lambda rows, batch: None, checkpoint=checkpoint, **options)  # type: ignore[arg-type]
 
 
-def test_a_start_that_cannot_be_exact_touches_nothing(
-    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
-) -> None:
+def test_an_inexact_start_touches_nothing(spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path) -> None:
     checkpoint, ignoring = tmp_path / "ck", spark.newSession()
     ignoring.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
     with pytest.raises(Unsupported, match=r"The checkpoint .*ck\[1\] cannot .* pattern"):
@@ -135,9 +131,7 @@ def test_a_start_that_cannot_be_exact_touches_nothing(
     assert not list(tmp_path.glob("ck*"))
 
 
-def test_wrong_arguments_are_named_before_the_start(
-    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
-) -> None:
+def test_wrong_arguments_are_named_at_first(spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path) -> None:
     source = feed("in")
     stream = spark.readStream.schema(SCHEMA).json(str(source.folder))
     stage = lws.stage(spark, "stage", inputs=["source"], key="key", event_time="t")

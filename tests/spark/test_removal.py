@@ -96,13 +96,10 @@ class Readers(Queries):
 FLOW = Readers
 
 
-def test_a_stage_removes_what_its_readers_have_read_and_they_go_on(
-    flow: Readers, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_a_stage_removes_what_readers_have_read(flow: Readers, lw: lowwater.Client, upstream: Upstream) -> None:
     put: list[str] = []
 
     def more(*readers: str) -> None:
-        """A row comes, everybody has read it, and the promise arrives."""
         put.append(f"row{len(put):03}")
         flow.feed.put([row(put[-1], 8)])
         upstream.at(9, len(put))

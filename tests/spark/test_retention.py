@@ -131,9 +131,7 @@ class Retained:
 @pytest.mark.parametrize(
     "kind", [kind if kind in SHOWN else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
 )
-def test_nothing_comes_out_below_what_was_published(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, kind: str
-) -> None:
+def test_no_row_is_below_the_published(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream, kind: str) -> None:
     lw.register("stage", inputs=["source"], key_hash="xxhash64")
     query = Retained(flow, upstream, kind)
     query.run()
@@ -151,17 +149,13 @@ def test_nothing_comes_out_below_what_was_published(
     assert query.query.stage_status().late_rows == 0
 
 
-def test_it_holds_until_spark_has_a_watermark_and_shows_what_spark_drops(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_it_holds_until_spark_has_a_watermark(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     upstream.at(9)
     query = Retained(flow, upstream, "windows stamped by end").start()
     flow.eventually(lambda: query.stage_status().low == mark(9), "the inputs are read, and nothing is there")
     assert low(lw, "stage").unknown, "what Spark will hold back is not known before it has a watermark"
     flow.feed.put([{"key": "a", "t": at(9).isoformat()}])
-    flow.eventually(
-        lambda: low(lw, "stage") == mark(8, 40), "Spark's watermark: twenty minutes below the greatest time"
-    )
+    flow.eventually(lambda: low(lw, "stage") == mark(8, 40), "Spark's watermark: 20 minutes below the greatest time")
     flow.feed.put([{"key": "a", "t": at(12).isoformat()}])
     flow.eventually(lambda: low(lw, "stage") == mark(9), "never above the inputs")
     flow.feed.put([{"key": "a", "t": at(9, 30).isoformat()}])
@@ -174,9 +168,7 @@ def test_it_holds_until_spark_has_a_watermark_and_shows_what_spark_drops(
     assert low(lw, "stage") == mark(11, 40), "Spark still holds a window, so the stage is not finished"
 
 
-def test_foreach_batch_reports_no_more_than_spark_has_let_go_of(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_foreach_batch_reports_what_spark_has_let_go(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     seen: list[tuple[lowwater.Watermark, lowwater.Watermark, lowwater.Watermark, list[lowwater.Watermark]]] = []
 
     def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
@@ -214,8 +206,6 @@ def test_foreach_batch_reports_no_more_than_spark_has_let_go_of(
 
 
 class Undeclared:
-    """Plans that say their retention, need one, or cannot have one."""
-
     @staticmethod
     def windows(left: DataFrame) -> DataFrame:
         return left.withWatermark("t", DELAY).groupBy(sf.window("t", "1 hour")).count()
@@ -388,9 +378,7 @@ def test_every_stage_of_a_query_is_stamped_as_the_plan_says(flow: PlainFlow) -> 
     assert [stamp.kind for stamp in checked.stamps] == ["end", "start"]
     week = start - sf.expr("INTERVAL 7 DAYS")
     for also in (week, "made_by_a_function"):
-        with pytest.raises(
-            Unsupported, match=r"The stamp .* of one of the query's stages .* in all stages of the query"
-        ):
+        with pytest.raises(Unsupported, match=r"The stamp .* of one of the query's stages .* all stages of the query"):
             check_plan(flow.spark, hours, event_time=end, also=[also])
         checked = check_plan(flow.spark, hours, retention=8 * 24 * HOUR, event_time=end, also=[also])
         assert checked.spark_bound(Plan(0, (), "", watermark=10**12)) == 10**15 - 8 * 24 * HOUR // timedelta(

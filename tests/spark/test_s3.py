@@ -37,7 +37,6 @@ def s3(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def checkpoint(spark: SparkSession, s3: S3, tmp_path: Path) -> Location:
-    """A checkpoint of a test's own."""
     return checkpoint_of(spark, s3.path(f"{tmp_path.name}/ck"), single_driver=True)
 
 
@@ -89,9 +88,7 @@ def test_a_stage_goes_on_from_a_checkpoint_on_s3(
     assert lw.get("stage")["stage"].incarnation == 1, "it is one computation, of one checkpoint"
 
 
-def test_windows_of_our_own_are_closed_by_ticks_on_s3(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location
-) -> None:
+def test_windows_are_closed_on_s3(flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location) -> None:
     emitted: list[str] = []
     lows: list[tuple[int, bool, lowwater.Watermark]] = []
 

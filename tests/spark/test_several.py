@@ -150,9 +150,7 @@ def wait_for_second(handle: int, state: pa.Table | None, rows: pa.Table, low: lo
 FLOW = Pair
 
 
-def test_two_outputs_of_one_query_have_their_own_ranges_and_state(
-    flow: Pair, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_two_outputs_of_a_query_have_own_ranges_and_state(flow: Pair, lw: lowwater.Client, upstream: Upstream) -> None:
     rejected = flow.declare("rejected", key=sf.upper("key"), ranges=3, stamp=HOUR)
     flow.feed.put([row("a", 9), row("bad", 9, 30), row("bad", 10)])
     upstream.at(9, 45)
@@ -183,9 +181,7 @@ def test_two_outputs_of_one_query_have_their_own_ranges_and_state(
             flow.run(flow.plain, *also)
 
 
-def test_all_stages_follow_an_input_that_is_registered_after_them(
-    flow: Pair, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_all_stages_follow_an_input_registered_after_them(flow: Pair, lw: lowwater.Client, upstream: Upstream) -> None:
     first = flow.declare("enriched", "source", "later")
     flow.feed.put([row("a", 9), row("bad", 9, 30)])
     upstream.at(11)
@@ -197,10 +193,7 @@ def test_all_stages_follow_an_input_that_is_registered_after_them(
     assert {key for _, key, _ in flow.closed()} == {"a", "bad"}
 
 
-def test_m4_a_later_stage_follows_the_earlier_one_in_the_same_batch(
-    flow: Pair, lw: lowwater.Client, upstream: Upstream
-) -> None:
-    """Stages of one query fold in one commit: the second neither waits for what is published, nor leads what the first holds."""
+def test_m4_a_later_stage_follows_the_earlier_in_one_batch(flow: Pair, lw: lowwater.Client, upstream: Upstream) -> None:
     last = flow.declare("hourly", "enriched", ranges=2, stamp=HOUR)
     flow.feed.put([row("a", 9), row("pair", 9, 20), row("b", 10, 5)])
     upstream.at(10, 30)

@@ -111,9 +111,7 @@ def ended_by(sidecar: lws.Sidecar) -> Exception:
     pytest.fail("it has ended without a reason" if ended else "it goes on")
 
 
-def test_a_job_is_followed_through_a_backlog_and_restarts(
-    flow: Elsewhere, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_a_job_is_followed_through_all_restarts(flow: Elsewhere, lw: lowwater.Client, upstream: Upstream) -> None:
     for minute in range(6):
         flow.feed.put([row("a", 9, minute)])
     oracle = Oracle(flow.address, flow.folder / "out")
@@ -143,9 +141,7 @@ def test_a_job_is_followed_through_a_backlog_and_restarts(
     assert not (flow.folder / "ck" / "lowwater").exists(), "nothing is written into the checkpoint"
 
 
-def test_windows_of_spark_need_their_retention_and_hold(
-    flow: Elsewhere, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_windows_of_spark_need_a_retention_and_hold(flow: Elsewhere, lw: lowwater.Client, upstream: Upstream) -> None:
     upstream.at(9)
     flow.feed.put([row("a", 9, 10)])
     lw.register("stage", inputs=["source"], key_hash="xxhash64")
@@ -178,9 +174,7 @@ def test_windows_of_spark_need_their_retention_and_hold(
             flow.follow(output_mode="append", **changed)
 
 
-def test_rule1_a_checkpoint_that_was_begun_anew_is_not_the_one_that_was_looked_at(
-    flow: Elsewhere, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_rule1_a_checkpoint_begun_anew_is_another_one(flow: Elsewhere, lw: lowwater.Client, upstream: Upstream) -> None:
     upstream.at(10)
     flow.feed.put([row("a", 9)])
     job = flow.job()
@@ -215,9 +209,7 @@ def test_rule1_a_checkpoint_that_was_begun_anew_is_not_the_one_that_was_looked_a
     assert other.isActive
 
 
-def test_rule1_a_checkpoint_that_was_restored_from_a_copy_is_refused(
-    flow: Elsewhere, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_rule1_a_restored_checkpoint_is_refused(flow: Elsewhere, lw: lowwater.Client, upstream: Upstream) -> None:
     upstream.at(10)
     flow.feed.put([row("a", 9)])
     job = flow.job(flow.read(), retention="1h")
@@ -245,9 +237,7 @@ def test_rule1_a_checkpoint_that_was_restored_from_a_copy_is_refused(
         flow.follow()
 
 
-def test_who_has_not_seen_the_beginning_must_be_told_of_it(
-    flow: Elsewhere, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_who_has_not_seen_the_beginning_must_be_told(flow: Elsewhere, lw: lowwater.Client, upstream: Upstream) -> None:
     upstream.at(10)
     flow.feed.put([row("a", 9)])
     flow.spark.conf.set("spark.sql.streaming.minBatchesToRetain", "2")
@@ -327,9 +317,7 @@ def test_what_is_declared_is_read_and_what_is_wrong_is_named(wrong: dict[str, An
     ("declared", "lowest"),
     [({}, mark(10)), ({"windows_start": "15m"}, mark(9, 15)), ({"windows_start": "59m"}, mark(9, 59))],
 )
-def test_rule1_shifted_windows_are_stamped_before_the_hour(
-    declared: dict[str, Any], lowest: lowwater.Watermark
-) -> None:
+def test_rule1_shifted_windows_are_stamped_below_the_hour(declared: dict[str, Any], lowest: lowwater.Watermark) -> None:
     said = Declaration.parse({**SAID, "windows": "1h", **declared})
     state = Committed(spark_bound=checked(said, []).bound_at(mark(10).micros))
     progress = Progress(1, said.stamp, [], state, said.windows_start)
@@ -375,9 +363,7 @@ DELAYED = '{"metadata":{"spark.watermarkDelayMs":600000}}'
         ("somethingNew", [DELAYED], "does not know what Spark holds"),
     ],
 )
-def test_what_a_checkpoint_says_of_sparks_state(
-    tmp_path: Path, operator: str, schemas: list[str], refused: str
-) -> None:
+def test_what_a_checkpoint_says_of_state(tmp_path: Path, operator: str, schemas: list[str], refused: str) -> None:
     Operator(tmp_path).put(0, operator, *schemas)
     retention = {} if operator.startswith("dedupe") else {"retention": "1h"}
     declared = Declaration.parse({**SAID, **retention, "output_mode": "append"})
@@ -398,9 +384,7 @@ def test_what_a_checkpoint_says_of_sparks_state(
             looked.check_operators(1)
 
 
-def test_the_command_describes_a_checkpoint_and_says_what_is_wrong(
-    flow: Elsewhere, upstream: Upstream, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_is_described(flow: Elsewhere, upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
     upstream.at(10)
     flow.feed.put([row("a", 9)])
     flow.job(hours(flow.read()))
@@ -426,9 +410,7 @@ def test_the_command_describes_a_checkpoint_and_says_what_is_wrong(
         assert message in capsys.readouterr().err
 
 
-def test_many_queries_in_one_process_are_each_on_their_own(
-    flow: Elsewhere, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_queries_in_one_process_are_each_on_their_own(flow: Elsewhere, lw: lowwater.Client, upstream: Upstream) -> None:
     path = flow.folder / "queries.toml"
     ways = {name: flow.folder / name for name in ("ck", "windows", "later")}
     common = f'inputs = ["source"]\nsources = ["files:{flow.folder / "in"}"]\npromises = {[*PROMISED, "history"]}\n'

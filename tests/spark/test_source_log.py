@@ -25,31 +25,13 @@ pytestmark = pytest.mark.spark
 
 SCHEMA = "key string, t long"
 ODD_NAMES = [
-    "plain.json",
-    "a b.json",
-    "a%20b.json",
-    "ü+#;=.json",
-    "pct%.json",
-    "back\\slash.json",
-    "line\nbreak.json",
-    "line\u2028break.json",
-    "_a=1.json",
-    "deep/batch=3/y.json",
-    "_s=2/z.json",
-    "_metadata_x/z.json",
+    *("plain.json", "a b.json", "a%20b.json", "ü+#;=.json", "pct%.json", "back\\slash.json", "line\nbreak.json"),
+    *("line\u2028break.json", "_a=1.json", "deep/batch=3/y.json", "_s=2/z.json", "_metadata_x/z.json"),
     "_common_metadata_x/z.json",
 ]
 HIDDEN_NAMES = [
-    "_metadata",
-    "_common_metadata.json",
-    "_common_metadata",
-    "_tmp.json",
-    ".dot.json",
-    "c.json._COPYING_",
-    "_SUCCESS",
-    "_sub/z.json",
-    ".h/z.json",
-    "deep/_x/z.json",
+    *("_metadata", "_common_metadata.json", "_common_metadata", "_tmp.json", ".dot.json", "c.json._COPYING_"),
+    *("_SUCCESS", "_sub/z.json", ".h/z.json", "deep/_x/z.json"),
 ]
 
 
@@ -94,9 +76,7 @@ def test_the_listing_and_the_log_agree_with_spark_on_every_name(
     assert run.keys[0] == sorted(ODD_NAMES)
 
 
-def test_hive_partitions_are_listed_as_spark_takes_them(
-    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
-) -> None:
+def test_hive_partitions_are_listed(spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path) -> None:
     source = feed("in")
     for name in ("year=2013/month=1/a.json", "year=2013/_tmp/x.json", "year=2012/month=2/y.json"):
         source.put([{"key": name, "t": 1}], name)
@@ -133,9 +113,7 @@ def test_hive_partitions_are_listed_as_spark_takes_them(
 
 
 @pytest.mark.parametrize("age", ["7d", "3650d"])
-def test_an_old_file_is_read_or_named(
-    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path, age: str
-) -> None:
+def test_old_files_are_read_or_told(spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path, age: str) -> None:
     """Files that come with an old time, as rsync and tar leave it: Spark passes over what is older than maxFileAge."""
     source = feed("in")
     now = 1_700_000_000
@@ -162,9 +140,7 @@ def test_an_old_file_is_read_or_named(
         assert (reached, run.keys[1], waiting.missing()) == ("W", ["newer", "old"], [])
 
 
-def test_without_recursive_lookup_a_later_sub_directory_holds(
-    spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path
-) -> None:
+def test_a_later_sub_directory_holds(spark: SparkSession, feed: Callable[[str], Feed], tmp_path: Path) -> None:
     source = feed("in")
     source.put([{"key": "a", "t": 1}])
     run = Batches(spark.readStream.schema(SCHEMA).json(str(source.folder)), tmp_path / "ck")

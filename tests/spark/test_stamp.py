@@ -212,9 +212,7 @@ def test_windows_that_begin_below_the_declared_ones_are_refused(flow: PlainFlow,
         query.await_termination(120)
 
 
-def test_a_later_stage_that_reads_an_earlier_one_has_that_ones_times(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_a_later_stage_has_the_times_of_the_first(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     """Its rows come from the earlier stage, and not from the frame, whose column of that name is a day."""
     frame = flow.read().withColumn("day", sf.date_trunc("day", "t"))
     later = flow.stage("later", "stage", event_time="day")

@@ -14,9 +14,7 @@ from tests.spark.start_page import Reader
 pytestmark = pytest.mark.timeout(1200)
 
 
-def test_every_block_runs_and_prints_what_the_page_says(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_block_prints_what_is_said(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LOWWATER_ADDRESS", "")  # the reader sets it; afterwards it is as it was
     serving = Serving(Path("authority"))

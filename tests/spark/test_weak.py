@@ -76,9 +76,7 @@ def record(key: str, hour: int, number: int) -> dict[str, str]:
     return {"id": f"{key}-{hour}-{number}", **row(key, hour, number)}
 
 
-def test_rule5_a_broker_that_is_away_holds_and_the_batches_go_on(
-    pair: Pair, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_rule5_a_missing_broker_holds_and_batches_go_on(pair: Pair, lw: lowwater.Client, upstream: Upstream) -> None:
     flow = pair.flow
     [broker] = pair.kafka.brokers
     flow.feed.put([record("a", 9, 0), record("a", 10, 0)])

@@ -48,8 +48,6 @@ def test_a_stage_on_what_is_cut_is_refused_with_what_to_do(lw: lowwater.Client) 
 
 
 class Gate(lowwater.Client):
-    """A client; what a claim in place of another one meets is what the test says."""
-
     meets: Callable[[Callable[[], object]], object] = staticmethod(lambda _claim: None)
     """Gets the claim; None: it is made."""
     bound: Sequence[int] = ()
@@ -144,9 +142,7 @@ def test_one_version_that_stands_for_two_layouts_changes_no_range_and_is_told_wi
     assert (found.current, found.refused) == (found.wanted, "")
 
 
-def test_the_version_of_a_life_that_was_dropped_stops_neither_the_balancer_nor_a_claim(
-    lw: lowwater.Client, owners: Any
-) -> None:
+def test_the_version_of_a_dropped_life_stops_neither_the_balancer_nor_a_claim(lw: lowwater.Client, owners: Any) -> None:
     lw.register("one", heuristics=(), key_hash=KEY_HASH)
     lw.change_layout("one", 1, Layout(0, (0, 0x4000)))
     lw.drop("one", force=True)
@@ -160,9 +156,7 @@ def test_the_version_of_a_life_that_was_dropped_stops_neither_the_balancer_nor_a
     assert owner.batch() == wanted
 
 
-def test_a_range_is_not_moved_to_a_task_that_no_batch_has(
-    lw: lowwater.Client, owners: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_range_moves_to_an_absent_task(lw: lowwater.Client, owners: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = owners()
     owner.batch(partitions=4)
     lw.change_layout("one", 1, HALVES.move(0x8000, 5))
@@ -188,9 +182,7 @@ def gate(lw: lowwater.Client) -> Iterator[Gate]:
 
 
 @pytest.mark.parametrize("granted", [False, True])
-def test_rule11_a_claim_without_an_answer_leaves_the_layout_as_it_is(
-    lw: lowwater.Client, owners: Any, gate: Gate, granted: bool
-) -> None:
+def test_rule11_a_lost_claim_leaves_the_layout(lw: lowwater.Client, owners: Any, gate: Gate, granted: bool) -> None:
     def lost(claim: Callable[[], object]) -> None:
         if granted:
             claim()
@@ -212,9 +204,7 @@ def test_rule11_a_claim_without_an_answer_leaves_the_layout_as_it_is(
     assert sorted(each.start for each in lw.ranges("one")) == wanted.bounds[:-1]
 
 
-def test_rule1_united_ranges_are_claimed_from_the_least_that_one_of_them_holds(
-    lw: lowwater.Client, owners: Any, gate: Gate
-) -> None:
+def test_rule1_united_ranges_are_claimed_from_the_least_of_them(lw: lowwater.Client, owners: Any, gate: Gate) -> None:
     owner = owners(client=gate)
     owner.batch()
     for version, starts, before, bound in (
@@ -227,9 +217,7 @@ def test_rule1_united_ranges_are_claimed_from_the_least_that_one_of_them_holds(
         assert (gate.bound, owner.values) == (bound, bound), "and stand there until the batch is committed"
 
 
-def test_a_layout_that_is_refused_changes_nothing_and_is_not_asked_for_again(
-    lw: lowwater.Client, owners: Any, gate: Gate
-) -> None:
+def test_a_refused_layout_changes_nothing_and_is_asked_for_once(lw: lowwater.Client, owners: Any, gate: Gate) -> None:
     asked: list[str] = []
     owner = owners(client=gate)
     owner.batch()
@@ -253,21 +241,13 @@ def test_a_layout_that_is_refused_changes_nothing_and_is_not_asked_for_again(
     assert owner.batch() == Layout(4, (0, 0x800, 0x8000))
 
 
-# -- the log of batches and the state ------------------------------------------------------------------------------
-
-
 def stage(folder: Path, name: str, layout: Layout) -> tuple[Part, StateStore]:
-    """A stage of that name in a checkpoint, with version 4 of its state."""
     place = Place(Manifest(folder), folder)
     place.manifest.take_over()
     store = StateStore.opened(place, folder / "state", 2, 4, ordinal=1)
     store.build(4, "aa", lambda _: Version(4, "aa", 0, [RangeEntry(oldest=7)] * len(Cut(2, layout)), layout=layout))
     with lowwater.connect("127.0.0.1:1") as nobody:
-        made = Part(
-            Authority(nobody, registration(name)),
-            Keyed("key", "t", 2, injector=True),
-            folder,
-        )
+        made = Part(Authority(nobody, registration(name)), Keyed("key", "t", 2, injector=True), folder)
     made.place = place
     return made, store
 

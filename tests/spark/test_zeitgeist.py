@@ -18,9 +18,7 @@ from tests.process.serving import Serving
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_the_low_watermark_tells_late_from_absent_and_sparks_own_reports_a_dip_that_was_none(
-    spark: SparkSession, authority: Serving, tmp_path: Path
-) -> None:
+def test_the_low_watermark_tells_late_from_absent(spark: SparkSession, authority: Serving, tmp_path: Path) -> None:
     replayed = steps(departures(), CLOCKS)
     found, batch = run(spark, authority.address, tmp_path, replayed, ask=STALL[1]), report.batch_answer(replayed)
     assert conclude(found, replayed, tmp_path) == 0

@@ -23,8 +23,6 @@ Labels = dict[str, str]
 
 
 class Elsewhere(Placement):
-    """The place of a shard whose neighbours are the test's: ``published`` is what they answer, by computation, in hours."""
-
     def __init__(self) -> None:
         self.published: dict[str, int] = {}
         self.away: set[str] = set()
@@ -63,18 +61,15 @@ class Metered(Running):
         return self.metrics.survey
 
     def samples(self, name: str) -> list[tuple[Labels, float]]:
-        """What a scrape has under a name, as its reader sees it."""
         text = self.metrics.render()[0].decode()
         families = text_string_to_metric_families(text)
         return [(each.labels, each.value) for family in families for each in family.samples if each.name == name]
 
     def of(self, name: str, **labels: str) -> dict[str, float]:
-        """The values by computation of the series that have some labels."""
         wanted = labels.items()
         return {found["computation"]: value for found, value in self.samples(name) if found.items() >= set(wanted)}
 
     def value(self, name: str, **labels: str) -> float:
-        """The value of the one series that has exactly these labels; 0 when there is none."""
         found = [value for each, value in self.samples(name) if each == labels]
         assert len(found) <= 1
         return found[0] if found else 0

@@ -46,9 +46,6 @@ TWIN = Principal("twin", digests=(digest("other"),), certificates=("twin.example
 ACCESS = Access([READER, TWIN])
 
 
-# -- who calls -----------------------------------------------------------------------------------------------------------
-
-
 def who(*headers: str | bytes, names: tuple[str, ...] = ()) -> str:
     metadata = [("user-agent", "x"), *(("authorization", each) for each in headers)]
     context = {
@@ -67,16 +64,8 @@ def test_a_token_says_who_calls(header: str | bytes) -> None:
 @pytest.mark.parametrize(
     "headers",
     [
-        (),
-        ("Bearer wrong",),
-        ("Bearer",),
-        ("Bearer ",),
-        ("right",),
-        ("Basic right",),
-        (f"Bearer {digest('right')}",),
-        ("Bearer right",) * 2,
-        ("",),
-        ("Bearer\tright",),
+        *((), ("Bearer wrong",), ("Bearer",), ("Bearer ",), ("right",), ("Basic right",)),
+        *((f"Bearer {digest('right')}",), ("Bearer right",) * 2, ("",), ("Bearer\tright",)),
     ],
 )
 def test_what_is_no_token_is_refused_and_not_quoted(headers: tuple[str, ...]) -> None:
@@ -103,9 +92,6 @@ def test_a_host_is_found_in_what_grpc_calls_a_peer() -> None:
     ]
 
 
-# -- limits --------------------------------------------------------------------------------------------------------------
-
-
 def test_a_bucket_gives_a_second_at_once_and_then_the_rate() -> None:
     bucket = Bucket(4.0, 100.0)
     assert [bucket.take(4.0, 100.0) for _ in range(4)] == [0.0] * 4
@@ -120,9 +106,6 @@ def test_callers_that_take_nothing_are_forgotten() -> None:
     for number in range(5000):
         usage.call(f"peer {number}", limits, float(number))
     assert usage.callers <= 1000
-
-
-# -- what a service asks -------------------------------------------------------------------------------------------------
 
 
 def caller(principal: Principal = READER) -> Caller:
@@ -157,9 +140,7 @@ def test_rule7_what_is_registered_is_bounded_by_namespace_and_deployment_and_eac
         with pytest.raises(errors.LimitReached, match="it has 6, and a slice of n/a would be 1 more"):
             room_for_slice("n/a", of_server)(full)
         room("m/b", 2, of_server)(full)  # a neighbour's namespace has its own room
-        with pytest.raises(
-            errors.LimitReached, match=r"the deployment may have 9 .* it has 6, and m/b would be 4 more"
-        ):
+        with pytest.raises(errors.LimitReached, match=r"deployment may have 9 .* it has 6, and m/b would be 4 more"):
             room("m/b", 3, of_server)(full)
 
 
@@ -234,9 +215,6 @@ def test_refusals_that_repeat_are_one_line_and_acts_are_all_told(caplog: pytest.
     assert [each["count"] for each in told if each["act"] == "commit_task"] == [1]
 
 
-# -- the file ------------------------------------------------------------------------------------------------------------
-
-
 SOMEBODY = f'[[principal]]\nname = "etl"\ntoken_sha256 = ["{"0" * 64}"]\n'
 
 
@@ -267,9 +245,7 @@ class Watched:
         return self.seen
 
 
-async def test_a_file_is_read_again_when_it_changes_and_only_then(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_file_is_read_again_only_when_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched(tmp_path / "access.toml", 1)
     assert not await watched.look(10.0)
     watched.write(22)
@@ -288,9 +264,7 @@ async def test_a_file_is_read_again_when_it_changes_and_only_then(
     assert await watched.look(SETTLED_SECONDS) == [22, 333]
 
 
-async def test_a_token_that_expires_is_told_before_and_ends_what_is_open(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_token_expires_after_a_warning_and_ends_calls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, now, decided = tmp_path / "access.toml", [0.0], []
     path.write_text(
         f"{SOMEBODY}[[principal]]\nname='guest'\n[[principal.token]]\nsha256='{'1' * 64}'\nexpires=2027-01-31"
@@ -376,8 +350,6 @@ def test_a_secret_stands_in_a_file_or_in_a_variable(tmp_path: Path) -> None:
     assert Door(rules, shared=True, environment=environment).token == "o" * 43
 
 
-# -- around a server -----------------------------------------------------------------------------------------------------
-
 PATIENCE = 60.0
 
 OPERATOR = Principal("op", (Allowance("n", dict.fromkeys(Action, ("*",))),), digests=(digest("right"),))
@@ -390,8 +362,6 @@ WATCH = "/lowwater.v1.WatermarkService/Watch"
 
 
 class Served(grpc.GenericRpcHandler):
-    """Resets that only remember what they were asked, and fail as they are told to; a watch without an end; and methods that no table has, one of each kind."""
-
     def __init__(self, failure: Exception | None, pieces: int) -> None:
         self.reached: list[str] = []
         self.callers: list[Caller | None] = []
@@ -494,7 +464,6 @@ async def guarded(
 
 
 async def ending(call: Any) -> errors.LowwaterError | None:
-    """What a call is refused with; None: it was answered."""
     try:
         async with asyncio.timeout(PATIENCE):
             if hasattr(call, "read"):
@@ -579,9 +548,6 @@ async def test_a_removal_does_not_wait_for_a_slow_reader() -> None:
         assert isinstance(await ending(watch), errors.Unauthenticated)
 
 
-# -- opened early --------------------------------------------------------------------------------------------------------
-
-
 async def test_a_call_that_was_opened_before_a_removal_does_nothing() -> None:
     async with guarded() as one:
         allowed, late = one.reset(), one.reset()
@@ -619,16 +585,9 @@ async def test_a_request_has_a_time_to_come_in() -> None:
             assert "no request has come within 0.05 s" in refused.message
 
 
-# -- health checks -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("limit", "of_whom"),
-    [
-        ("watches", ""),
-        ("watches_of_host", " from 127.0.0.1"),
-        ("watches_of_connection", " over ipv4:127.0.0.1"),
-    ],
+    [("watches", ""), ("watches_of_host", " from 127.0.0.1"), ("watches_of_connection", " over ipv4:127.0.0.1")],
 )
 async def test_health_watches_are_few_and_keep_no_check_away(limit: str, of_whom: str) -> None:
     async with guarded(bounds=replace(DEFAULT_BOUNDS, **{limit: 2})) as one:
@@ -675,9 +634,7 @@ async def refused(reader: asyncio.StreamReader, refusal: bytes) -> None:
 
 
 @pytest.mark.parametrize(("method", "what"), [("Check", "checks"), ("Watch", "watches")])
-async def test_a_health_call_that_takes_nothing_keeps_its_place_until_its_connection_ends(
-    method: str, what: str
-) -> None:
+async def test_a_health_call_that_takes_nothing_keeps_its_place_while_it_is_connected(method: str, what: str) -> None:
     path, refusal = f"/grpc.health.v1.Health/{method}", b"2 streams of health %s over ipv4" % what.encode()
     limits: dict[str, Any] = {f"{what}_of_connection": 2, f"{what}_of_host": 3}
     async with guarded(bounds=replace(DEFAULT_BOUNDS, watch_seconds=0.05, **limits)) as one, asyncio.timeout(PATIENCE):
@@ -704,9 +661,6 @@ async def test_a_health_call_that_takes_nothing_keeps_its_place_until_its_connec
                 await each.wait_closed()
 
 
-# -- what the audit has --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("failure", "outcome", "reason"),
     [
@@ -719,7 +673,6 @@ async def test_a_health_call_that_takes_nothing_keeps_its_place_until_its_connec
 async def test_an_act_that_ends_in_an_error_is_told_as_what_it_may_have_been(
     caplog: pytest.LogCaptureFixture, failure: Exception, outcome: str, reason: str
 ) -> None:
-    """An error may come after the act, from what follows it: that it failed is said only where it surely did."""
     async with guarded(failure=failure) as one:
         caplog.set_level(logging.INFO, "lowwater_authority.audit")
         call = one.reset()
@@ -746,9 +699,6 @@ def acts(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [each for each in found if each.get("event") == "audit"]
 
 
-# -- names by the million ------------------------------------------------------------------------------------------------
-
-
 def test_what_is_no_name_is_nobody_s_and_is_not_kept() -> None:
     one = caller(EVERYBODY)
     for name in ("n/" + "x" * 129, "x" * 1_000_000, "n/a/b", "", "n/", "/n", "a b", "n/ä"):
@@ -759,9 +709,7 @@ def test_what_is_no_name_is_nobody_s_and_is_not_kept() -> None:
     assert one.may(Action.READ, "n/" + "x" * 128)
 
 
-def test_the_audit_tells_registered_computations_apart_and_counts_made_up_ones_as_one(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_audit_tells_registered_computations_apart_and_merges_others(caplog: pytest.LogCaptureFixture) -> None:
     audit = Audit(lambda: 0.0, {"n/a", "n/b"}.__contains__)
     with caplog.at_level(logging.INFO, "lowwater_authority.audit"):
         for name in ("x" * 1_000_000, *(f"n/made-up-{number}" for number in range(50)), "n/a", "n/b", "n/a"):
@@ -772,9 +720,6 @@ def test_the_audit_tells_registered_computations_apart_and_counts_made_up_ones_a
     assert len(told) == 4
     assert max(len(record.getMessage()) for record in caplog.records) < 400
     assert max(map(len, told)) < 300
-
-
-# -- names in errors -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("inputs", [("m/secret",), ("n/open", "m/not-registered")])

@@ -96,9 +96,7 @@ NO_CHANNELS = [OSError("no key"), grpc.RpcError("no key")]
 
 
 @pytest.mark.parametrize("error", NO_CHANNELS, ids=lambda error: type(error).__name__)
-def test_a_channel_that_cannot_be_made_is_said_at_once_and_by_what_waits_at_its_timeout(
-    error: Exception,
-) -> None:
+def test_a_channel_that_cannot_be_made_is_said_at_once_and_by_what_waits_at_its_timeout(error: Exception) -> None:
     """A call has nothing to wait for. What follows streams goes on, as after any failure, and says what it is when the time is over."""
 
     def fail(_address: str) -> grpc.Channel:
@@ -122,9 +120,7 @@ def test_a_channel_that_cannot_be_made_is_said_at_once_and_by_what_waits_at_its_
         pytest.param("lowwater.prod.svc, 10.0.0.7:1", ("lowwater.prod.svc:7420", "10.0.0.7:1"), id="a list"),
         pytest.param("::1,[::1],[fe80::1%eth0]:1", ("[::1]:7420", "[::1]:7420", "[fe80::1%eth0]:1"), id="IPv6"),
         pytest.param("dns:///lowwater,dns:lowwater", ("dns:///lowwater:7420", "dns:lowwater:7420"), id="dns"),
-        pytest.param(
-            "dns://10.0.0.2:53/there", ("dns://10.0.0.2:53/there:7420",), id="a name server's port is no port"
-        ),
+        pytest.param("dns://10.0.0.2:53/there", ("dns://10.0.0.2:53/there:7420",), id="a name server's is no port"),
         pytest.param("ipv4:10.0.0.7,ipv6:[::1]", ("ipv4:10.0.0.7:7420", "ipv6:[::1]:7420"), id="numbers"),
         pytest.param("unix:/run/lw,unix-abstract:lw", ("unix:/run/lw", "unix-abstract:lw"), id="sockets have no port"),
     ],
@@ -167,9 +163,6 @@ def test_a_closed_client_says_so() -> None:
             use()
     for reader in (known, unused):
         assert list(reader.watch()) == []
-
-
-# -- what a lease is told -----------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -253,8 +246,6 @@ async def test_a_partial_loss_is_told_once_and_a_whole_one_always(stage: Stage) 
     assert (len(lease.lost), len(lease.live)) == (3, 0)
 
 
-# -- on asyncio ---------------------------------------------------------------------------------------------------------
-
 PAIRS = [
     (lowwater.Batches, lowwater.aio.Batches),
     (lowwater.Client, lowwater.aio.Client),
@@ -331,8 +322,6 @@ async def test_close_ends_calls_that_wait_and_their_tasks_are_not_cancelled() ->
 
 
 class Cancelling(grpc.aio.UnaryUnaryClientInterceptor):
-    """Ends each call as gRPC does when its channel is closed."""
-
     async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         call = await continuation(client_call_details, request)
         call.cancel()
@@ -348,9 +337,7 @@ async def test_a_call_that_grpc_cancels_by_itself_is_unavailable() -> None:
 
 
 @pytest.mark.parametrize(("metadata", "tries"), [({}, 1), ({"field": "address"}, 1), ({"field": "version"}, 5)])
-async def test_a_change_of_the_shards_is_repeated_while_another_one_comes_between(
-    metadata: dict[str, str], tries: int
-) -> None:
+async def test_a_change_of_shards_is_repeated_while_others_intervene(metadata: dict[str, str], tries: int) -> None:
     """Also an authority that does not name the field is told of as it refuses."""
     requests: list[str] = []
 

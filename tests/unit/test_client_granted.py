@@ -52,7 +52,7 @@ def granting() -> Granting:
 @pytest.fixture
 async def lw(granting: Granting) -> AsyncIterator[aio.Client]:
     service = scripted("lowwater.v1.WorkerService", Claim=(workers_pb2.ClaimRequest, granting.claim))
-    async with served(service) as address, aio.connect(address, timeout=0.5) as client:
+    async with served(service) as address, aio.connect(address) as client:
         yield client
 
 
@@ -92,9 +92,7 @@ async def test_a_claim_that_was_answered_late_yields_to_a_newer_one(
     assert ([len(lease.lost) for lease in leases], lw.statistics().reporter.leases) == (lost, reported)
 
 
-async def test_a_claim_that_was_answered_late_leaves_the_inputs_of_a_newer_one(
-    lw: aio.Client, granting: Granting
-) -> None:
+async def test_a_claim_answered_late_leaves_the_inputs_of_a_newer_one(lw: aio.Client, granting: Granting) -> None:
     """The inputs were set in between: a fold of those before is refused, until somebody claims again."""
     granting.grants = iter([(12, ["a", "b"], 2), (11, ["a"], 1)])
     worker = lw.worker("c")

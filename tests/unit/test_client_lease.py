@@ -36,8 +36,6 @@ def taken(lease: LeaseState) -> GroupState:
 
 
 class NewestFold(LeaseState):
-    """The mistake of rule 5: the reporter folds what the watch thread knows by now."""
-
     def take(self) -> GroupState | None:
         self._fold = fold_at(20)
         self._dirty = None
@@ -172,7 +170,7 @@ def test_a_mass_goes_out_when_it_changed() -> None:
         )
     )
 )
-def test_the_reports_of_a_stream_add_up_to_the_newest_state(
+def test_reports_of_a_stream_add_up_to_its_state(
     steps: list[tuple[int, int | dict[int, int] | None, str]],
 ) -> None:
     count = 40

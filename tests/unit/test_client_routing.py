@@ -32,8 +32,6 @@ def router_of(*addresses: str) -> Router:
 
 
 class Failed(grpc.RpcError):
-    """A call that failed, in gRPC's words or the authority's."""
-
     def __init__(self, reason: str = "", retry_after: float = 0.0, **metadata: str) -> None:
         self._status = errors_pb2.RpcStatus(code=9, message="refused")
         if reason:
@@ -72,8 +70,6 @@ def test_what_has_no_route_is_at_home() -> None:
 
 
 class Gullible(Router):
-    """Follows any redirect."""
-
     def redirected(self, name: str, address: str, epoch: int) -> bool:
         self._route(name).epoch = 0
         return super().redirected(name, address, epoch)
@@ -251,9 +247,7 @@ def test_an_authority_that_cannot_be_asked_where_things_are_is_asked_for_them() 
 def test_rule11_a_message_that_redirects_everything_is_no_news() -> None:
     client = OfflineClient()
     subscription = watching(client, "c", "d")
-    assert client.known.placement.stream().take(told(redirects=[("c", "x:1", 1), ("d", "x:1", 1)])), (
-        "nothing is left here"
-    )
+    assert client.known.placement.stream().take(told(redirects=[("c", "x:1", 1), ("d", "x:1", 1)])), "none is left here"
     assert not subscription.confirmed
     assert client.known.stale_for(["c"]) == client.known.stale_for(["d"]) == float("inf")
     assert not client.known.placement.stream().needed
@@ -556,9 +550,7 @@ def test_an_overloaded_shard_is_asked_again_when_it_said() -> None:
         assert client.router.place("c") == "x:1", "it is where it was"
 
 
-def test_a_thread_that_cannot_be_started_is_started_later(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_thread_that_fails_starts_later(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     watcher, room, started = Watcher(Connection(Settings("a:1"))), [False], list[threading.Thread]()
 
     def start(thread: threading.Thread) -> None:

@@ -134,9 +134,7 @@ def test_a_claim_goes_on_to_the_slice_that_is_named_with_the_same_request_id() -
     )
     assert exchange.take(answer) is None
     grant = exchange.result
-    assert (grant.state.computation, grant.reading.computation) == ("hourly~1", "hourly"), (
-        "it folds what the whole folds"
-    )
+    assert (grant.state.computation, grant.reading.computation) == ("hourly~1", "hourly"), "it folds the same"
     assert client.router.epoch_of("hourly~1") == 4
     assert client.router.epoch_of("hourly") == 0
 

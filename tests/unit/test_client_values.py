@@ -86,7 +86,6 @@ VALUES = st.integers(-3, 3) | st.sampled_from([MIN, MAX])
 
 @pytest.fixture(params=["numpy", "plain"])
 def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The same columns in a process that has imported numpy and in one that has not."""
     if request.param == "plain":
         monkeypatch.delitem(sys.modules, "numpy")
     return str(request.param)

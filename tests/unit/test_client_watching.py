@@ -334,7 +334,6 @@ def test_rule11_one_forbidden_name_does_not_stop_the_others_of_its_stream(caplog
 
 @pytest.mark.parametrize("ends", ["open", "ended", "lost", "redirected"])
 def test_rule7_nothing_is_kept_of_a_name_that_nobody_follows_any_more(ends: str) -> None:
-    """It never was registered. Beside it somebody follows another name all the time, and is told of it whatever happens to the others."""
     client = Following()
     client.hears(1)
     for number in range(20):

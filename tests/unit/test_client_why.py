@@ -37,7 +37,6 @@ def view(
     oldest: int = 0,
     estimated: bool = False,
 ) -> WatermarkView:
-    """What is published of a computation; without a holder an ordinary one, alive."""
     at = low if isinstance(low, Watermark) else Watermark(NOW + low)
     return WatermarkView(
         name,
@@ -117,14 +116,13 @@ def test_the_right_one_is_blamed_with_the_expected_sentence(case: dict[str, Any]
 
 def test_when_the_authority_cannot_tell_no_worker_is_blamed() -> None:
     pipeline = [view("flights", -HOUR, holder=held(-HOUR, silent=99))]
-    why = told(
-        "flights", pipeline, unknown=Unavailable("this shard cannot tell: its store has not answered within 5 s.")
-    )
+    away = "this shard cannot tell: its store has not answered within 5 s."
+    why = told("flights", pipeline, unknown=Unavailable(away))
     assert why.guilty.cause is Cause.CANNOT_TELL
-    assert why.sentence == (
-        "flights is at 13:00 UTC, 1 h behind: held by flights, but nobody can tell just now which key ranges hold it: this shard cannot "
-        "tell: its store has not answered within 5 s."
+    said = (
+        "flights is at 13:00 UTC, 1 h behind: held by flights, but nobody can tell just now which key ranges hold it: "
     )
+    assert why.sentence == said + away
     assert "Before, it was held by [0x40, 0x80)" in why.guilty.sentence
     assert told("flights", pipeline, unknown=Timeout("the authority did not answer in time")).sentence.endswith(
         "did not answer in time, so its store may hang."
@@ -132,14 +130,11 @@ def test_when_the_authority_cannot_tell_no_worker_is_blamed() -> None:
 
 
 def test_a_graph_that_changed_while_it_was_read_ends_the_walk() -> None:
-    """Two shards may answer by two versions of the graph, which together have a circle that neither has."""
     circle = [view("a", -HOUR, "b"), view("b", -HOUR, "a")]
     assert way("a", circle)[0][0] == "a"
 
 
 class Counting(dict[str, WatermarkView]):
-    """What is published, and how often somebody has looked something up in it."""
-
     looks = 0
 
     def get(self, key: str, default: Any = None) -> Any:

@@ -188,8 +188,6 @@ LATEST = TOGETHER_SECONDS + 2.0
 
 
 class Taking(NamedTuple):
-    """A shard that is taking computations over, and where it is reached."""
-
     one: One
     address: str
     hanging: set[str]
@@ -238,9 +236,7 @@ async def test_what_it_served_is_taken_a_beat_and_a_half_after_it_was_heard_last
     assert held(one) == set(NAMES)
 
 
-async def test_one_that_looked_dead_and_was_heard_of_since_has_the_patience_of_any_other(
-    deployment: Deployment,
-) -> None:
+async def test_one_that_looked_dead_and_was_heard_since_has_the_patience_of_any_other(deployment: Deployment) -> None:
     """A firewall that refuses what is new to a shard that lives does so for ever, and that shard may be late one day."""
     one, other = await two(deployment)
     before = held(one), held(other)
@@ -299,9 +295,6 @@ async def test_a_view_older_than_the_own_is_ignored(deployment: Deployment) -> N
     deployment.members.lose()
     assert deployment.members.view.version < view.version
     assert (await one.cluster.look())[0] == one.cluster.view == view
-
-
-# -- views and addresses ------------------------------------------------------------------------------------------------
 
 
 async def test_the_view_after_one_that_the_store_lost_is_newer_and_leaves_no_member_out(deployment: Deployment) -> None:

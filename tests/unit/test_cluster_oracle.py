@@ -18,11 +18,7 @@ class History:
     """A right one: the first hour is committed at 3.0 and promised at 3.1, the rest at 5.0 and 5.1."""
 
     emitted: list[Emitted] = field(
-        default_factory=lambda: [
-            Emitted("a", 0, 2, 3.0),
-            Emitted("b", HOUR, 1, 5.0),
-            Emitted("a", HOUR, 1, 5.0),
-        ]
+        default_factory=lambda: [Emitted("a", 0, 2, 3.0), Emitted("b", HOUR, 1, 5.0), Emitted("a", HOUR, 1, 5.0)]
     )
     seen: list[Seen] = field(
         default_factory=lambda: [Seen(0.5, 1, MIN), Seen(2.0, 1, 0), Seen(3.1, 1, HOUR), Seen(5.1, 1, MAX)]
@@ -47,8 +43,8 @@ def test_a_right_history_is_right() -> None:
         ("written twice", "is written twice"),
         ("a row lost", "is written with 1 rows, and has 2"),
         ("a window of nothing", "is written with 1 rows, and has 0"),
-        ("gone back", "was published after"),
-        ("an earlier incarnation", "was published after"),
+        ("gone back", "came after"),
+        ("an earlier incarnation", "came after"),
     ],
 )
 def test_rule3_and_rule6_each_kind_of_wrong_is_found(bug: str, found: str) -> None:
@@ -86,7 +82,7 @@ HANDED_ON = [Put(1.0, "a", 5, 0), Put(1.5, "b", 7, 1)]
         ([*[Written("a", 5, 0, 2.0)] * 2, Written("b", 7, 1, 2.2)], [], "is written twice"),
         ([Written("a", 5, 0, 2.0), Written("b", 7, 1, 2.2), Written("c", 7, 2, 2.2)], [], "was never put"),
         ([Written("a", 6, 0, 2.0), Written("b", 7, 1, 2.2)], [], "was never put"),
-        ([Written("a", 5, 0, 2.0), Written("b", 7, 1, 2.2)], [Seen(2.5, 1, 6), Seen(2.6, 1, 5)], "was published after"),
+        ([Written("a", 5, 0, 2.0), Written("b", 7, 1, 2.2)], [Seen(2.5, 1, 6), Seen(2.6, 1, 5)], "came after"),
     ],
 )
 def test_rule3_and_rule6_of_rows_that_are_handed_on(written: list[Written], seen: list[Seen], found: str) -> None:

@@ -33,8 +33,6 @@ class Refused(CheckpointMismatch):
 
 @dataclass
 class Stage:
-    """One checkpoint of a computation."""
-
     app: str
     life: int
     batch: int = -1
@@ -80,7 +78,6 @@ class World:
         return History(len(self.versions) - 1, set(self.counted), self.log, lost)
 
     def look(self, stage: Stage, standing: Standing) -> tuple[Mark, object]:
-        """What a writer finds: its mark, and what must be so still when it commits."""
         lost = {stage.app: "fewer"} if self.counted.get(stage.app, -1) < stage.remembered else {}
         return self.follow(stage.app, standing, self.history(lost))[0], None
 
@@ -101,7 +98,6 @@ class World:
     # -- what happens ------------------------------------------------------------------------------------------------
 
     def write(self, stage: Stage, advance: int, meanwhile: Iterator[tuple[str, int]], *, claimed: bool) -> None:
-        """A batch: look, and commit; whatever happens in between."""
         low, life, batch = stage.through + advance, stage.life, stage.batch
         standing = Standing(low, Claim(life, 1) if claimed else None)
         try:
@@ -274,16 +270,7 @@ class Lineage(World):
 
 
 KINDS = ["write"] * 6 + [
-    "unclaimed",
-    "zombie",
-    "anew",
-    "back",
-    "reset",
-    "noise",
-    "restore",
-    "overwrite",
-    "delete",
-    "clean",
+    *("unclaimed", "zombie", "anew", "back", "reset", "noise", "restore", "overwrite", "delete", "clean"),
     "put back",
 ]
 
@@ -365,13 +352,7 @@ def lifeless(history: History, writers: tuple[str, ...], **asked: Any) -> Comple
         (World, [("write", 2), ("anew", 0), ("zombie", 6), ("write", 4)], {"read": lifeless}),
         (Lineage, [("write", 2), ("write", 2), ("write", 2), ("restore", 0), ("write", 2)], {"follow": forgetful}),
     ],
-    ids=[
-        "a writer that does not look",
-        "a reader that does not look",
-        "put back",
-        "a zombie",
-        "rolled back",
-    ],
+    ids=["a writer that does not look", "a reader that does not look", "put back", "a zombie", "rolled back"],
 )
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="the rule is broken on purpose")
 def test_without_the_rule_it_leads(world: type[World], events: Events, broken: dict[str, Any]) -> None:

@@ -31,7 +31,6 @@ def seconds(micros: int) -> int:
 
 
 def moved(*seconds: float, spec: Spec = SPEC) -> tuple[Driver, int]:
-    """A computation of one range that was at these event times; and its claim."""
     d = Driver(spec)
     sequencer = d.claim(b"", b"").sequencer
     for second in seconds:
@@ -92,7 +91,6 @@ async def read(one: Running) -> list[int]:
 
 
 async def test_rule2_no_completion_is_told_before_its_record_is_durable() -> None:
-    """Asked for between a round's checks and the end of its append."""
     gate = Gate()
     one = await Running(MemoryDisk(), gate).start()
     await one.shard.graph.register(Spec("a"))

@@ -30,11 +30,7 @@ def owners(d: Driver, *bounds: bytes) -> list[int]:
 
 times = st.integers(0, 12) | st.just(MAX)
 tellings = st.lists(
-    st.tuples(
-        st.lists(st.integers(0, 12), max_size=5),
-        st.integers(0, 5),
-        st.dictionaries(st.booleans(), times),
-    ),
+    st.tuples(st.lists(st.integers(0, 12), max_size=5), st.integers(0, 5), st.dictionaries(st.booleans(), times)),
     max_size=5,
 )
 

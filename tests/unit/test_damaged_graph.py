@@ -71,7 +71,7 @@ async def refused(ask: Awaitable[object]) -> bool:
 
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-async def test_rule1_no_shard_acts_on_a_graph_that_lacks_what_was_acknowledged(
+async def test_rule1_no_shard_acts_on_a_graph_that_lacks_acknowledged_changes(
     deployment: Deployment, change: str, dies: bool
 ) -> None:
     """A reset, an input or a drop that is lost would let a watermark lead. Who has not read it waits for who has, or for a copy."""
@@ -123,11 +123,9 @@ async def test_rule1_no_shard_acts_on_a_graph_that_lacks_what_was_acknowledged(
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a shard writes again what it has never read")
-async def test_rule1_breaks_when_a_graph_is_written_again_by_who_has_not_read_it(
-    deployment: Deployment,
-) -> None:
+async def test_rule1_breaks_when_a_graph_is_written_again_by_who_has_not_read_it(deployment: Deployment) -> None:
     deployment.journal = NothingBehind
-    await test_rule1_no_shard_acts_on_a_graph_that_lacks_what_was_acknowledged(deployment, "reset", dies=False)
+    await test_rule1_no_shard_acts_on_a_graph_that_lacks_acknowledged_changes(deployment, "reset", dies=False)
 
 
 async def take_with_inputs_that_are_not_read(deployment: Deployment) -> tuple[One, One, str, str]:
@@ -269,10 +267,7 @@ async def test_rule10_nothing_is_written_over_what_nobody_who_lives_has_read(dep
 
 
 @pytest.mark.parametrize("graph", ["whole", "newer", "refused", "never read"])
-async def test_a_shard_that_ends_saves_its_computations_whatever_the_graph_is(
-    deployment: Deployment, graph: str
-) -> None:
-    """The log of one is damaged too, and only this process has it in memory."""
+async def test_a_shard_that_ends_saves_its_computations_beside_any_graph(deployment: Deployment, graph: str) -> None:
     one = await deployment.start("one:1")
     await one.shard.graph.register(Spec("x"))
     await serve_on(one, "x")
@@ -311,10 +306,7 @@ async def while_time_passes(starting: Coroutine[Any, Any, None], third: One, *ot
     await task
 
 
-async def test_a_process_that_starts_waits_until_a_shard_has_written_the_graph_again(
-    deployment: Deployment, caplog: pytest.LogCaptureFixture
-) -> None:
-    """No shard has a reason to read again what it has in memory, but that somebody waits who cannot."""
+async def test_a_start_waits_until_the_graph_is_there(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     one, other = await two(deployment)
     await serve_on(one, *held(one))

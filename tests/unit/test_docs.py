@@ -21,37 +21,13 @@ PAGES = (
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
 )
+SOURCES = ("authority", "client", "page", "pipeline", "server", "regions", "spark_listener")
 NAMING = (
-    "authority",
-    "benchmarks",
-    "client",
-    "conformance",
-    "container",
-    "examples",
-    "helm",
-    "integrations",
-    "monitoring",
-    "page",
-    "pipeline",
-    "proto",
-    "regions",
-    "scripts",
-    "server",
-    "spark_listener",
-    "tests",
+    *(*SOURCES, "benchmarks", "conformance", "container", "examples", "helm", "integrations", "monitoring", "proto"),
+    *("scripts", "tests"),
 )
 """The folders whose files name pages: in errors, comments, alerts, values."""
-PARTS = (
-    "authority/src",
-    "client/src",
-    "page/src",
-    "pipeline/src",
-    "server/src",
-    "regions/src",
-    "spark_listener/src",
-    "scripts",
-    "tests",
-)
+PARTS = (*(f"{each}/src" for each in SOURCES), "scripts", "tests")
 """The folders of the modules that pages name."""
 RULES = range(1, 12)
 
@@ -62,6 +38,7 @@ RULE = re.compile(r"^## (\d+)\. ([^\n]+)\n(.*?)(?=^## )", re.DOTALL | re.MULTILI
 NAMED = re.compile(r"(?<![\w/-])((?:docs|monitoring/runbooks)/[\w/-]+\.md)(?:#([\w-]+))?")
 SECTION = re.compile(r"'([^'\n]+)' in (docs/[\w/-]+\.md)")
 MODULE = re.compile(r"`([\w./]+\.py)`")
+TEST = re.compile(r"`(test_\w+)`")
 LISTED = re.compile(r"`(tests/[^`]+\.py)`")
 STEP = re.compile(r"^\| \d+ \| \[[^]]+\]\(([^)]+)\) \| `([\w.]+)` \|", re.MULTILINE)
 FOLDER = re.compile(r">([\w./ -]+/)</text>")
@@ -124,6 +101,13 @@ def test_modules_that_are_named_are_there(page: Path) -> None:
     named = set(MODULE.findall(prose(page)))
     assert named
     assert not [each for each in named if not any(path.endswith(f"/{each}") for path in there)]
+
+
+def test_tests_that_are_named_are_there() -> None:
+    named = {each for page in PAGES for each in TEST.findall(page.read_text(encoding="utf-8"))}
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    assert len(named) > 40
+    assert not named - set(re.findall(r"def (test_\w+)", sources))
 
 
 def test_each_step_of_a_tour_is_a_function_that_is_there() -> None:

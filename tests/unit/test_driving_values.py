@@ -39,7 +39,6 @@ def of(shape: tuple[int, int, int]) -> Window:
 
 
 def ends(time: int, shape: tuple[int, int, int]) -> list[int]:
-    """The ends of all windows that a time belongs to, one by one."""
     length, slide, start = shape
     first = start + (time - start) // slide * slide
     found = []
@@ -89,9 +88,7 @@ def test_nothing_is_known_and_nothing_will_come() -> None:
 
 
 @given(
-    st.lists(st.integers(0, 5_000_000_000_000), min_size=1, max_size=50),
-    st.integers(0, 5_000_000_000_000),
-    windows(),
+    st.lists(st.integers(0, 5_000_000_000_000), min_size=1, max_size=50), st.integers(0, 5_000_000_000_000), windows()
 )
 def test_late_is_what_loses_a_window(rows: list[int], watermark: int, shape: tuple[int, int, int]) -> None:
     found = LateRule("", [shape]).late(np.array(rows), watermark)
@@ -143,9 +140,7 @@ def test_an_input_that_comes_later_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("driven", [True, False])
-def test_a_checkpoint_of_a_query_that_was_not_driven_is_none_of_one_that_is_and_the_reverse(
-    driven: bool, tmp_path: Path
-) -> None:
+def test_driven_queries_and_others_take_no_checkpoint_of_each_other(driven: bool, tmp_path: Path) -> None:
     control, file = json.dumps(Offset(5, {"a": 1}).to_json()), '{"logOffset":0}'
     plain: list[Source] = [FileSource("/in", recursive=False)]
     with_control = [ControlSource("/control"), *plain]

@@ -65,9 +65,7 @@ def test_rule7_tombstones_of_one_namespace_keep_no_neighbour_from_dropping() -> 
     assert "neighbour/a" in full.drop("neighbour/a", most=136).dropped
     again = full.register(Spec("greedy/a23"))
     assert again.get("greedy/a23").incarnation == 2, "it goes on above its tombstone"
-    assert set(again.drop("greedy/c23", most=136).dropped) == {"greedy/b23", "greedy/c23"}, (
-        "and makes place for another"
-    )
+    assert set(again.drop("greedy/c23", most=136).dropped) == {"greedy/b23", "greedy/c23"}, "which makes place"
 
 
 def test_rule3_a_name_whose_tombstone_is_forgotten_begins_above_what_was_shown_of_it() -> None:
@@ -210,10 +208,9 @@ async def test_rule10_a_refused_drop_leaves_a_silent_owner_what_it_alone_has(dep
     assert held(one) | held(other) == set(NAMES), "and its neighbours"
 
 
-async def test_rule4_an_owner_that_comes_back_does_not_bring_back_what_was_dropped_unread(
+async def test_rule4_an_owner_that_comes_back_brings_nothing_back_of_an_unread_drop(
     deployment: Deployment,
 ) -> None:
-    """Its log is damaged, and it alone has what was in it: it was silent when another shard dropped it."""
     one, other, name, zombie = await damaged_and_silent(deployment)
     one.faults.held["take"] = asyncio.Event()
     dropping = asyncio.create_task(one.shard.graph.drop(name, force=True))

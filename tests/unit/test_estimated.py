@@ -92,9 +92,7 @@ async def test_a_guess_is_no_promise_after_the_store_has_lost_that_it_is_one(dep
     assert await owner.report("hourly", grant, 12, base) == []
 
 
-async def test_rule4_what_another_shard_has_granted_meanwhile_does_not_become_an_estimate(
-    deployment: Deployment,
-) -> None:
+async def test_rule4_what_another_shard_has_granted_meanwhile_becomes_no_estimate(deployment: Deployment) -> None:
     one, other = await deployment.start("one:1"), await deployment.start("other:1")
     await deployment.settle(one, other)
     name = next(name for name in map("g{}".format, count()) if one.cluster.mine(name))

@@ -139,9 +139,7 @@ async def test_what_is_kept_of_messages_is_bounded() -> None:
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a message is kept whatever it was made from")
-async def test_breaks_when_a_message_is_kept_whatever_it_was_made_from(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_breaks_when_messages_are_kept_blindly(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     of, kept = rpc_watermarks.Messages.of, dict[str, types_pb2.Watermark]()
 
     def ever(self: Any, name: str, *made_from: Any) -> types_pb2.Watermark:
@@ -172,7 +170,6 @@ async def publishing(hub: Hub, seconds: float, every: float = 0.1) -> None:
 
 
 async def heard(subscription: Subscription, until: float, interval: float) -> list[tuple[float, bool]]:
-    """When something was told, and whether it was more than a beat."""
     told = []
     while now() < until:
         taken = await subscription.take(BEAT_SECONDS, interval)

@@ -24,8 +24,6 @@ from tests.kit.tree import One, Tree
 
 
 class Store(FaultPlan):
-    """Executes the next change of the graph, and has not replicated it yet."""
-
     def __init__(self) -> None:
         super().__init__()
         self.lags = False
@@ -86,7 +84,6 @@ class World(Tree):
         return one
 
     async def begin(self) -> tuple[Grant, Grant]:
-        """Have ``x`` at 100, ``y`` at 50, and the two ranges of ``a`` at 50 and 90."""
         self.store.replicated.set()
         self.other = await self.process("other:1", lambda name: name != "a")
         self.serving = await self.process("owner:1", lambda name: name == "a")
@@ -103,7 +100,6 @@ class World(Tree):
         return grants
 
     async def change(self, inputs: str = "xy") -> asyncio.Task[Spec]:
-        """Begin to change the inputs; returns when the store has executed that, and not replicated it."""
         self.store.replicated.clear()
         self.store.lags = True
         changing = asyncio.create_task(self.serving.shard.graph.set_inputs("a", list(inputs)))
@@ -179,9 +175,7 @@ async def test_rule1_a_log_behind_the_inputs_of_its_graph_follows_before_anythin
     await world.stop()
 
 
-async def test_rule4_the_owners_of_a_log_behind_its_graph_are_refused(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_rule4_owners_of_a_log_behind_a_graph_are_refused(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """If an owner's log is older than the graph, its reports are refused: it has not waited for the new input.
 
     The line in the log comes once, when the new version is in the journal.

@@ -38,7 +38,6 @@ UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 @asynccontextmanager
 async def served() -> AsyncIterator[tuple[HealthServicer, Any, int]]:
-    """The servicer, a client of it, and its port."""
     servicer = HealthServicer(["a.Service"])
     add = partial(health_pb2_grpc.add_HealthServicer_to_server, servicer)
     async with kit.served(add) as address, grpc.aio.insecure_channel(address) as channel, asyncio.timeout(PATIENCE):

@@ -85,7 +85,6 @@ def parts(package: Path) -> set[str]:
 
 
 def names(file: Path) -> Iterator[str]:
-    """Yield the full name of everything that a module imports, also where only a type checker does."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file} imports by a relative name"
@@ -95,7 +94,6 @@ def names(file: Path) -> Iterator[str]:
 
 
 def imported(package: Path, part: str) -> Iterator[tuple[str, str]]:
-    """Yield where a part imports what of its package, also where only a type checker does."""
     prefix = ".".join((*package.parts[package.parts.index("src") + 1 :], ""))
     files = [package / f"{part}.py"] if (package / f"{part}.py").exists() else (package / part).rglob("*.py")
     for file in sorted(files):

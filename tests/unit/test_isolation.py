@@ -24,13 +24,7 @@ from lowwater_authority.core.tasks import TaskGroup
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.engine.admission import Gate
-from lowwater_authority.engine.holding import (
-    NOBODY,
-    Holding,
-    Taken,
-    epoch_base,
-    resumed,
-)
+from lowwater_authority.engine.holding import NOBODY, Holding, Taken, epoch_base, resumed
 from lowwater_authority.engine.holdings import Holdings
 from lowwater_authority.engine.logs import SNAPSHOT_AGAIN, Log
 from lowwater_authority.engine.observer import Observer
@@ -95,9 +89,7 @@ def refusals(answer: Any) -> list[tuple[str, str]]:
     return [(name, refused.reason) for name, refused in answer]
 
 
-async def test_one_that_is_in_doubt_since_it_was_asked_for_has_nobody_refused_who_asks_for_another(
-    deployment: Deployment,
-) -> None:
+async def test_one_in_doubt_since_it_was_asked_for_has_no_other_caller_refused(deployment: Deployment) -> None:
     """All who ask at a time share one check of the store, and wait for the one in front of it."""
     one, _ = await serving(deployment, "a", "b", "c")
     one.faults.held["confirm"] = asyncio.Event()
@@ -114,9 +106,7 @@ async def test_one_that_is_in_doubt_since_it_was_asked_for_has_nobody_refused_wh
     await one.shard.confirmation.confirm(["a"])
 
 
-async def test_a_computation_that_another_shard_has_taken_leaves_the_round_and_the_others_stay(
-    deployment: Deployment,
-) -> None:
+async def test_a_computation_that_another_shard_took_leaves_the_round_alone(deployment: Deployment) -> None:
     names = [f"n{i}" for i in range(40)]
     one, grants = await serving(deployment, *names)
     one.journal.loads.clear()
@@ -333,9 +323,7 @@ async def test_rule2_half_a_change_is_not_written_by_a_heal(deployment: Deployme
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a heal writes whatever is in memory")
-async def test_rule2_breaks_when_a_heal_writes_whatever_is_in_memory(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rule2_breaks_when_a_heal_writes_it_all(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Holding, "is_torn", lambda self: False)
     await test_rule2_half_a_change_is_not_written_by_a_heal(deployment)
 
@@ -427,9 +415,7 @@ async def test_what_a_heal_has_put_back_before_it_failed_is_not_called_unchanged
     assert await report(one, grants, "y") == []
 
 
-async def test_callers_are_told_when_a_round_cannot_be_undone(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_callers_are_told_of_a_round_not_undone(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     one, grants = await serving(deployment, "x")
 
     async def fails(_: object) -> None:
@@ -542,9 +528,7 @@ def lines_with(caplog: pytest.LogCaptureFixture, words: str) -> int:
 
 @pytest.mark.parametrize("damage", [flip_a_bit, write_as_a_newer_release, write_what_does_not_follow])
 async def test_a_damaged_log_stays_with_the_owner_that_has_it_in_memory(
-    deployment: Deployment,
-    damage: Callable[[str, StoredLog], None],
-    caplog: pytest.LogCaptureFixture,
+    deployment: Deployment, damage: Callable[[str, StoredLog], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other, name = await moving(deployment)
     owner, stored = deployment.disk.owners[name], deployment.disk.logs[name]
@@ -588,9 +572,7 @@ async def test_its_owner_writes_a_damaged_log_whole_when_nobody_takes_it(deploym
     assert deployment.disk.logs[neighbour].snapshot is None
 
 
-async def test_a_damaged_log_that_nobody_has_in_memory_is_refused_with_the_reason(
-    deployment: Deployment, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_damaged_log_not_in_memory_is_refused(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
     one, other, name = await moving(deployment)
     await one.stop()
     flip_a_bit(name, deployment.disk.logs[name])

@@ -61,9 +61,7 @@ def test_a_newer_format_asks_for_an_upgrade() -> None:
     newer = struct.pack("<H", FORMAT + 1) + b"whatever a newer release writes here"
     place = crc32(b"clicks", crc32(struct.pack("<QII", 7, 0, len(b"clicks"))))
     frame = struct.pack("<I", crc32(newer, place)) + newer
-    with pytest.raises(
-        JournalVersion, match=rf"position 7 has format {FORMAT + 1}.*upgrade lowwater-authority"
-    ) as refused:
+    with pytest.raises(JournalVersion, match=rf"position 7 has format {FORMAT + 1}.*upgrade lowwater") as refused:
         decode("clicks", 7, frame)
     assert (refused.value.stored, refused.value.supported) == (FORMAT + 1, FORMAT)
 

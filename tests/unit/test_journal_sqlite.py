@@ -178,9 +178,7 @@ async def test_a_database_that_became_read_only_refuses_surely_and_takes_the_sam
 
 
 @pytest.mark.parametrize("name", ["SQLITE_IOERR", "SQLITE_CANTOPEN"])
-def test_an_error_of_sqlite_on_a_disk_without_room_asks_for_room(
-    path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_an_sqlite_error_on_a_full_disk_asks_for_room(path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """It speaks of an I/O error when the index of its write-ahead log has no room."""
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = getattr(sqlite3, name)
@@ -203,9 +201,7 @@ async def test_an_empty_file_beside_the_lock_of_an_earlier_process_is_no_new_dep
     await (await opened(path)).close()
 
 
-async def test_rule9_where_a_deployment_is_expected_no_other_begins(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_rule9_where_one_deployment_is_expected_none_begins(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = {"server_token": "1" * 32, "must_exist": True}
     with pytest.raises(JournalFailed, match=r"there is no deployment in .*mount its volume"):
         await SqliteJournal(path, **expected).open()  # type: ignore[arg-type]

@@ -89,10 +89,7 @@ async def test_rule8_a_late_retirement_takes_out_nothing_that_was_claimed_since(
         (lambda shard: tasks(shard).configure("b", "close", b"two", 1, 1), errors.IncarnationChanged),
         (lambda shard: claim(shard, "b", identity="late", adopt=True, meant=1), errors.IncarnationChanged),
         (lambda shard: tasks(shard).create_group("b", TaskGroup("late"), 1), errors.IncarnationChanged),
-        (
-            lambda shard: tasks(shard).create("b", "close", [NewTask(TaskKey(0, "late"))], 1),
-            errors.IncarnationChanged,
-        ),
+        (lambda shard: tasks(shard).create("b", "close", [NewTask(TaskKey(0, "late"))], 1), errors.IncarnationChanged),
     ],
     ids=["reset", "drop", "set_inputs", "split", "configure", "adopt", "create_group", "create_tasks"],
 )

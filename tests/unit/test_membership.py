@@ -7,11 +7,16 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
+from math import sqrt
+from random import Random
 from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lowwater_authority.cluster.lifelines import Lifelines
 from lowwater_authority.cluster.membership import Beats, Member, View, proposal
@@ -245,3 +250,44 @@ async def test_a_process_at_the_same_address_is_another_member(tries: Tries) -> 
         assert not lines.gone
         await tries.more()
         assert not lines.gone
+
+
+addresses = st.lists(
+    st.builds("{}:{}".format, st.text("abcz.-09", min_size=1, max_size=12), st.integers(1, 65535)),
+    min_size=2,
+    max_size=9,
+    unique=True,
+)
+
+
+def view_at(*addresses: str) -> View:
+    return view_of(*(Member(f"id of {address}", address) for address in addresses))
+
+
+def served(view: View) -> dict[str, str]:
+    return {name: shard.address for name in NAMES[:300] if (shard := view.shard_of(name)) is not None}
+
+
+@given(members=addresses)
+@settings(max_examples=60, database=None)
+def test_only_what_the_newcomer_gets_moves(members: list[str]) -> None:
+    *old, new = members
+    before, after = served(view_at(*old)), served(view_at(*members))
+    moved = {name for name in NAMES[:300] if before[name] != after[name]}
+    assert moved == {name for name in NAMES[:300] if after[name] == new}
+    share = 1 / len(members)
+    assert abs(len(moved) - share * 300) < 6 * sqrt(share * (1 - share) * 300)
+    # And back: a member that goes, or drains, moves nothing but its own.
+    joined = view_at(*members)
+    assert served(joined.without([f"id of {new}"])) == before
+    assert served(joined.draining(new, on=True)) == before
+
+
+@given(members=addresses, order=st.randoms(use_true_random=False))
+@settings(max_examples=60, database=None)
+def test_the_way_to_a_view_does_not_matter(members: list[str], order: Random) -> None:
+    shuffled = order.sample(members, len(members))
+    view = view_at(*shuffled)
+    assert view == view_at(*members)
+    assert View.decode(view.encode()) == view
+    assert served(replace(view, members=tuple(reversed(view.members)))) == served(view)

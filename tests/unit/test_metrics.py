@@ -136,9 +136,7 @@ async def test_there_is_no_lag_behind_what_was_not_confirmed_lately(one: Metered
     [(20, 15, False), (40, 15, True), (40, 14, False), (40, None, False)],
     ids=["moved lately", "behind its input", "held by its input", "its input is unknown"],
 )
-async def test_a_holder_is_named_when_it_has_held_for_long_and_no_input_does(
-    one: Metered, still_for: int, input_at: int | None, named: bool
-) -> None:
+async def test_a_holder_is_named_after_a_while(one: Metered, still_for: int, input_at: int | None, named: bool) -> None:
     one.now = time.time_ns() // 1000 - still_for * SECOND
     await one.shard.graph.register(Spec("root"))
     await one.shard.graph.register(Spec("elsewhere"))

@@ -84,9 +84,7 @@ def search(model: str, folder: Path, *switches: str, quickly: bool = True) -> Se
     """Look at the states of a model until there is an error, and at all of them if there is none."""
     for tool in ("spin", "gcc"):
         if shutil.which(tool) is None:
-            pytest.fail(
-                f"{tool} is not installed: run `scripts/setup.sh --tests`, or `apt-get install spin gcc libc6-dev`"
-            )
+            pytest.fail(f"{tool} is missing: run `scripts/setup.sh --tests`, or `apt-get install spin gcc libc6-dev`")
 
     def run(*command: str) -> str:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -106,9 +104,7 @@ def test_every_state_keeps_what_is_promised(name: str, tmp_path: Path) -> None:
     model, switches = WHOLE[name]
     found = search(model, tmp_path, *switches, quickly=False)
     assert found.is_whole(), found.said
-    assert f"{found.states:,} states" in PAGE.read_text(encoding="utf-8"), (
-        f"say in {PAGE.name}: {found.states:,} states"
-    )
+    assert f"{found.states:,} states" in PAGE.read_text(encoding="utf-8"), f"say so in {PAGE.name}"
 
 
 @pytest.mark.process

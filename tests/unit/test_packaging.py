@@ -27,10 +27,7 @@ MEMBERS = {
 
 INTEGRATIONS = ("airflow", "dagster", "openlineage")
 
-DATA = {
-    "client": {".bash", ".zsh", ".fish"},
-    "page": {".html", ".js", ".css", ".svg", ".md", ".LICENSE"},
-}
+DATA = {"client": {".bash", ".zsh", ".fish"}, "page": {".html", ".js", ".css", ".svg", ".md", ".LICENSE"}}
 """What else lies in a package: the completion scripts of the command, and the status page with the libraries it uses."""
 
 
@@ -116,9 +113,7 @@ def test_an_integration_goes_with_the_client_of_its_version(name: str) -> None:
     version = tomllib.loads((ROOT / "client/pyproject.toml").read_text())["project"]["version"]
     assert (project["version"], f"lowwater=={version}" in project["dependencies"]) == (version, True)
     assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-    assert not re.search(r"https?://|file:", (folder / "requirements.txt").read_text()), (
-        "only the public index, by name"
-    )
+    assert not re.search(r"https?://|file:", (folder / "requirements.txt").read_text()), "only the public index"
 
 
 def test_the_lock_names_only_the_public_index() -> None:

@@ -111,9 +111,7 @@ def test_a_mistake_is_refused_with_its_place_and_the_fix(name: str) -> None:
     assert len(said) < 600, "it goes into a line of the log"
 
 
-async def test_a_bad_file_changes_nothing_and_a_good_one_counts_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_bad_file_changes_nothing_a_good_one_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, now = tmp_path / "promises.toml", 0.0
     path.write_text(entry(team="'one'"))
     file = PromiseFile(path, monotonic=lambda: now)

@@ -689,17 +689,12 @@ def test_what_was_forgotten_stays_so_over_a_recovery(world: World) -> None:
 
 @pytest.mark.parametrize("damaged", ["{", "[]", '{"number": 9}', "null", "another", "surrogate"])
 @pytest.mark.parametrize("order", ["AB", "BA"])
-def test_a_record_that_cannot_be_read_is_refused_alone_when_a_region_enrols(
-    world: World, damaged: str, order: str
-) -> None:
+def test_an_unreadable_record_is_refused_alone_when_a_region_enrols(world: World, damaged: str, order: str) -> None:
     """It may be the newest one, with a greater number and a hold that nobody else knows: no other record of the reference counts."""
     world.register("daily", LOCAL)
     hourly, daily = json_records.encode(world.hourly), json_records.encode(world.core.get(DAILY))
     variants = {"another": daily, "surrogate": json.dumps({**json.loads(hourly), "\ud800": 1})}
-    told = {
-        "A": {HOURLY: variants.get(damaged, damaged), DAILY: daily},
-        "B": {HOURLY: hourly, DAILY: daily},
-    }
+    told = {"A": {HOURLY: variants.get(damaged, damaged), DAILY: daily}, "B": {HOURLY: hourly, DAILY: daily}}
     world.recover("new")
     for region in order:
         change = world.do(world.core.enrol(world.caller(region), told[region], world.now))

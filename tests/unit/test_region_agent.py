@@ -527,9 +527,7 @@ async def test_with_a_token_nobody_else_is_answered() -> None:
         assert await status_of(place, {**JSON, "Authorization": f"Bearer {TOKEN}", "Host": "region.svc"}) == 200
 
 
-async def test_the_token_of_agent_and_pipeline_stands_in_a_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_the_token_of_agent_and_pipeline_is_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "token"
     monkeypatch.setenv(region.TOKENS, "w" * 32)
     monkeypatch.setenv(f"{region.TOKENS}_FILE", str(file))
@@ -572,9 +570,7 @@ async def test_a_unix_socket_is_for_its_own_user(tmp_path: Path) -> None:
         (TOKEN, "7440", "takes HOST:PORT or unix:PATH"),
     ],
 )
-def test_the_agent_does_not_start_open_to_others(
-    tokens: str, place: str, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_agent_is_not_open_to_others(tokens: str, place: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(region.TOKENS, tokens)
     with pytest.raises(BadConfig, match=what):
         region.open_door(SimpleNamespace(listen=place, tls_cert=None, tls_key=None))  # type: ignore[arg-type]

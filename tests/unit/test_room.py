@@ -37,7 +37,7 @@ from lowwater_authority.rpc import rooms, streams
 from lowwater_authority.rpc.acknowledgement import Acknowledgement
 from lowwater_authority.rpc.codec import MAX_RANGES
 from lowwater_authority.rpc.rooms import SHARE, Room
-from lowwater_authority.rpc.streams import UNREAD_LEAST, Outbox, Streams
+from lowwater_authority.rpc.streams import DENIED_BOUND, UNREAD_LEAST, Outbox, Streams
 from tests.kit.eventually import eventually_async
 from tests.kit.served import authority_served
 from tests.kit.times import HOUR
@@ -662,3 +662,14 @@ async def test_a_claim_that_is_lost_whole_is_spoken_for_no_more() -> None:
     for sequencer in range(1, 4):
         streams.fence(Fenced("a", sequencer, None, "a newer claim took it over"))
     assert not outbox.claims
+
+
+def test_rule7_a_stream_remembers_only_so_many_denials() -> None:
+    """If a denial were forgotten, the next report would lead once the right comes back: reports carry what changed."""
+    outbox = Outbox()
+    for number in range(DENIED_BOUND):
+        outbox.deny(f"n/{number}")
+    outbox.deny("n/0")
+    assert len(outbox.denied) == DENIED_BOUND
+    with pytest.raises(errors.Overloaded, match=f"refused the reports of {DENIED_BOUND} computations"):
+        outbox.deny("n/one-more")

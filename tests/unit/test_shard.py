@@ -196,9 +196,7 @@ async def test_rule10_the_journal_learns_which_records_must_not_be_lost(disk: Me
 
 
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.WRITTEN])
-async def test_an_append_of_unknown_outcome_is_retried_as_is_and_shows_nothing_meanwhile(
-    disk: MemoryDisk, outcome: Outcome
-) -> None:
+async def test_an_append_of_unknown_outcome_is_retried_and_shows_nothing(disk: MemoryDisk, outcome: Outcome) -> None:
     shown: list[float] = []
     states: list[StoreState] = []
     one: Running
@@ -366,9 +364,7 @@ async def test_rule7_a_large_snapshot_lets_others_have_the_event_loop(running: R
     assert max(map(len, recovery.pieces(holding.computation))) < len(recovery.snapshot(holding.computation)) / 9
 
 
-async def test_rule2_what_comes_while_a_snapshot_is_made_is_not_in_it(
-    disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rule2_what_comes_during_a_snapshot_is_not_in(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """It speaks for one position of the log: reports that arrive meanwhile wait for it, and are in the records behind it."""
     running = await Running(disk, settings=ShardSettings(snapshot_piece=1)).start()
     await running.shard.graph.register(Spec("a"))

@@ -91,9 +91,7 @@ def test_a_run_that_was_replaced_does_not_sweep_what_its_successor_fills(tmp_pat
     assert hidden == [".lowwater-7-batch=1-mine", ".lowwater-8-batch=1-newer", ".lowwater-x"]
 
 
-def test_a_name_that_is_there_already_is_made_durable_before_anyone_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_already_there_is_made_durable_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever took it may have been killed between its rename and its sync."""
     synced: list[Path] = []
 
@@ -229,6 +227,10 @@ def test_the_schema_of_what_is_emitted_is_compared_by_name(tmp_path: Path) -> No
     with pytest.raises(CheckpointMismatch, match="with the schema struct<m:int,t:timestamp,n:bigint>, and"):
         opened(1).match(made, schema, 1)
     opened(2).match(made, {**more, "z": "int"}, 2)
+    # A release that kept no time zone has made it: the first one counts from now on.
+    opened(2).match({**made, "time zone": "UTC"}, {**more, "z": "int"}, 2)
+    with pytest.raises(CheckpointMismatch, match="the time zone UTC, and the stage has the time zone Asia/Tokyo"):
+        opened(2).match({**made, "time zone": "Asia/Tokyo"}, {**more, "z": "int"}, 2)
 
 
 def lows_of(log: BatchLog, number: int, reading: Reading, spark_bound: int, before: int) -> tuple[int, int]:

@@ -62,9 +62,7 @@ batches = st.tuples(st.tuples(*[st.integers(0, 3)] * 3), st.none() | appends)
 
 @given(st.lists(appends | batches, max_size=14), st.booleans(), st.booleans())
 @example([("a", 9), ("b", 3), ((3, 0, 3), None), ((0, 3, 0), ("c", 1)), ("c", 2)], True, True)
-def test_exact_no_row_that_is_read_later_is_below_the_frontier(
-    steps: Sequence[Any], with_across: bool, with_delay: bool
-) -> None:
+def test_exact_no_later_row_is_below_the_frontier(steps: Sequence[Any], with_across: bool, with_delay: bool) -> None:
     whole = Logs()
     for step in steps:
         each = step if isinstance(step[0], str) else step[1]
@@ -174,9 +172,7 @@ MINUTE = timedelta(minutes=1)
         ({"disorder": MINUTE, "producer": "p", "producers": "web"}, TypeError, r"\['web'\]"),
     ],
 )
-def test_arguments_that_say_nothing_are_refused_by_name(
-    declared: dict[str, Any], error: type[Exception], said: str
-) -> None:
+def test_arguments_that_say_nothing_are_refused(declared: dict[str, Any], error: type[Exception], said: str) -> None:
     nothing = dict.fromkeys(("disorder", "across", "delay", "ahead", "producer", "producers"))
     with pytest.raises(error, match=said):
         Bounds.of(**{**nothing, **declared})

@@ -156,9 +156,7 @@ def test_an_older_run_is_found_out_though_its_version_is_deleted_meanwhile(tmp_p
         ({"sink": ...}, "other sections .*: sink"),
     ],
 )
-def test_a_manifest_of_another_release_is_refused_by_its_name(
-    tmp_path: Path, change: dict[str, Any], said: str
-) -> None:
+def test_a_manifest_of_another_release_is_refused_by_name(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     begun(tmp_path)
     path = tmp_path / "lowwater/manifest/1.json"
     entry = {**json.loads(path.read_text()), **change}
@@ -286,9 +284,7 @@ def test_a_run_that_looks_again_sees_what_was_noted_before_its_claim(tmp_path: P
 
 
 @pytest.mark.parametrize(("decided", "batch"), [(False, 18), (True, 17)])
-def test_what_an_older_release_writes_counts_until_the_take_over_is_decided(
-    tmp_path: Path, decided: bool, batch: int
-) -> None:
+def test_an_older_release_s_writes_count_until_a_decided_take_over(tmp_path: Path, decided: bool, batch: int) -> None:
     write_old(tmp_path)
     killed_at(tmp_path, 1 + decided)
     (tmp_path / "lowwater/reading.json").write_text(json.dumps({**OLD["reading.json"], "batch": 18}))

@@ -251,9 +251,7 @@ MOVES = st.lists(
 
 @given(MOVES)
 @settings(max_examples=300, suppress_health_check=list(HealthCheck))  # pyright: ignore[reportArgumentType]
-def test_a_reading_counts_if_and_only_if_all_that_was_there_when_it_was_read_is_committed(
-    moves: list[tuple[str, Any]],
-) -> None:
+def test_a_reading_counts_if_and_only_if_all_there_at_the_time_is_committed(moves: list[tuple[str, Any]]) -> None:
     logs = [Log(), Log()]
     waiting = Candidates[tuple[int, int]](logs)
     model: list[tuple[tuple[int, int], list[set[File]], int]] = []
@@ -355,9 +353,7 @@ def test_a_batch_is_forced_when_the_clock_is_there() -> None:
         (None, MIN, MAX, [MIN, MIN]),
     ],
 )
-def test_what_spark_still_holds_bounds_every_range(
-    window: timedelta | None, low: int, spark_bound: int, values: list[int]
-) -> None:
+def test_held_rows_bound_ranges(window: timedelta | None, low: int, spark_bound: int, values: list[int]) -> None:
     progress = Progress(2, window, [Log()], Committed(0, [0], Reading(low), held=[None, 9], spark_bound=spark_bound))
     assert progress.values(Reading(low)) == values
     assert progress.promised == min(low, spark_bound), "of rows, which are not stamped by a window yet"
@@ -395,9 +391,7 @@ def test_a_file_that_is_gone_before_it_was_read_does_not_hold_for_ever() -> None
         (None, None, MAX, MAX),
     ],
 )
-def test_the_lowest_stamp_that_a_range_can_hold(
-    held: int | None, oldest_row: int | None, promised: int, lowest: int
-) -> None:
+def test_the_lowest_stamp_of_a_range(held: int | None, oldest_row: int | None, promised: int, lowest: int) -> None:
     assert lowest_stamp(held, oldest_row, promised, WINDOW) == lowest
 
 

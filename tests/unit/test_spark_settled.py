@@ -97,9 +97,7 @@ def test_head_of_w_another_directory_of_a_batchs_name_is_looked_into(reader: Rea
 
 
 @pytest.mark.parametrize("what", ["without the mark", "another name", "a directory in it", "a link"])
-def test_head_of_w_what_lowwater_has_not_made_is_looked_into_each_time(
-    reader: Reader, tmp_path: Path, what: str
-) -> None:
+def test_head_of_w_foreign_directories_are_looked_into_each_time(reader: Reader, tmp_path: Path, what: str) -> None:
     folder = reader.hand_over(0, "a.json")
     if what == "without the mark":
         (folder / HANDED_OVER).unlink()
@@ -131,9 +129,7 @@ class GoesByPaths(Settled):
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when more is left out than is taken for good")
 @pytest.mark.parametrize("trap", [LeavesOutPlanned, GoesByPaths])
-def test_head_of_w_breaks_when_more_is_left_out(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch, trap: type[Settled]
-) -> None:
+def test_head_of_w_breaks_with_more_out(reader: Reader, monkeypatch: pytest.MonkeyPatch, trap: type[Settled]) -> None:
     monkeypatch.setattr(Settled, "has", trap.has)
     test_head_of_w_a_plain_file_is_asked_for_its_time_in_each_listing(reader)
 
@@ -229,9 +225,7 @@ def numbered(monkeypatch: pytest.MonkeyPatch, birth: Callable[[str], int | None]
     monkeypatch.setattr(files, "identity_of", lambda path: roots.Identity(2, birth(path)))
 
 
-def test_head_of_w_another_volume_whose_root_has_the_same_inode_is_noticed(
-    query: Query, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_head_of_w_another_volume_with_the_same_inode_is_noticed(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     numbered(monkeypatch, lambda path: Path(path).stat().st_ino)
     query.take("a.json")
     assert not query.holds()

@@ -29,8 +29,6 @@ COLLECT_EVERY: Final = 50_000
 
 
 class SimulationStuck(Exception):
-    """The main coroutine cannot end, or did not within its limit of virtual seconds."""
-
     def __init__(self, reason: str, pending: list[str]) -> None:
         self.pending = pending
         """Every task that was waiting: process, coroutine, and the line that it waits in."""

@@ -23,8 +23,6 @@ class Crashed(Exception):
 
 
 class Process:
-    """Runs one program. It ends with its main coroutine, the first one started, and at once, as by :meth:`crash`."""
-
     def __init__(self, sim: Simulation, name: str, generation: int = 1) -> None:
         self.sim = sim
         self.name = name

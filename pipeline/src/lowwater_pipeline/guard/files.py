@@ -158,6 +158,7 @@ class FileGuard:
                 "directory": directory,
                 "rows": {str(slot): _fields(row) for slot, row in sorted(rows.items())},
             }
+            self.probe("judged")
             if write_once(self._path(newest.number + 1), json.dumps(entry).encode()):
                 self._last_seen = newest.number + 1
                 return rows, True
