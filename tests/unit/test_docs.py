@@ -103,11 +103,9 @@ def test_modules_that_are_named_are_there(page: Path) -> None:
     assert not [each for each in named if not any(path.endswith(f"/{each}") for path in there)]
 
 
-def test_tests_that_are_named_are_there() -> None:
-    named = {each for page in PAGES for each in TEST.findall(page.read_text(encoding="utf-8"))}
-    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
-    assert len(named) > 40
-    assert not named - set(re.findall(r"def (test_\w+)", sources))
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_pages_name_modules_of_tests_and_no_single_tests(page: Path) -> None:
+    assert not TEST.findall(page.read_text(encoding="utf-8"))
 
 
 def test_each_step_of_a_tour_is_a_function_that_is_there() -> None:
