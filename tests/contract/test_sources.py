@@ -533,6 +533,20 @@ def test_another_source_of_the_same_name_holds_and_is_refused(named: Kind) -> No
         named.open().confirm(line)
 
 
+def test_a_planned_line_names_the_table_that_is_pinned(tmp_path: Path) -> None:
+    delta = Delta(tmp_path)
+    with pytest.raises(CheckpointMismatch, match="another one"):
+        delta.open().read_to(delta.plan().replace('"t"', '"another"'))
+
+
+@pytest.mark.parametrize("known", [Delta, Iceberg, Kafka])
+def test_a_checkpoint_that_has_read_without_a_pin_is_refused(known: type[Kind], tmp_path: Path) -> None:
+    read = known(tmp_path)
+    begun(read.checkpoint).keep(read.of_plan.kind, None)
+    with pytest.raises(CheckpointMismatch, match=r"has no (record of the versions|ids of these topics)"):
+        read.open()
+
+
 def test_a_line_of_another_source_is_refused(kind: Kind, tmp_path: Path) -> None:
     strange = lines(0)[0] if isinstance(kind, Kafka) else STRANGE
     for line in (strange, control(tmp_path)[1]):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.delta_log import DeltaLog, path_of
 from lowwater_spark.track import table_out
+from lowwater_spark.track.outputs import remembered
 from tests.kit.times import mark
 from tests.spark.flow import Flow
 from tests.spark.outputs import OutputRun
@@ -39,7 +41,20 @@ def test_what_is_written_is_synced_before_it_counts(
     rows = {table.path / name for name in log.files(1)}
     assert len(rows) == 2
     folder = table.path / "_delta_log"
-    assert synced >= {*rows, *(path.parent for path in rows), table.path, folder, folder / f"{1:020}.json"}
+    whole = {*rows, *(path.parent for path in rows), table.path, folder, folder / f"{1:020}.json"}
+    assert synced >= whole
+    synced.clear()
+    assert not run_of(flow, table, 2).write(frame, 0, replayed=True)
+    assert synced >= whole, "the run that wrote it may have died before it was synced"
+
+
+def test_a_write_that_fails_is_not_noted(flow: Flow, table: TableFlow) -> None:
+    frame, run = flow.spark.createDataFrame([("a",)], "key string"), run_of(flow, table)
+    assert run.write(frame, 0)
+    with pytest.raises(Exception, match="no such row"):
+        run.write(frame.select(sf.raise_error(sf.lit("no such row")).cast("string").alias("key")), 1)
+    place = DeltaLog(flow.spark, str(table.path)).table().location
+    assert remembered(run.place.manifest, "stage", place) == 0
 
 
 def test_a_plain_stage_leaves_its_mark_in_the_table_of_its_sink(

@@ -117,18 +117,19 @@ def stage(
         ranges: Number of equal key ranges, 1 to 65,536; a stage with state keeps its number.
             Default: 64 for a stage with a function, which may hold some of them back, and 1 for a
             plain query, whose ranges all have the same value.
-        heuristics: Shares of the heuristic watermarks.
+        heuristics: Shares of the heuristic watermarks. Default: ``(0.99,)``.
         lateness_budget: A share of the rows, or up to four. Each gets a watermark behind which at
             most about that share comes (``docs/concepts/lateness-budget.md``). Only for
             :meth:`Stage.foreach_batch`, as the first stage of its query. The lateness of rows is
-            counted while they are read.
-        stamp: What stamps the output. ``"event"``: event times. A column of the started frame, if
-            it has no event times any more, as ``F.col("window.start")`` of Spark's windows. A
-            length, for windows by ``batch.stateful``: their start stamps the output, and the
-            watermark is floored to the start of the window, since a row at 14:25 opens the window
-            of 14:00. The windows must be tumbling ones that start at whole multiples of the length
-            since 1970 in UTC, as Spark's do without ``startTime``. For sliding or shifted windows,
-            sessions and days of a local time zone the floor would be too high.
+            counted while they are read. Default: none.
+        stamp: What stamps the output. ``"event"``, the default: event times. A column of the
+            started frame, if it has no event times any more, as ``F.col("window.start")`` of
+            Spark's windows. A length, for windows by ``batch.stateful``: their start stamps the
+            output, and the watermark is floored to the start of the window, since a row at 14:25
+            opens the window of 14:00. The windows must be tumbling ones that start at whole
+            multiples of the length since 1970 in UTC, as Spark's do without ``startTime``. For
+            sliding or shifted windows, sessions and days of a local time zone the floor would be
+            too high.
             ``batch.stateful`` raises ValueError when a range holds a stamp below it. In written
             output, the start of a ``window()`` of another kind is refused without a stamp that
             fits; other functions that make older stamps, such as ``date_trunc``, are not checked.
@@ -143,14 +144,14 @@ def stage(
             rows; for several operators above one another, the sum. The stage then reports at most
             Spark's watermark minus this. A declaration below what the plan shows, or below the
             checkpoint's, is refused; a larger one is accepted. If the plan shows nothing, and the
-            declaration is too small, the watermark leads.
+            declaration is too small, the watermark leads. Default: none is declared.
         max_skew: How far the watermark may be ahead of the authority's clock, if event times are
             rightly in the future, as of bookings. Default: as registered, else a day, and not less
             than that of any input. A later start may raise it.
         balance: True lets the driver ask for another layout of its key ranges when some of them
             take much longer than others, as an operator can with `lowwater split`
             (``docs/operate/scale.md``). It follows such layouts in any case. If the authority
-            has an access file, the driver's token needs ``operate`` for it.
+            has an access file, the driver's token needs ``operate`` for it. Default: False.
         address: Address of the authority; default the session's ``spark.lowwater.address``, else
             ``LOWWATER_ADDRESS``, else ``localhost:7420``. Executors must reach it as well. Token,
             certificates and namespace come from ``spark.lowwater.*``.
@@ -185,10 +186,11 @@ def injector(
     ``batch.frontier()`` tells what it has brought in. It may read any source that Spark can read
     again after a crash: Kafka, Kinesis, a table, a Python data source. Outstanding records are kept
     with ``batch.stateful()``: the low watermark is the lesser of the frontier and the oldest
-    outstanding record. Arguments not listed are those of :func:`stage`.
+    outstanding record. It also takes ``ranges``, ``heuristics``, ``lateness_budget``, ``stamp``,
+    ``address`` and ``client``, as :func:`stage` does and with the same defaults.
 
     If the rows themselves show the frontier, declare how, and do not call ``batch.frontier()``;
-    ``batch.low`` is the frontier then.
+    ``batch.low`` is the frontier then. By default none of these is declared.
 
     * ``disorder``: Greatest age of a row below an earlier row of its partition of Kafka;
       ``timedelta(0)`` if rows come in order. The frontier is the least, over all partitions, of

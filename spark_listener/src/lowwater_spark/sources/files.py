@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from lowwater_spark.checkpoint.location import Location, local_directory, refuse_pattern
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.base import NONE, Leaf, Line, Source, SourceDeclared
+from lowwater_spark.sources.base import Leaf, Line, Source, SourceDeclared
 from lowwater_spark.sources.bookmarks import BOOKMARKS, Extent, Output, ReadRecord, Scan, batch_number, removed, unread
 from lowwater_spark.sources.roots import Roots, identity_of
 from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
@@ -217,7 +217,7 @@ class FileSource(Source):
     def guess(cls, line: Line) -> str:
         """Return an example for a place in Spark's log of a file source."""
         try:
-            return f"{FILES}:/data/in" if line != NONE and log_offset(line) != NOTHING else ""
+            return f"{FILES}:/data/in" if log_offset(line) != NOTHING else ""
         except CheckpointMismatch:
             return ""
 

@@ -112,7 +112,6 @@ class FolderOut(BatchOutput):
         sweep(self.folder, turn.run)
         mark_writer(self.folder, turn.writer)
         refuse_sink(self.named)  # a sink that started meanwhile has left its mark by now, or finds ours
-        self._first(turn)
         if isinstance(self.folder, Path):
             through = removed(os.fspath(self.folder)).through
             if turn.batch <= through and not (self.folder / f"batch={turn.batch}").exists():
@@ -121,6 +120,7 @@ class FolderOut(BatchOutput):
                     "checkpoint is older than its output, or another one's. Use a directory of its own for each checkpoint; restore both from one moment."
                 )
                 raise CheckpointMismatch(msg)
+        self._first(turn)  # also for a batch that is there already
 
     def find(self, turn: OutputTurn) -> FoundBatch | None:
         """Return the batch, if its directory exists."""

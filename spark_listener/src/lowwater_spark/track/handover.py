@@ -69,15 +69,11 @@ def sweep(parent: Location, ordinal: int) -> None:
 
 def _check_existing(target: Location, digest: str) -> bool:
     """Check an existing directory, and sync its name: its writer may have died before it did."""
-    _must_match(target, digest)
-    sync_directory(target.parent)
-    return False
-
-
-def _must_match(target: Location, digest: str) -> None:
     if digest_of(target) != digest:
         msg = (
             f"{target} exists and was not made from this batch: it belongs to another checkpoint, or the batch was planned anew. "
             "Use a directory of its own for each checkpoint; after restoring a checkpoint, restore its output as well."
         )
         raise CheckpointMismatch(msg)
+    sync_directory(target.parent)
+    return False
