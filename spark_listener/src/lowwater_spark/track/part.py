@@ -132,9 +132,10 @@ class Part:
         return Reading(micros, dict.fromkeys(shares, micros))
 
     def own(self, reading: Reading) -> Reading:
-        """Return a reading, stamped with this stage's own inputs; UNREAD while they are unknown.
+        """Return a reading with the input version and incarnations of this stage.
 
-        The caller guarantees that the reading belongs to the same incarnations of the same inputs.
+        UNREAD while the stage's inputs are unknown. The caller guarantees that the reading belongs
+        to the same incarnations of the same inputs.
         """
         if self.progress.inputs is None:
             return UNREAD
@@ -154,9 +155,9 @@ class Part:
         return dataclasses.replace(reading, input_version=mine.input_version)
 
     def promised(self, outer: int) -> int:
-        """Return the bound that the next batch's rows should keep; ``outer`` is the inputs'.
+        """Return the event time below which the stage's rows in the next batch are late, micros.
 
-        Micros.
+        ``outer`` is that of the query's inputs. A later stage's is what earlier stages pass on.
         """
         if self.keyed.injector:
             return self.progress.committed.reading.low
@@ -261,7 +262,7 @@ class Part:
             return
         if self.authority.lease is None or self.authority.problem or self.progress.holding:
             return  # wait for a batch that the authority knows whole
-        if self._relay(wanted, batch, digest):
+        if self._claim_layout(wanted, batch, digest):
             logger.info("%s has %d key ranges from batch %d on", self.name, len(wanted), batch)
 
     def _why_not(self, wanted: Layout) -> str:
@@ -286,13 +287,13 @@ class Part:
         logged = layouts.get(self.place.name, EQUAL)
         if logged == self.keyed.layout:
             return
-        if self.authority.lease is None or self.authority.problem or not self._relay(logged, batch, digest):
+        if self.authority.lease is None or self.authority.problem or not self._claim_layout(logged, batch, digest):
             shares = Cut(self.keyed.ranges, logged).shares(self.keyed.cut)
             stamps = self._held_stamps(shares)
             self._lay_out(layouts)
             self.progress.relay(len(shares), stamps)
 
-    def _relay(self, layout: Layout, batch: int, digest: str) -> bool:
+    def _claim_layout(self, layout: Layout, batch: int, digest: str) -> bool:
         """Claim another layout's ranges, each with its keys' values; False if not granted.
 
         A refused layout is not claimed again.
