@@ -262,7 +262,7 @@ class Part:
             return
         if self.authority.lease is None or self.authority.problem or self.progress.holding:
             return  # wait for a batch that the authority knows whole
-        if self._claim_layout(wanted, batch, digest):
+        if self._relay(wanted, batch, digest):
             logger.info("%s has %d key ranges from batch %d on", self.name, len(wanted), batch)
 
     def _why_not(self, wanted: Layout) -> str:
@@ -287,13 +287,13 @@ class Part:
         logged = layouts.get(self.place.name, EQUAL)
         if logged == self.keyed.layout:
             return
-        if self.authority.lease is None or self.authority.problem or not self._claim_layout(logged, batch, digest):
+        if self.authority.lease is None or self.authority.problem or not self._relay(logged, batch, digest):
             shares = Cut(self.keyed.ranges, logged).shares(self.keyed.cut)
             stamps = self._held_stamps(shares)
             self._lay_out(layouts)
             self.progress.relay(len(shares), stamps)
 
-    def _claim_layout(self, layout: Layout, batch: int, digest: str) -> bool:
+    def _relay(self, layout: Layout, batch: int, digest: str) -> bool:
         """Claim another layout's ranges, each with its keys' values; False if not granted.
 
         A refused layout is not claimed again.
