@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     keys: int
     """Each has a window in each round."""
     records: int
-    """Of each key in a round."""
+    """Number of records of each key in a round."""
     sent: int
     """Records in a batch whose rows go to Kafka."""
     rounds: int
@@ -333,7 +333,7 @@ class _Sender:
     consumer: Consumer
     query: lws.TrackedQuery
     waits: list[list[float]] = field(default_factory=list[list[float]])
-    """Of each round, how long each row took from its file to a reader, milliseconds."""
+    """Milliseconds from each row's file to a reader, for each round."""
 
     def feed(self, file: Path, rows: int) -> None:
         """Give it one batch, and wait for its rows."""

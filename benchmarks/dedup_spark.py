@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     ids: int
     """Remembered before the first round."""
     rows: int
-    """In a batch."""
+    """Number of rows in a batch."""
     rounds: int
     warm_up: int
     """Rounds before that do not count: the JVM compiles what it runs."""

@@ -24,11 +24,11 @@ from lowwater import Inputs, errors
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     rounds: int
     samples: int
-    """In one round."""
+    """Number of samples in one round."""
 
 
 FULL: Final = Size(rounds=10, samples=40)

@@ -30,13 +30,13 @@ SPAN: Final = 3_600_000_000
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     each: tuple[int, ...]
     """Claims, or computations."""
     rounds: int
     samples: int
-    """In one round of the benchmark."""
+    """Number of samples in one round of the benchmark."""
 
 
 FULL: Final = Size((100, 1_000, 10_000), rounds=5, samples=200)

@@ -35,7 +35,7 @@ from tests.process.sharding import DEAD_AFTER, Shard, Sharded, move, served
 SHARDS: Final = 3
 
 MOST_RANGES: Final = 10_000
-"""Of one listing."""
+"""Greatest number of ranges in one listing."""
 
 BOUNDED: Final = "admission"
 FREE: Final = "no admission"
@@ -80,9 +80,9 @@ class Round:
     waiting: float
     """The most that waited to start there."""
     admitted: float
-    """How many were let in there."""
+    """Number of streams that the shard admitted."""
     refused: float
-    """How often one was told to come later."""
+    """Number of refusals that asked a stream to come later."""
     delays: list[float]
     """For how long, in seconds, as far as they heard it."""
 

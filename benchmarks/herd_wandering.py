@@ -36,7 +36,7 @@ class Wandering(Herd):
     """
 
     addresses: Sequence[str] = ()
-    """Of all shards."""
+    """Addresses of all shards."""
     places: dict[int, str] = field(default_factory=dict)
     """Where each worker reports now; ``address`` when it is not here."""
     _epochs: Counter[int] = field(default_factory=Counter)
@@ -48,7 +48,7 @@ class Wandering(Herd):
     _hops: Counter[int] = field(default_factory=Counter)
     """Redirects of each since it was served."""
     _sent_on: set[int] = field(default_factory=set)
-    """Those that were redirected just now, and go there at once."""
+    """Workers that were just redirected; they connect there at once."""
 
     def call(self, worker: int) -> Call:
         """See Herd. A shard that is away fails it at once, so that another can be asked."""

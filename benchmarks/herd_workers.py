@@ -22,7 +22,7 @@ from lowwater.v1 import errors_pb2, topology_pb2, topology_pb2_grpc, workers_pb2
 from lowwater.v1 import workers_pb2 as pb
 
 RANGES: Final = 4
-"""Of each worker's claim."""
+"""Number of ranges in each worker's claim."""
 
 CHANNELS: Final = 8
 """Connections that the workers share."""
@@ -76,13 +76,13 @@ class Herd:
     failure: BaseException | None = None
     """What ended a worker that should not end."""
     _channels: dict[str, list[grpc.aio.Channel]] = field(default_factory=dict)
-    """To each address."""
+    """Channels to each address."""
 
     def __post_init__(self) -> None:
         self.said = np.zeros(self.workers, dtype=np.int64)
 
     def expect(self, *, patient: bool) -> None:
-        """From now on wait for the states of all."""
+        """Begin to wait for the states of all workers."""
         self.patient = patient
         self.missing = set(range(self.workers))
         self.acknowledged = []

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     rows: int
-    """In a batch, each of another key."""
+    """Number of rows in a batch, each with another key."""
     turns: int
     """How often the range is split, and its parts are merged."""
     batches: int
-    """Of a turn, that count."""
+    """Number of batches of one turn."""
 
 
 FULL: Final = Size(10_000, turns=4, batches=5)

@@ -40,13 +40,13 @@ LABEL: Final = f"[{CARRIER_BOUNDS[PAUSED].decode()}, {CARRIER_BOUNDS[PAUSED + 1]
 ALERT: Final = "LowwaterHolderSilent"
 
 HISTORY_HOURS: Final = 9
-"""How long ago the replay starts."""
+"""Age of the first replayed event, hours."""
 HEALTHY_HOURS: Final = 1
-"""How far all has to have come before the pause."""
+"""Event time that every step must have reached before the pause, hours."""
 SILENT_SECONDS: Final = 15.0
 """Without a report for so long, a worker counts as silent for ``why`` and the page."""
 ALERT_SECONDS: Final = 90.0
-"""How long the alert waits: 30 s of silence, and a minute that it has to last."""
+"""Delay of the alert: 30 s of silence, and a minute that it has to last."""
 PATIENCE: Final = 300.0
 LOOK: Final = 0.1
 
@@ -57,7 +57,7 @@ SCRAPED_EVERY: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """What a round found; seconds."""
+    """Findings of one round, in seconds."""
 
     why_named: float
     """From the pause until ``lowwater why`` named worker and range."""
@@ -74,7 +74,7 @@ class Incident:
     paused: float
     """How long the executor stood."""
     sentences: Mapping[str, str]
-    """What was said, by figure."""
+    """Sentences that were shown, by figure."""
 
 
 class Pipeline:

@@ -16,7 +16,7 @@ from benchmarks.result import Result, Spread
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done. The messages of a round are about a second's worth for each system."""
+    """Sizes of the measurement. The messages of a round are about a second's worth for each system."""
 
     ranges: int
     per_message: int

@@ -19,12 +19,12 @@ from benchmarks.result import Result, Spread
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     ranges: int
     rounds: int
     samples: int
-    """In one round."""
+    """Number of samples in one round."""
 
 
 FULL: Final = Size(1_000_000, rounds=10, samples=300)

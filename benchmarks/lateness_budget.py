@@ -34,7 +34,7 @@ from lowwater_authority.core.times import MIN
 Int64s = npt.NDArray[np.int64]
 
 BUDGETS: Final = (100_000, 10_000, 1_000)
-"""In parts per million: 10 %, 1 % and 0.1 %."""
+"""Budgets in parts per million: 10 %, 1 % and 0.1 %."""
 
 _EDGES: Final = np.array(EDGES[:-1], dtype=np.int64)
 _DAYS: Final = 10
@@ -61,7 +61,7 @@ class Tick(NamedTuple):
     clock: int
     records: slice
     frontiers: Sequence[int]
-    """Of each source that has told one."""
+    """Newest frontier of each source that has reported one."""
 
 
 class Run(NamedTuple):
@@ -73,7 +73,7 @@ class Run(NamedTuple):
     values: Int64s
     """Before the tick: what its records were judged by."""
     excused: Int64s
-    """So far."""
+    """Number of excused records until each tick."""
 
 
 def run(folder: Path, *, quick: bool = False) -> list[Result]:

@@ -24,7 +24,7 @@ from lowwater_spark.sources.writers import HANDED_OVER
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     rounds: int
     history: int

@@ -39,7 +39,7 @@ class Sight(NamedTuple):
     by: str
     name: str
     at: float
-    """By the monotonic clock."""
+    """Time by the monotonic clock."""
     epoch: int
     low: int
 
@@ -61,7 +61,7 @@ class Board:
         self._changed = threading.Condition()
 
     def floor(self, name: str) -> Floor:
-        """What nobody may go below who asks from now on."""
+        """Return the values below which no later answer may be."""
         with self._changed:
             return self._floors[name]
 
@@ -109,7 +109,7 @@ class Stopping:
     def __init__(self) -> None:
         self.stopping = threading.Event()
         self.failure: Exception | None = None
-        """What ended it before."""
+        """Error that ended it early; None: none."""
         self._thread = threading.Thread(target=self._run)
 
     def start(self) -> None:

@@ -25,7 +25,7 @@ from tests.process.sharding import Sharded
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     present: int
     """Computations that are there already, where there are any."""
@@ -41,7 +41,7 @@ WINDOW: Final = 20
 """Registrations under way at a time while those are made that are to be there already."""
 
 RANGES: Final = 2
-"""Of the computation that is reported for."""
+"""Number of ranges of the computation that is reported for."""
 
 PAUSE: Final = 0.005
 """Seconds from an acknowledgement to the next report of the other client."""

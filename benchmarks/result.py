@@ -46,7 +46,7 @@ class Result:
     baseline: str | None = None
     baseline_value: Spread | None = None
     facts: Mapping[str, object] = field(default_factory=dict)
-    """How much was done; why there is no baseline."""
+    """Sizes of the measurement, and the reason when there is no baseline."""
 
     def line(self, machine: Mapping[str, object]) -> dict[str, object]:
         """Return the JSON object."""

@@ -61,7 +61,7 @@ TICK: Final = 0.01
 """Seconds between the reports of a worker."""
 
 TAG: Final = "{lowwater:default}"
-"""Of the keys of a deployment."""
+"""Hash tag of the keys of a deployment."""
 
 LOOK: Final = 0.005
 """Seconds between two looks at the store."""

@@ -40,10 +40,10 @@ WITH, WITHOUT = WAYS = "with skew_limit", "without"
 
 
 class Held(NamedTuple):
-    """What the window query holds after a step."""
+    """State of the window query after a step."""
 
     rows: int
-    """In its state, as Spark says."""
+    """Number of rows in its state, by Spark's own count."""
     state: int
     """Bytes of its state, as Spark estimates them."""
     heap: int

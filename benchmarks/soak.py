@@ -45,7 +45,7 @@ SAMPLES: Final = 1.0
 """Seconds between two looks at everybody's memory."""
 
 POINTS: Final = 20
-"""Of the curves that are kept."""
+"""Number of points of the curves that are kept."""
 
 MOST_GROWTH: Final = 1.05
 """Memory of the last quarter over that of the second."""

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     rows: int
-    """In one batch."""
+    """Number of rows in one batch."""
     rounds: int
     warm_up: int
     """Rounds before that do not count: the JVM compiles what it runs."""

@@ -27,7 +27,7 @@ from tests.process.sharding import Sharded, balanced, spread
 
 SHARDS: Final = 3
 COMPUTATIONS: Final = 2
-"""Of each shard; each has a worker that never rests."""
+"""Number of computations of each shard; each has a worker that never rests."""
 RANGES: Final = 10_000
 REWRITTEN_AT: Final = "256mb"
 """How long the append-only file of Redis is when it is rewritten first, and then each time that it has doubled."""

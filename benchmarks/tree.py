@@ -35,19 +35,19 @@ from tests.process.sharding import DEAD_AFTER, Shard, Sharded, move, served
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     rounds: int
     samples: int
-    """Of the lag, in one round."""
+    """Number of samples of the lag in one round."""
     slices: tuple[int, ...]
     """Into how many the computation is cut that reports all the time."""
     loads: int
     """Rounds of that, for each number of slices."""
     seconds: float
-    """Of one such round."""
+    """Seconds of one such round."""
     kills: int
-    """Of each kind."""
+    """Number of kills of each kind."""
 
 
 FULL: Final = Size(rounds=10, samples=60, slices=(10, 100, 1000), loads=3, seconds=3.0, kills=10)
@@ -60,7 +60,7 @@ RANGES: Final = 10
 """Key ranges of each worker that reports all the time."""
 
 CONNECTIONS: Final = 4
-"""Of those workers to each shard."""
+"""Number of connections of those workers to each shard."""
 
 CUT: Final = 4
 """Slices of the computations whose lag and recovery are measured."""
@@ -157,10 +157,10 @@ def _lags(folder: Path, size: Size) -> list[Result]:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one round came to, a second."""
+    """Totals of one round, a second."""
 
     updates: float
-    """Of all workers."""
+    """Updates of all workers."""
     messages: float
     """Report messages that the root's shard had from other shards."""
     appends: float
