@@ -35,7 +35,8 @@ class Size:
     idle_seconds: float
     """Idle seconds of one round."""
     settling: float
-    """Seconds after the last stream was opened that do not count: what that takes has ended by then."""
+    """Seconds after the last stream was opened that do not count: what that takes has ended by
+    then."""
 
 
 # The authority lets in 8,192 watch streams.

@@ -88,7 +88,10 @@ class Round:
 
 
 class Deployment:
-    """Shards, a herd that reports to one of them, and subscribers. Use it as an asynchronous context manager."""
+    """Shards, a herd that reports to one of them, and subscribers.
+
+    Use it as an asynchronous context manager.
+    """
 
     def __init__(self, folder: Path, workers: int) -> None:
         self._stack = ExitStack()
@@ -196,7 +199,10 @@ class Deployment:
 
 
 def compare(found: Int64s, durable: Int64s, said: Int64s) -> None:
-    """Compare what is there of each worker with what was acknowledged, and with what it said. Raises AssertionError."""
+    """Compare what is there of each worker with what was acknowledged, and with what it said.
+
+    Raises AssertionError.
+    """
     assert (found >= durable).all(), f"acknowledged and lost, of workers {np.flatnonzero(found < durable)[:10]}"
     assert (found <= said).all(), f"above all that was said, of workers {np.flatnonzero(found > said)[:10]}"
 

@@ -30,9 +30,9 @@ MOST_HOPS: Final = 2
 class Wandering(Herd):
     """A herd before several shards.
 
-    A worker whose stream has ended asks a shard where the computation is served, each time after a delay with full jitter that
-    grows, and goes there; the next shard is asked when one does not answer. A redirect to a lower ownership number than one
-    that was seen is not followed.
+    A worker whose stream has ended asks a shard where the computation is served, each time after a
+    delay with full jitter that grows, and goes there; the next shard is asked when one does not
+    answer. A redirect to a lower ownership number than one that was seen is not followed.
     """
 
     addresses: Sequence[str] = ()

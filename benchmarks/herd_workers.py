@@ -35,7 +35,8 @@ BEAT: Final = 3.0
 
 FIRST_BACKOFF: Final = 0.1
 MOST_BACKOFF: Final = 5.0
-"""Seconds between which the upper bound of a delay grows when the authority does not say how long to wait."""
+"""Seconds between which the upper bound of a delay grows when the authority does not say how long
+to wait."""
 
 DETAILS: Final = "grpc-status-details-bin"
 RETRY_INFO: Final = "type.googleapis.com/google.rpc.RetryInfo"
@@ -57,21 +58,24 @@ class Herd:
     address: str
     workers: int
     patient: bool = True
-    """Whether workers wait as the client library does: as long as they are asked to, with jitter, by themselves with a growing
-    one, and for their first beat a random part of the interval. Without it they never wait."""
+    """Whether workers wait as the client library does: as long as they are asked to, with jitter,
+    by themselves with a growing one, and for their first beat a random part of the interval.
+    Without it they never wait."""
     stopping: bool = False
     missing: set[int] = field(default_factory=set)
     """Workers whose state is not acknowledged again."""
     acknowledged: list[float] = field(default_factory=list)
     """When the state of each was, by the monotonic clock."""
     beats: list[float] = field(default_factory=list)
-    """When beats were due that were acknowledged: hiccups of the machine would hide how they fall."""
+    """When beats were due that were acknowledged: hiccups of the machine would hide how they fall.
+    """
     durable: dict[int, int] = field(default_factory=dict)
     """The newest value that was acknowledged of the first range of each."""
     delays: list[float] = field(default_factory=list)
     """How long the authority asked workers to wait, in seconds."""
     said: Int64s = field(init=False)
-    """The newest value of the first range of each that was sent, or is about to be. It only grows."""
+    """The newest value of the first range of each that was sent, or is about to be. It only grows.
+    """
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     failure: BaseException | None = None
     """What ended a worker that should not end."""
@@ -155,7 +159,10 @@ class Herd:
         return asked * (1.0 + random.random()) if asked else own
 
     def taken(self, worker: int, ack: pb.ReportAck) -> bool:
-        """Whether a report was taken over; False ends the stream. Raises RuntimeError when it was refused for good."""
+        """Whether a report was taken over; False ends the stream.
+
+        Raises RuntimeError when it was refused for good.
+        """
         check(ack)
         return True
 

@@ -47,7 +47,11 @@ WHOLE, SPLIT = "whole", "split"
 
 
 class Sums(Computation):
-    """Keeps a sum per key, and says it after each record. It waits for each, as who asks a store near by: so two tasks are faster than one also where others take the cores."""
+    """Keeps a sum per key, and says it after each record.
+
+    It waits for each, as who asks a store near by: so two tasks are faster than one also where
+    others take the cores.
+    """
 
     name = "sums"
     inputs: ClassVar[Sequence[Input]] = [Input("source", key="key", event_time="t")]

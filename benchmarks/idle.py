@@ -34,7 +34,8 @@ class Size:
 
     rounds: int
     rest: float
-    """Seconds before the time counts: a batch is behind, and what looks less often by and by does."""
+    """Seconds before the time counts: a batch is behind, and what looks less often by and by does.
+    """
     seconds: float
     """Seconds of one query in one round."""
 

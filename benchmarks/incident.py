@@ -1,8 +1,11 @@
-"""A staged incident: one executor of the flights pipeline is paused. How long until ``why``, the page and an alert name it?
+"""A staged incident: one executor of the flights pipeline is paused.
 
-Every worker is a process (:mod:`examples.incident.worker`); the one of *enriched* for the carriers from EV to UA is stopped with SIGSTOP
-in the middle of the run. Asked about *hourly*, two jobs downstream, each of the three has to name that worker and that key range. The
-alert is one of those the project ships, in a real Prometheus that scrapes the authority.
+How long until ``why``, the page and an alert name it?
+
+Every worker is a process (:mod:`examples.incident.worker`); the one of *enriched* for the carriers
+from EV to UA is stopped with SIGSTOP in the middle of the run. Asked about *hourly*, two jobs
+downstream, each of the three has to name that worker and that key range. The alert is one of those
+the project ships, in a real Prometheus that scrapes the authority.
 """
 
 from __future__ import annotations
@@ -214,7 +217,10 @@ def stage(folder: Path) -> Incident:
 
 
 def run(folder: Path, *, quick: bool) -> list[Result]:
-    """Stage the incident three times, once when quick. Raises AssertionError when something never named it."""
+    """Stage the incident three times, once when quick.
+
+    Raises AssertionError when something never named it.
+    """
     rounds = [stage(folder / str(number)) for number in range(1 if quick else ROUNDS)]
 
     def line(metric: str, baseline: str, least: float | None, figure: Callable[[Incident], float]) -> Result:

@@ -105,7 +105,10 @@ def flights(*, quick: bool = False) -> Stream:
 
 
 def made_up(name: str, *, quick: bool = False) -> Stream:
-    """Return ten days of eight sources, 40 records a minute, a tick each minute. The same each time."""
+    """Return ten days of eight sources, 40 records a minute, a tick each minute.
+
+    The same each time.
+    """
     random = np.random.default_rng(2013)
     count = 30_000 if quick else 40 * 60 * 24 * _DAYS
     times = random.uniform(0, _DAYS * DAY, count)
@@ -114,7 +117,8 @@ def made_up(name: str, *, quick: bool = False) -> Stream:
         case "shift":
             late[times >= 7 * DAY] *= 10
         case "bursts":
-            # A third of all records comes within ten minutes of each six hours, and three times as late.
+            # A third of all records comes within ten minutes of each six hours, and three times as
+            # late.
             some = random.random(count) < 1 / 3
             times[some] = times[some] // (6 * HOUR) * 6 * HOUR + random.uniform(0, 10 * MINUTE, int(some.sum()))
             late[some] *= 3
@@ -201,7 +205,10 @@ def pending(stream: Stream, ppm: int) -> Run:
 
 
 def _pending(stream: Stream, tick: Tick) -> Int64s:
-    """Return the times of what has not come, up to the clock, ascending. No flight's record comes more than some days after its time."""
+    """Return the times of what has not come, up to the clock, ascending.
+
+    No flight's record comes more than some days after its time.
+    """
     near = slice(tick.records.stop, int(np.searchsorted(stream.available, tick.clock + 3 * DAY)))
     return np.sort(stream.times[near][stream.times[near] <= tick.clock])
 

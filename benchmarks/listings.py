@@ -28,7 +28,8 @@ class Size:
 
     rounds: int
     history: int
-    """Files, or handed-over batches of one file each, that committed batches have taken. Those of them that are removed have none any more."""
+    """Files, or handed-over batches of one file each, that committed batches have taken. Those of
+    them that are removed have none any more."""
 
 
 FULL: Final = Size(rounds=5, history=50_000)

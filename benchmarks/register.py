@@ -47,7 +47,8 @@ PAUSE: Final = 0.005
 """Seconds from an acknowledgement to the next report of the other client."""
 
 DEAD_AFTER: Final = 10.0
-"""Seconds after which a shard gives up that does not hear of its store: a busy machine is not to end the run."""
+"""Seconds after which a shard gives up that does not hear of its store: a busy machine is not to
+end the run."""
 
 QUIET: Final = 1.0
 """Seconds of reports before a storm."""

@@ -37,7 +37,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A line: what was measured, against what. ``ratio`` is value / baseline_value, in the same unit."""
+    """A line: what was measured, against what.
+
+    ``ratio`` is value / baseline_value, in the same unit.
+    """
 
     benchmark: str
     metric: str
@@ -82,7 +85,10 @@ def write(result: Result, machine: Mapping[str, object], *, as_json: bool) -> No
 
 
 def machine() -> dict[str, object]:
-    """Return what the figures depend on. The load is what others did before: more than a little spoils everything."""
+    """Return what the figures depend on.
+
+    The load is what others did before: more than a little spoils everything.
+    """
     return {
         "cpu": _cpu(),
         "cpus": os.cpu_count(),

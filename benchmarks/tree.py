@@ -82,11 +82,14 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
     return [*_lags(folder / "lag", size), *_loads(folder / "load", size), *_kills(folder / "kill", size)]
 
 
-# -- the lag ---------------------------------------------------------------------------------------------------------------
+# -- the lag ---------------------------------------------------------------------------------------
 
 
 class Lag:
-    """From a report to a subscriber that holds what follows from it, with the client library. See hops.Hop."""
+    """From a report to a subscriber that holds what follows from it, with the client library.
+
+    See hops.Hop.
+    """
 
     def __init__(self, deployment: Sharded, name: str) -> None:
         self._lw = deployment.connect(timeout=PATIENCE)
@@ -152,7 +155,7 @@ def _lags(folder: Path, size: Size) -> list[Result]:
     ]
 
 
-# -- reports all the time --------------------------------------------------------------------------------------------------
+# -- reports all the time --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +370,7 @@ def _told(slices: int, cut: Sequence[Told], whole: Sequence[Told]) -> list[Resul
     return [updates, messages, appends, share]
 
 
-# -- kills -----------------------------------------------------------------------------------------------------------------
+# -- kills -----------------------------------------------------------------------------------------
 
 
 class Clock(Stopping):
