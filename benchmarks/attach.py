@@ -36,13 +36,13 @@ BASELINE: Final = "the same query, not attached"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     rounds: int
     batches: int
     """Files, and so batches with rows, of one run."""
     rows: int
-    """In a file."""
+    """Number of rows in a file."""
 
 
 FULL: Final = Size(rounds=5, batches=12, rows=20_000)

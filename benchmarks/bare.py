@@ -21,7 +21,8 @@ from lowwater_authority.serve import OPTIONS
 SERVICE: Final = "benchmarks.Bare"
 BLOCK: Final = 4096
 ACKNOWLEDGED: Final = 16
-"""Every so many reports are acknowledged by one message, about what a round of the authority takes."""
+"""Every so many reports are acknowledged by one message, about what a round of the authority takes.
+"""
 
 Context = Any
 

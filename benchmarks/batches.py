@@ -19,13 +19,13 @@ MOST_RANGES: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     per_message: tuple[int, ...]
     """Updates in a message; there are a thousand messages' worth of ranges, up to a million."""
     rounds: int
     messages: int
-    """In a round; a tenth as many of the largest."""
+    """Number of messages in a round; a tenth as many of the largest."""
 
 
 FULL: Final = Size((1, 10, 100, 1_000, 10_000, 100_000), rounds=5, messages=3_000)

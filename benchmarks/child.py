@@ -14,7 +14,8 @@ from typing import Final
 PAGE = 1024
 
 PROCESSOR = 2
-"""Which clock of a process counts the processor time that the scheduler gave it; see clock_getcpuclockid(3)."""
+"""Which clock of a process counts the processor time that the scheduler gave it; see
+clock_getcpuclockid(3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,10 @@ def companion(module: str, *arguments: object) -> Iterator[Companion]:
 
 @contextmanager
 def _running(command: Sequence[str], folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a process and wait for its first line. It is killed in the end: its data is thrown away anyhow."""
+    """Start a process and wait for its first line.
+
+    It is killed in the end: its data is thrown away anyhow.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     root = Path(__file__).parent.parent
     with (folder / "stderr").open("w+") as errors:

@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     keys: int
     """Each has a window in each round."""
     records: int
-    """Of each key in a round."""
+    """Number of records of each key in a round."""
     sent: int
     """Records in a batch whose rows go to Kafka."""
     rounds: int
@@ -119,7 +119,7 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
         ]
 
 
-# -- windows -----------------------------------------------------------------------------------------------------------
+# -- windows ---------------------------------------------------------------------------------------
 
 
 def _windows(spark: SparkSession, lw: lowwater.Client, address: str, folder: Path, size: Size) -> list[Result]:
@@ -140,7 +140,8 @@ def _windows(spark: SparkSession, lw: lowwater.Client, address: str, folder: Pat
                 arm.feed(file)
                 if arm.kind == TIMERS:
                     advance(begin + MINUTE)
-                # Spark's watermark closes the windows of the minute before; the low watermark those of this one.
+                # Spark's watermark closes the windows of the minute before; the low watermark those
+                # of this one.
                 windows = size.keys if arm.kind == TIMERS or turn else 0
                 arm.closed(windows)
     finally:
@@ -166,7 +167,10 @@ def _records(path: Path, size: Size, begin: int) -> Path:
 
 
 class _Windows:
-    """One of the two, with a directory of its own to read. Each round it reads a minute and closes a window of each key, in two batches."""
+    """One of the two, with a directory of its own to read.
+
+    Each round it reads a minute and closes a window of each key, in two batches.
+    """
 
     def __init__(self, spark: SparkSession, folder: Path, kind: str, address: str) -> None:
         from pyspark.sql import functions as sf
@@ -226,7 +230,7 @@ class _Windows:
         self.milliseconds.append(float(sum(p.durationMs.get("triggerExecution", 0) for p in done)))
 
 
-# -- chains ------------------------------------------------------------------------------------------------------------
+# -- chains ----------------------------------------------------------------------------------------
 
 DEEPEST: Final = 5
 
@@ -321,7 +325,7 @@ class _Chain:
             query.stop()
 
 
-# -- productions -------------------------------------------------------------------------------------------------------
+# -- productions -----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -333,7 +337,7 @@ class _Sender:
     consumer: Consumer
     query: lws.TrackedQuery
     waits: list[list[float]] = field(default_factory=list[list[float]])
-    """Of each round, how long each row took from its file to a reader, milliseconds."""
+    """Milliseconds from each row's file to a reader, for each round."""
 
     def feed(self, file: Path, rows: int) -> None:
         """Give it one batch, and wait for its rows."""

@@ -39,7 +39,7 @@ LANE, PLAIN, COPY = "lane", "plain", "copy"
 
 
 class Took(NamedTuple):
-    """What a round took."""
+    """Duration of a round."""
 
     processor: float
     wall: float

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     ids: int
     """Remembered before the first round."""
     rows: int
-    """In a batch."""
+    """Number of rows in a batch."""
     rounds: int
     warm_up: int
     """Rounds before that do not count: the JVM compiles what it runs."""
@@ -43,7 +43,8 @@ HOUR: Final = 3_600_000_000
 """Microseconds. The ids are of an hour, and W stands an hour before them."""
 COPIES: Final = 20
 STRAGGLERS: Final = 20
-"""One row in so many is a copy of an id of that hour; one is new and of that hour. The others are new, and of the seconds after it."""
+"""One row in so many is a copy of an id of that hour; one is new and of that hour. The others are
+new, and of the seconds after it."""
 
 OFF, ON, UNFILTERED, REWRITTEN = "off", "on", "unfiltered", "rewritten"
 
@@ -177,7 +178,10 @@ def _rewritten(rows: DataFrame, batch: lws.Batch) -> Passed:
 
 
 def in_one_table(_: int, state: pa.Table | None, rows: pa.Table, low: lowwater.Watermark) -> lws.UpdateResult:
-    """Emit the rows of a range whose ids are new. All ids are in one table, which is written anew. No copies in one batch here."""
+    """Emit the rows of a range whose ids are new.
+
+    All ids are in one table, which is written anew. No copies in one batch here.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 

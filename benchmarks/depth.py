@@ -24,11 +24,11 @@ from lowwater import Inputs, errors
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     rounds: int
     samples: int
-    """In one round."""
+    """Number of samples in one round."""
 
 
 FULL: Final = Size(rounds=10, samples=40)
@@ -38,7 +38,8 @@ STAGES: Final = 10
 """Computations in the chain, the source included."""
 
 PAUSE: Final = 0.12
-"""Seconds between samples, give or take a half: a client that reports without end is slowed down to a hundred reports a second, and a sample is ten."""
+"""Seconds between samples, give or take a half: a client that reports without end is slowed down to
+a hundred reports a second, and a sample is ten."""
 
 ECHO: Final = f"{STAGES} round trips of a bare echo"
 
@@ -176,7 +177,10 @@ def follow(lw: lowwater.Client, before: str, worker: lowwater.Worker, lease: low
 
 
 def arrived(seen: Inputs, micros: int, begin: float) -> bool:
-    """Whether the end shows a frontier; no later one can be there. Raises RuntimeError when it takes too long."""
+    """Whether the end shows a frontier; no later one can be there.
+
+    Raises RuntimeError when it takes too long.
+    """
     if seen.low.micros > micros:
         msg = f"the low watermark is {seen.low}, ahead of the source, {micros}"
         raise RuntimeError(msg)

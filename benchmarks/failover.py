@@ -24,7 +24,10 @@ BASELINE: Final = "silence after which a shard counts as dead"
 
 
 def run(folder: Path, *, quick: bool) -> list[Result]:
-    """Measure; the phases of each round go to stderr. Raises AssertionError when a value was wrong, or anything acknowledged was lost."""
+    """Measure; the phases of each round go to stderr.
+
+    Raises AssertionError when a value was wrong, or anything acknowledged was lost.
+    """
     rounds = shard_failover.run(
         folder, QUICK if quick else KILLS, lambda each: print(each.text(), file=sys.stderr, flush=True)
     )

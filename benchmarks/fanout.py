@@ -23,19 +23,20 @@ from lowwater.v1 import watermarks_pb2, watermarks_pb2_grpc
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     subscribers: int
     rounds: int
     publishes: int
-    """In one round."""
+    """Number of publications in one round."""
     idle: tuple[int, ...]
     """Streams that are told nothing but beats."""
     idle_rounds: int
     idle_seconds: float
-    """Of one round."""
+    """Idle seconds of one round."""
     settling: float
-    """Seconds after the last stream was opened that do not count: what that takes has ended by then."""
+    """Seconds after the last stream was opened that do not count: what that takes has ended by
+    then."""
 
 
 # The authority lets in 8,192 watch streams.
@@ -66,7 +67,7 @@ class Source(Protocol):
     """Where new values come from."""
 
     method: str
-    """What its subscribers call."""
+    """Method that its subscribers call."""
     request: bytes
 
     def send(self, low: int) -> None:

@@ -20,7 +20,7 @@ from lowwater_spark.sources.ticks import Ticks, tick_directory
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     files: tuple[int, ...]
     ticks: int

@@ -22,7 +22,8 @@ from lowwater_authority.core.topology import Spec
 NOW: Final = 1_700_000_000_000_000
 P99: Final = 990_000
 BUCKETS: Final = 200
-"""Of the histogram of each claim, at times that no other claim has: as many different ones as there can be."""
+"""Of the histogram of each claim, at times that no other claim has: as many different ones as there
+can be."""
 
 SPAN: Final = 3_600_000_000
 """Microseconds over which these lie."""
@@ -30,13 +31,13 @@ SPAN: Final = 3_600_000_000
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     each: tuple[int, ...]
     """Claims, or computations."""
     rounds: int
     samples: int
-    """In one round of the benchmark."""
+    """Number of samples in one round of the benchmark."""
 
 
 FULL: Final = Size((100, 1_000, 10_000), rounds=5, samples=200)

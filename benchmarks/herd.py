@@ -36,7 +36,7 @@ SLOT: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     workers: int
     rounds: int
@@ -64,7 +64,7 @@ class Round:
     line: float
     """The most streams that waited to start."""
     refused: float
-    """How often a stream was told to come later."""
+    """Number of streams that were refused and asked to come later."""
     busiest: float
     """Beats in the busiest slot, over the mean."""
 

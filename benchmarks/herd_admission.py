@@ -23,7 +23,10 @@ def program(bounds: Mapping[str, int]) -> list[str]:
 
 
 def gate(metrics: str, figure: str) -> float:
-    """Return what /metrics says of the gate through which report streams start. Raises RuntimeError when it says nothing."""
+    """Return what /metrics says of the gate through which report streams start.
+
+    Raises RuntimeError when it says nothing.
+    """
     with urllib.request.urlopen(metrics) as response:
         text = response.read().decode()
     for family in text_string_to_metric_families(text):

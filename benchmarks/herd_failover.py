@@ -35,7 +35,7 @@ from tests.process.sharding import DEAD_AFTER, Shard, Sharded, move, served
 SHARDS: Final = 3
 
 MOST_RANGES: Final = 10_000
-"""Of one listing."""
+"""Greatest number of ranges in one listing."""
 
 BOUNDED: Final = "admission"
 FREE: Final = "no admission"
@@ -80,15 +80,18 @@ class Round:
     waiting: float
     """The most that waited to start there."""
     admitted: float
-    """How many were let in there."""
+    """Number of streams that the shard admitted."""
     refused: float
-    """How often one was told to come later."""
+    """Number of refusals that asked a stream to come later."""
     delays: list[float]
     """For how long, in seconds, as far as they heard it."""
 
 
 class Deployment:
-    """Shards, a herd that reports to one of them, and subscribers. Use it as an asynchronous context manager."""
+    """Shards, a herd that reports to one of them, and subscribers.
+
+    Use it as an asynchronous context manager.
+    """
 
     def __init__(self, folder: Path, workers: int) -> None:
         self._stack = ExitStack()
@@ -196,7 +199,10 @@ class Deployment:
 
 
 def compare(found: Int64s, durable: Int64s, said: Int64s) -> None:
-    """Compare what is there of each worker with what was acknowledged, and with what it said. Raises AssertionError."""
+    """Compare what is there of each worker with what was acknowledged, and with what it said.
+
+    Raises AssertionError.
+    """
     assert (found >= durable).all(), f"acknowledged and lost, of workers {np.flatnonzero(found < durable)[:10]}"
     assert (found <= said).all(), f"above all that was said, of workers {np.flatnonzero(found > said)[:10]}"
 

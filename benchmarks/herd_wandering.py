@@ -30,13 +30,13 @@ MOST_HOPS: Final = 2
 class Wandering(Herd):
     """A herd before several shards.
 
-    A worker whose stream has ended asks a shard where the computation is served, each time after a delay with full jitter that
-    grows, and goes there; the next shard is asked when one does not answer. A redirect to a lower ownership number than one
-    that was seen is not followed.
+    A worker whose stream has ended asks a shard where the computation is served, each time after a
+    delay with full jitter that grows, and goes there; the next shard is asked when one does not
+    answer. A redirect to a lower ownership number than one that was seen is not followed.
     """
 
     addresses: Sequence[str] = ()
-    """Of all shards."""
+    """Addresses of all shards."""
     places: dict[int, str] = field(default_factory=dict)
     """Where each worker reports now; ``address`` when it is not here."""
     _epochs: Counter[int] = field(default_factory=Counter)
@@ -48,7 +48,7 @@ class Wandering(Herd):
     _hops: Counter[int] = field(default_factory=Counter)
     """Redirects of each since it was served."""
     _sent_on: set[int] = field(default_factory=set)
-    """Those that were redirected just now, and go there at once."""
+    """Workers that were just redirected; they connect there at once."""
 
     def call(self, worker: int) -> Call:
         """See Herd. A shard that is away fails it at once, so that another can be asked."""

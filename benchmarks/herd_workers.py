@@ -22,7 +22,7 @@ from lowwater.v1 import errors_pb2, topology_pb2, topology_pb2_grpc, workers_pb2
 from lowwater.v1 import workers_pb2 as pb
 
 RANGES: Final = 4
-"""Of each worker's claim."""
+"""Number of ranges in each worker's claim."""
 
 CHANNELS: Final = 8
 """Connections that the workers share."""
@@ -35,7 +35,8 @@ BEAT: Final = 3.0
 
 FIRST_BACKOFF: Final = 0.1
 MOST_BACKOFF: Final = 5.0
-"""Seconds between which the upper bound of a delay grows when the authority does not say how long to wait."""
+"""Seconds between which the upper bound of a delay grows when the authority does not say how long
+to wait."""
 
 DETAILS: Final = "grpc-status-details-bin"
 RETRY_INFO: Final = "type.googleapis.com/google.rpc.RetryInfo"
@@ -57,32 +58,35 @@ class Herd:
     address: str
     workers: int
     patient: bool = True
-    """Whether workers wait as the client library does: as long as they are asked to, with jitter, by themselves with a growing
-    one, and for their first beat a random part of the interval. Without it they never wait."""
+    """Whether workers wait as the client library does: as long as they are asked to, with jitter,
+    by themselves with a growing one, and for their first beat a random part of the interval.
+    Without it they never wait."""
     stopping: bool = False
     missing: set[int] = field(default_factory=set)
     """Workers whose state is not acknowledged again."""
     acknowledged: list[float] = field(default_factory=list)
     """When the state of each was, by the monotonic clock."""
     beats: list[float] = field(default_factory=list)
-    """When beats were due that were acknowledged: hiccups of the machine would hide how they fall."""
+    """When beats were due that were acknowledged: hiccups of the machine would hide how they fall.
+    """
     durable: dict[int, int] = field(default_factory=dict)
     """The newest value that was acknowledged of the first range of each."""
     delays: list[float] = field(default_factory=list)
     """How long the authority asked workers to wait, in seconds."""
     said: Int64s = field(init=False)
-    """The newest value of the first range of each that was sent, or is about to be. It only grows."""
+    """The newest value of the first range of each that was sent, or is about to be. It only grows.
+    """
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     failure: BaseException | None = None
     """What ended a worker that should not end."""
     _channels: dict[str, list[grpc.aio.Channel]] = field(default_factory=dict)
-    """To each address."""
+    """Channels to each address."""
 
     def __post_init__(self) -> None:
         self.said = np.zeros(self.workers, dtype=np.int64)
 
     def expect(self, *, patient: bool) -> None:
-        """From now on wait for the states of all."""
+        """Begin to wait for the states of all workers."""
         self.patient = patient
         self.missing = set(range(self.workers))
         self.acknowledged = []
@@ -155,7 +159,10 @@ class Herd:
         return asked * (1.0 + random.random()) if asked else own
 
     def taken(self, worker: int, ack: pb.ReportAck) -> bool:
-        """Whether a report was taken over; False ends the stream. Raises RuntimeError when it was refused for good."""
+        """Whether a report was taken over; False ends the stream.
+
+        Raises RuntimeError when it was refused for good.
+        """
         check(ack)
         return True
 

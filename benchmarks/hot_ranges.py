@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     rows: int
-    """In a batch, each of another key."""
+    """Number of rows in a batch, each with another key."""
     turns: int
     """How often the range is split, and its parts are merged."""
     batches: int
-    """Of a turn, that count."""
+    """Number of batches of one turn."""
 
 
 FULL: Final = Size(10_000, turns=4, batches=5)
@@ -47,7 +47,11 @@ WHOLE, SPLIT = "whole", "split"
 
 
 class Sums(Computation):
-    """Keeps a sum per key, and says it after each record. It waits for each, as who asks a store near by: so two tasks are faster than one also where others take the cores."""
+    """Keeps a sum per key, and says it after each record.
+
+    It waits for each, as who asks a store near by: so two tasks are faster than one also where
+    others take the cores.
+    """
 
     name = "sums"
     inputs: ClassVar[Sequence[Input]] = [Input("source", key="key", event_time="t")]

@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     rounds: int
     rest: float
-    """Seconds before the time counts: a batch is behind, and what looks less often by and by does."""
+    """Seconds before the time counts: a batch is behind, and what looks less often by and by does.
+    """
     seconds: float
-    """Of one query in one round."""
+    """Seconds of one query in one round."""
 
 
 FULL: Final = Size(rounds=3, rest=5, seconds=60)

@@ -1,8 +1,11 @@
-"""A staged incident: one executor of the flights pipeline is paused. How long until ``why``, the page and an alert name it?
+"""A staged incident: one executor of the flights pipeline is paused.
 
-Every worker is a process (:mod:`examples.incident.worker`); the one of *enriched* for the carriers from EV to UA is stopped with SIGSTOP
-in the middle of the run. Asked about *hourly*, two jobs downstream, each of the three has to name that worker and that key range. The
-alert is one of those the project ships, in a real Prometheus that scrapes the authority.
+How long until ``why``, the page and an alert name it?
+
+Every worker is a process (:mod:`examples.incident.worker`); the one of *enriched* for the carriers
+from EV to UA is stopped with SIGSTOP in the middle of the run. Asked about *hourly*, two jobs
+downstream, each of the three has to name that worker and that key range. The alert is one of those
+the project ships, in a real Prometheus that scrapes the authority.
 """
 
 from __future__ import annotations
@@ -40,13 +43,13 @@ LABEL: Final = f"[{CARRIER_BOUNDS[PAUSED].decode()}, {CARRIER_BOUNDS[PAUSED + 1]
 ALERT: Final = "LowwaterHolderSilent"
 
 HISTORY_HOURS: Final = 9
-"""How long ago the replay starts."""
+"""Age of the first replayed event, hours."""
 HEALTHY_HOURS: Final = 1
-"""How far all has to have come before the pause."""
+"""Event time that every step must have reached before the pause, hours."""
 SILENT_SECONDS: Final = 15.0
 """Without a report for so long, a worker counts as silent for ``why`` and the page."""
 ALERT_SECONDS: Final = 90.0
-"""How long the alert waits: 30 s of silence, and a minute that it has to last."""
+"""Delay of the alert: 30 s of silence, and a minute that it has to last."""
 PATIENCE: Final = 300.0
 LOOK: Final = 0.1
 
@@ -57,7 +60,7 @@ SCRAPED_EVERY: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """What a round found; seconds."""
+    """Findings of one round, in seconds."""
 
     why_named: float
     """From the pause until ``lowwater why`` named worker and range."""
@@ -74,7 +77,7 @@ class Incident:
     paused: float
     """How long the executor stood."""
     sentences: Mapping[str, str]
-    """What was said, by figure."""
+    """Sentences that were shown, by figure."""
 
 
 class Pipeline:
@@ -214,7 +217,10 @@ def stage(folder: Path) -> Incident:
 
 
 def run(folder: Path, *, quick: bool) -> list[Result]:
-    """Stage the incident three times, once when quick. Raises AssertionError when something never named it."""
+    """Stage the incident three times, once when quick.
+
+    Raises AssertionError when something never named it.
+    """
     rounds = [stage(folder / str(number)) for number in range(1 if quick else ROUNDS)]
 
     def line(metric: str, baseline: str, least: float | None, figure: Callable[[Incident], float]) -> Result:

@@ -16,7 +16,10 @@ from benchmarks.result import Result, Spread
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done. The messages of a round are about a second's worth for each system."""
+    """Sizes of the measurement.
+
+    The messages of a round are about a second's worth for each system.
+    """
 
     ranges: int
     per_message: int
@@ -31,7 +34,8 @@ FULL: Final = Size(1_000_000, 10_000, rounds=5, messages=1_500, bare_messages=3_
 QUICK: Final = Size(20_000, 1_000, rounds=2, messages=40, bare_messages=40, redis_messages=4)
 
 METRICS: Final = {"updates_per_second": 10, "updates_per_second_whole_claims": 1}
-"""Messages that a claim takes: each names a tenth of its ranges, or is its whole state, so that no handles are sent."""
+"""Messages that a claim takes: each names a tenth of its ranges, or is its whole state, so that no
+handles are sent."""
 
 BARE: Final = "bare gRPC + numpy, no journal"
 REDIS: Final = {

@@ -19,12 +19,12 @@ from benchmarks.result import Result, Spread
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     ranges: int
     rounds: int
     samples: int
-    """In one round."""
+    """Number of samples in one round."""
 
 
 FULL: Final = Size(1_000_000, rounds=10, samples=300)
@@ -34,7 +34,8 @@ CLAIMS: Final = 100
 RANGES_PER_CLAIM: Final = 10_000
 
 PAUSE: Final = 0.002
-"""Seconds between samples, give or take a half: every queue is empty again, the acknowledgement is in."""
+"""Seconds between samples, give or take a half: every queue is empty again, the acknowledgement is
+in."""
 
 WARM_UP: Final = 10
 """Messages at the start of a round that do not count: what ran before has the caches."""
@@ -72,8 +73,8 @@ def take_turns(hops: Iterable[Hop], rounds: int, samples: int, seconds: float = 
     """Return the milliseconds of every sample of each hop, by round, with pauses of so many seconds."""
     pause = random.Random(workload.SEED)
     found: dict[Hop, list[list[float]]] = {hop: [] for hop in hops}
-    # The first answers come behind the snapshots of the set-up; then what it wrote goes to the disk now, not under the
-    # syncs that are measured.
+    # The first answers come behind the snapshots of the set-up; then what it wrote goes to the disk
+    # now, not under the syncs that are measured.
     for hop in found:
         hop.sample()
     os.sync()

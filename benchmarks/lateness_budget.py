@@ -34,7 +34,7 @@ from lowwater_authority.core.times import MIN
 Int64s = npt.NDArray[np.int64]
 
 BUDGETS: Final = (100_000, 10_000, 1_000)
-"""In parts per million: 10 %, 1 % and 0.1 %."""
+"""Budgets in parts per million: 10 %, 1 % and 0.1 %."""
 
 _EDGES: Final = np.array(EDGES[:-1], dtype=np.int64)
 _DAYS: Final = 10
@@ -61,7 +61,7 @@ class Tick(NamedTuple):
     clock: int
     records: slice
     frontiers: Sequence[int]
-    """Of each source that has told one."""
+    """Newest frontier of each source that has reported one."""
 
 
 class Run(NamedTuple):
@@ -73,7 +73,7 @@ class Run(NamedTuple):
     values: Int64s
     """Before the tick: what its records were judged by."""
     excused: Int64s
-    """So far."""
+    """Number of excused records until each tick."""
 
 
 def run(folder: Path, *, quick: bool = False) -> list[Result]:
@@ -105,7 +105,10 @@ def flights(*, quick: bool = False) -> Stream:
 
 
 def made_up(name: str, *, quick: bool = False) -> Stream:
-    """Return ten days of eight sources, 40 records a minute, a tick each minute. The same each time."""
+    """Return ten days of eight sources, 40 records a minute, a tick each minute.
+
+    The same each time.
+    """
     random = np.random.default_rng(2013)
     count = 30_000 if quick else 40 * 60 * 24 * _DAYS
     times = random.uniform(0, _DAYS * DAY, count)
@@ -114,7 +117,8 @@ def made_up(name: str, *, quick: bool = False) -> Stream:
         case "shift":
             late[times >= 7 * DAY] *= 10
         case "bursts":
-            # A third of all records comes within ten minutes of each six hours, and three times as late.
+            # A third of all records comes within ten minutes of each six hours, and three times as
+            # late.
             some = random.random(count) < 1 / 3
             times[some] = times[some] // (6 * HOUR) * 6 * HOUR + random.uniform(0, 10 * MINUTE, int(some.sum()))
             late[some] *= 3
@@ -201,7 +205,10 @@ def pending(stream: Stream, ppm: int) -> Run:
 
 
 def _pending(stream: Stream, tick: Tick) -> Int64s:
-    """Return the times of what has not come, up to the clock, ascending. No flight's record comes more than some days after its time."""
+    """Return the times of what has not come, up to the clock, ascending.
+
+    No flight's record comes more than some days after its time.
+    """
     near = slice(tick.records.stop, int(np.searchsorted(stream.available, tick.clock + 3 * DAY)))
     return np.sort(stream.times[near][stream.times[near] <= tick.clock])
 

@@ -24,11 +24,12 @@ from lowwater_spark.sources.writers import HANDED_OVER
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     rounds: int
     history: int
-    """Files, or handed-over batches of one file each, that committed batches have taken. Those of them that are removed have none any more."""
+    """Files, or handed-over batches of one file each, that committed batches have taken. Those of
+    them that are removed have none any more."""
 
 
 FULL: Final = Size(rounds=5, history=50_000)

@@ -27,7 +27,7 @@ BACK: Final = 3_600_000_000
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     streams: tuple[int, ...]
     paced: int

@@ -16,7 +16,8 @@ from lowwater_authority.core.times import MIN
 from tests.kit.truth import Truth
 
 ALONE: Final = (("grpc.use_local_subchannel_pool", 1),)
-"""A channel that shares nothing with others: neither their connections nor how long they wait after a failure."""
+"""A channel that shares nothing with others: neither their connections nor how long they wait after
+a failure."""
 
 PAUSE: Final = 0.05
 """Seconds between two attempts to find a shard that serves."""
@@ -39,7 +40,7 @@ class Sight(NamedTuple):
     by: str
     name: str
     at: float
-    """By the monotonic clock."""
+    """Time by the monotonic clock."""
     epoch: int
     low: int
 
@@ -61,7 +62,7 @@ class Board:
         self._changed = threading.Condition()
 
     def floor(self, name: str) -> Floor:
-        """What nobody may go below who asks from now on."""
+        """Return the values below which no later answer may be."""
         with self._changed:
             return self._floors[name]
 
@@ -109,7 +110,7 @@ class Stopping:
     def __init__(self) -> None:
         self.stopping = threading.Event()
         self.failure: Exception | None = None
-        """What ended it before."""
+        """Error that ended it early; None: none."""
         self._thread = threading.Thread(target=self._run)
 
     def start(self) -> None:
@@ -211,7 +212,10 @@ class LibraryWatcher(Stopping):
 
 
 def said_by(address: str, names: Sequence[str]) -> list[types_pb2.Watermark]:
-    """What a shard says itself of computations, without those that it redirects. Raises grpc.RpcError."""
+    """What a shard says itself of computations, without those that it redirects.
+
+    Raises grpc.RpcError.
+    """
     with grpc.insecure_channel(address, options=ALONE) as channel:
         stub = watermarks_pb2_grpc.WatermarkServiceStub(channel)
         answer = stub.GetWatermarks(watermarks_pb2.GetWatermarksRequest(computations=names), timeout=5)

@@ -70,7 +70,10 @@ class Owner:
         return workers_pb2_grpc.WorkerServiceStub(self.channel).Claim(request, timeout=PATIENCE).sequencer
 
     def _encode(self, number: int, update: Update) -> bytes:
-        """Return a report of adjoining ranges of one claim. Handles are left out when it is the whole claim."""
+        """Return a report of adjoining ranges of one claim.
+
+        Handles are left out when it is the whole claim.
+        """
         claim, first = divmod(update.first, self.per_claim)
         count = len(update.values)
         whole = count == self.per_claim

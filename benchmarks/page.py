@@ -18,13 +18,13 @@ from benchmarks.result import Result, Spread
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     computations: int
     viewers: int
     rounds: int
     seconds: float
-    """Of one turn."""
+    """Seconds of one turn."""
 
 
 FULL: Final = Size(1000, viewers=20, rounds=5, seconds=6.0)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     rounds: int
     steps: int
@@ -35,7 +35,7 @@ class Size:
     warm_up: int
     """Steps at the start of each pipeline that do not count."""
     rows: int
-    """In a step."""
+    """Number of rows in a step."""
 
 
 FULL: Final = Size(rounds=3, steps=22, windows=8, warm_up=3, rows=1000)
@@ -63,7 +63,7 @@ class Kind:
     floor: str
     """The key of the queries by themselves."""
     baseline: str
-    """What they are, in words."""
+    """Baseline in words."""
     driven: bool = False
 
 
@@ -81,9 +81,9 @@ class Found:
 
     rounds: list[list[Step]] = field(default_factory=list)
     silent: list[list[Step]] = field(default_factory=list)
-    """Those without records."""
+    """Steps without records."""
     batches: list[list[float]] = field(default_factory=list)
-    """What each batch with records took, milliseconds."""
+    """Durations of each batch with records, milliseconds."""
 
     def claim(self) -> float:
         """Return the median time until a claim was acknowledged, milliseconds."""

@@ -33,7 +33,8 @@ _A_STEP: Final = 1 << 23
 Start = Callable[["DataFrame"], "DataStreamWriter"]
 
 Made = Callable[["SparkSession", Path, int], "Between"]
-"""Makes a kind of place for one pipeline, from its session, its directory and the records of a step."""
+"""Makes a kind of place for one pipeline, from its session, its directory and the records of a
+step."""
 
 
 class Between(ABC):

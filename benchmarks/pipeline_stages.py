@@ -37,7 +37,8 @@ class Step:
 
     stages: Sequence[float]
     claim: float = 0.0
-    """Seconds from the beginning until the injector's claim, that all up to here is complete, was acknowledged: a part of the first stage's."""
+    """Seconds from the beginning until the injector's claim, that all up to here is complete, was
+    acknowledged: a part of the first stage's."""
 
     @property
     def added(self) -> list[float]:
@@ -47,7 +48,10 @@ class Step:
 
 
 class Pipeline(AbstractContextManager["Pipeline"]):
-    """Three queries: each reads what the one before it has written. One step is some records at the front, all at once."""
+    """Three queries: each reads what the one before it has written.
+
+    One step is some records at the front, all at once.
+    """
 
     def __init__(self, spark: SparkSession, folder: Path, rows: int, made: Made) -> None:
         folder.mkdir()
@@ -128,7 +132,9 @@ class Untracked(Pipeline):
 
 
 class Tracked(Pipeline):
-    """The same queries as tracked stages, behind an injector in plain Python. A stage is there when a subscriber sees its watermark.
+    """The same queries as tracked stages, behind an injector in plain Python.
+
+    A stage is there when a subscriber sees its watermark.
 
     A watermark beyond what the injector has claimed ends the run.
     """
@@ -208,7 +214,10 @@ class Arrivals(AbstractContextManager["Arrivals"]):
             self._target, self._seen = target, {}
 
     def wait(self) -> Mapping[str, float]:
-        """Return when each came to it, on the performance counter. Raises RuntimeError when one does not, or goes beyond."""
+        """Return when each came to it, on the performance counter.
+
+        Raises RuntimeError when one does not, or goes beyond.
+        """
         with self._changed:
             come = self._changed.wait_for(lambda: self._ahead or len(self._seen) == len(self._names), PATIENCE)
             if self._ahead or not come:

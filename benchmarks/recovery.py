@@ -15,7 +15,7 @@ from benchmarks.result import Result, Spread
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     ranges: tuple[int, ...]
     rounds: int

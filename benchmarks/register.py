@@ -25,7 +25,7 @@ from tests.process.sharding import Sharded
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     present: int
     """Computations that are there already, where there are any."""
@@ -41,13 +41,14 @@ WINDOW: Final = 20
 """Registrations under way at a time while those are made that are to be there already."""
 
 RANGES: Final = 2
-"""Of the computation that is reported for."""
+"""Number of ranges of the computation that is reported for."""
 
 PAUSE: Final = 0.005
 """Seconds from an acknowledgement to the next report of the other client."""
 
 DEAD_AFTER: Final = 10.0
-"""Seconds after which a shard gives up that does not hear of its store: a busy machine is not to end the run."""
+"""Seconds after which a shard gives up that does not hear of its store: a busy machine is not to
+end the run."""
 
 QUIET: Final = 1.0
 """Seconds of reports before a storm."""

@@ -37,7 +37,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A line: what was measured, against what. ``ratio`` is value / baseline_value, in the same unit."""
+    """A line: what was measured, against what.
+
+    ``ratio`` is value / baseline_value, in the same unit.
+    """
 
     benchmark: str
     metric: str
@@ -46,7 +49,7 @@ class Result:
     baseline: str | None = None
     baseline_value: Spread | None = None
     facts: Mapping[str, object] = field(default_factory=dict)
-    """How much was done; why there is no baseline."""
+    """Sizes of the measurement, and the reason when there is no baseline."""
 
     def line(self, machine: Mapping[str, object]) -> dict[str, object]:
         """Return the JSON object."""
@@ -82,7 +85,10 @@ def write(result: Result, machine: Mapping[str, object], *, as_json: bool) -> No
 
 
 def machine() -> dict[str, object]:
-    """Return what the figures depend on. The load is what others did before: more than a little spoils everything."""
+    """Return what the figures depend on.
+
+    The load is what others did before: more than a little spoils everything.
+    """
     return {
         "cpu": _cpu(),
         "cpus": os.cpu_count(),

@@ -1,8 +1,9 @@
 """Fail-over, measured and checked: a shard is killed, and what it served goes on at the others.
 
-Three shards over one Redis serve a small graph. Workers of several clients report all the time, and subscribers with and without the
-client library watch. In each round the shard that serves a given computation is killed with kill -9, and the clock runs until
-subscribers hold a value that is new and correct.
+Three shards over one Redis serve a small graph. Workers of several clients report all the time, and
+subscribers with and without the client library watch. In each round the shard that serves a given
+computation is killed with kill -9, and the clock runs until subscribers hold a value that is new
+and correct.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ TICK: Final = 0.01
 """Seconds between the reports of a worker."""
 
 TAG: Final = "{lowwater:default}"
-"""Of the keys of a deployment."""
+"""Hash tag of the keys of a deployment."""
 
 LOOK: Final = 0.005
 """Seconds between two looks at the store."""
@@ -119,7 +120,8 @@ class Round:
     new: dict[str, float]
     """A subscriber holds a value that is above all before the kill, by kind."""
     claimed: float
-    """A claim on another computation of the killed shard is acknowledged; it was asked for at once, through the client library."""
+    """A claim on another computation of the killed shard is acknowledged; it was asked for at once,
+    through the client library."""
 
     def text(self) -> str:
         """The phases, one after the other, in seconds."""
@@ -140,7 +142,10 @@ class Acknowledged:
 
 
 class Experiment:
-    """A deployment under way. Use it as a context manager; then :meth:`kill` as often as wanted, and :meth:`check` in the end."""
+    """A deployment under way.
+
+    Use it as a context manager; then :meth:`kill` as often as wanted, and :meth:`check` in the end.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.rng = random.Random(SEED)
@@ -199,7 +204,7 @@ class Experiment:
                 missing.remove(address)
                 yield address, f"spare-{number}"
 
-    # -- a round -------------------------------------------------------------------------------------------
+    # -- a round -----------------------------------------------------------------------------------
 
     def kill(self, name: str | None = None) -> Round:
         """Kill the shard that serves a computation, or one at random; wait until all goes on, and start the shard again."""
@@ -293,7 +298,7 @@ class Experiment:
         """The shard that serves a computation."""
         return next(shard for shard in self._deployment.shards if name in served(self._operator, shard))
 
-    # -- the end -------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Check what has to be true when all shards are up again."""

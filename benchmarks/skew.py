@@ -40,10 +40,10 @@ WITH, WITHOUT = WAYS = "with skew_limit", "without"
 
 
 class Held(NamedTuple):
-    """What the window query holds after a step."""
+    """State of the window query after a step."""
 
     rows: int
-    """In its state, as Spark says."""
+    """Number of rows in its state, by Spark's own count."""
     state: int
     """Bytes of its state, as Spark estimates them."""
     heap: int
@@ -75,7 +75,8 @@ def run(folder: Path, *, quick: bool = False) -> list[Result]:
 
 def measure(folder: Path, steps: int, keys: int) -> dict[str, list[Held]]:
     """Return what was held after each step, by the way of reading."""
-    # As in the tests: Spark gives a worker ten seconds to begin, and on a busy machine its usual one needs more.
+    # As in the tests: Spark gives a worker ten seconds to begin, and on a busy machine its usual
+    # one needs more.
     settings = {**SETTINGS, **QUICK, "spark.sql.streaming.numRecentProgressUpdates": "10000"}
     found: dict[str, list[Held]] = {}
     with ExitStack() as stack:
@@ -147,7 +148,8 @@ class _Pipeline:
             ]
             self._kafka.put(self._topic, rows)
         self._fast += fast
-        # What may be read is known beforehand; so the step is over when that is in, and not when nothing came for a while.
+        # What may be read is known beforehand; so the step is over when that is in, and not when
+        # nothing came for a while.
         frontier = slow[-1] - DISORDER
         read = (step + 1) * keys + sum(not self._limited or each < frontier + LIMIT for each in self._fast)
         progress = self._await(read, BEGIN + step * HOUR)

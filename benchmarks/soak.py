@@ -1,8 +1,12 @@
-"""The soak: two shards over Redis under churn, whose memory must not grow. ``python -m benchmarks.soak``, or ``make soak``.
+"""The soak: two shards over Redis under churn, whose memory must not grow.
 
-Workers claim again and again, more finely and less (ranges split and merge), and over each other; a process of them is killed and comes
-back; computations are reset; watchers come and go; one shard is drained and restarted in every period, while the other one stays for as
-long as it all takes. What lives as long as the soak is judged: half-way between warm and the end it must hold what it holds at the end.
+``python -m benchmarks.soak``, or ``make soak``.
+
+Workers claim again and again, more finely and less (ranges split and merge), and over each other; a
+process of them is killed and comes back; computations are reset; watchers come and go; one shard is
+drained and restarted in every period, while the other one stays for as long as it all takes. What
+lives as long as the soak is judged: half-way between warm and the end it must hold what it holds at
+the end.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ SAMPLES: Final = 1.0
 """Seconds between two looks at everybody's memory."""
 
 POINTS: Final = 20
-"""Of the curves that are kept."""
+"""Number of points of the curves that are kept."""
 
 MOST_GROWTH: Final = 1.05
 """Memory of the last quarter over that of the second."""
@@ -243,7 +247,7 @@ class Soak:
         found[REDIS] = int(self.deployment.redis.execute("INFO", "server")["process_id"])
         return {name: pid for name, pid in found.items() if pid is not None}
 
-    # -- churn ---------------------------------------------------------------------------------------------
+    # -- churn -------------------------------------------------------------------------------------
 
     def churn(self, seconds: float, period: float) -> None:
         """Do what has to be done when it is due, for so long."""
@@ -291,7 +295,9 @@ def times(first: float, step: float, end: float) -> Iterator[float]:
 
 
 def run(folder: Path, seconds: float, ranges: int, dead_after: float = DEAD_AFTER) -> dict[str, object]:
-    """Soak for so long; returns the line that is kept. Raises RuntimeError when a process ends that should not.
+    """Soak for so long; returns the line that is kept.
+
+    Raises RuntimeError when a process ends that should not.
 
     ``dead_after`` is the shards' setting, in seconds.
     """

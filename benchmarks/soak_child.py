@@ -1,4 +1,7 @@
-"""A client process of the soak: workers that never rest, or readers that come and go. Prints what it did, now and then, as JSON."""
+"""A client process of the soak: workers that never rest, or readers that come and go.
+
+Prints what it did, now and then, as JSON.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ class Told:
             print(json.dumps(self.done), flush=True)
 
 
-# -- work ----------------------------------------------------------------------------------------------------------------
+# -- work ------------------------------------------------------------------------------------------
 
 
 def keys(first: int, end: int, count: int) -> list[bytes]:
@@ -153,7 +156,7 @@ def work(client: lowwater.Client, names: Sequence[str], ranges: int, rng: random
         pause.wait(TICK)
 
 
-# -- watch ---------------------------------------------------------------------------------------------------------------
+# -- watch -----------------------------------------------------------------------------------------
 
 
 def follow(client: lowwater.Client, names: Sequence[str], seconds: float, told: Told) -> None:

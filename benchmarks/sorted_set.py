@@ -21,7 +21,8 @@ WINDOW: Final = 32
 """Commands sent ahead of their answers, so that the server never waits for the client."""
 
 DURABLE: Final = ("--appendonly", "yes", "--appendfsync", "always")
-"""Acknowledged means synced, as for the authority. The log is never rewritten, which spares Redis that work."""
+"""Acknowledged means synced, as for the authority. The log is never rewritten, which spares Redis
+that work."""
 
 IN_MEMORY: Final = ("--appendonly", "no")
 

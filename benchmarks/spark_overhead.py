@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     rows: int
-    """In one batch."""
+    """Number of rows in one batch."""
     rounds: int
     warm_up: int
     """Rounds before that do not count: the JVM compiles what it runs."""
@@ -40,7 +40,8 @@ RANGES: Final = 64
 KEYS: Final = 50_000
 FILES: Final = 2
 START: Final = 1_700_000_000_000_000
-"""The least event time, microseconds: what the input has promised in the end. No row is late, and every row is looked at for it."""
+"""The least event time, microseconds: what the input has promised in the end. No row is late, and
+every row is looked at for it."""
 
 PATIENCE: Final = 120.0
 
@@ -149,11 +150,15 @@ class _Batch:
     milliseconds: float
     """From Spark's trigger to its commit."""
     processor: float
-    """Processor time of the JVM, of Python's task processes and of this process meanwhile, milliseconds."""
+    """Processor time of the JVM, of Python's task processes and of this process meanwhile,
+    milliseconds."""
 
 
 class _Query(AbstractContextManager["_Query"]):
-    """A query with a directory of its own to read. It groups, counts and writes each batch, in one way or another."""
+    """A query with a directory of its own to read.
+
+    It groups, counts and writes each batch, in one way or another.
+    """
 
     def __init__(self, spark: SparkSession, address: str, folder: Path, kind: str) -> None:
         self.kind = kind

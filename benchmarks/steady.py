@@ -1,6 +1,7 @@
 """Shards under all the load that they take: whether any of them is ever replaced although it lives.
 
-``python -m benchmarks.steady [SECONDS]`` prints one JSON object. It is no part of ``python -m benchmarks``: an hour is what it is for.
+``python -m benchmarks.steady [SECONDS]`` prints one JSON object. It is no part of ``python -m
+benchmarks``: an hour is what it is for.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from tests.process.sharding import Sharded, balanced, spread
 
 SHARDS: Final = 3
 COMPUTATIONS: Final = 2
-"""Of each shard; each has a worker that never rests."""
+"""Number of computations of each shard; each has a worker that never rests."""
 RANGES: Final = 10_000
 REWRITTEN_AT: Final = "256mb"
-"""How long the append-only file of Redis is when it is rewritten first, and then each time that it has doubled."""
+"""How long the append-only file of Redis is when it is rewritten first, and then each time that it
+has doubled."""
 LOOK: Final = 0.02
 """Seconds between two looks at when Redis heard of the shards."""
 

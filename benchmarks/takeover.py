@@ -24,10 +24,10 @@ WRITES: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     computations: int
-    """Of which either shard has about half."""
+    """Number of computations, of which either shard owns about half."""
     rounds: int
 
 

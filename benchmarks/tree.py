@@ -35,19 +35,19 @@ from tests.process.sharding import DEAD_AFTER, Shard, Sharded, move, served
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is done."""
+    """Sizes of the measurement."""
 
     rounds: int
     samples: int
-    """Of the lag, in one round."""
+    """Number of samples of the lag in one round."""
     slices: tuple[int, ...]
     """Into how many the computation is cut that reports all the time."""
     loads: int
     """Rounds of that, for each number of slices."""
     seconds: float
-    """Of one such round."""
+    """Seconds of one such round."""
     kills: int
-    """Of each kind."""
+    """Number of kills of each kind."""
 
 
 FULL: Final = Size(rounds=10, samples=60, slices=(10, 100, 1000), loads=3, seconds=3.0, kills=10)
@@ -60,7 +60,7 @@ RANGES: Final = 10
 """Key ranges of each worker that reports all the time."""
 
 CONNECTIONS: Final = 4
-"""Of those workers to each shard."""
+"""Number of connections of those workers to each shard."""
 
 CUT: Final = 4
 """Slices of the computations whose lag and recovery are measured."""
@@ -82,11 +82,14 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
     return [*_lags(folder / "lag", size), *_loads(folder / "load", size), *_kills(folder / "kill", size)]
 
 
-# -- the lag ---------------------------------------------------------------------------------------------------------------
+# -- the lag ---------------------------------------------------------------------------------------
 
 
 class Lag:
-    """From a report to a subscriber that holds what follows from it, with the client library. See hops.Hop."""
+    """From a report to a subscriber that holds what follows from it, with the client library.
+
+    See hops.Hop.
+    """
 
     def __init__(self, deployment: Sharded, name: str) -> None:
         self._lw = deployment.connect(timeout=PATIENCE)
@@ -152,15 +155,15 @@ def _lags(folder: Path, size: Size) -> list[Result]:
     ]
 
 
-# -- reports all the time --------------------------------------------------------------------------------------------------
+# -- reports all the time --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one round came to, a second."""
+    """Totals of one round, a second."""
 
     updates: float
-    """Of all workers."""
+    """Updates of all workers."""
     messages: float
     """Report messages that the root's shard had from other shards."""
     appends: float
@@ -367,7 +370,7 @@ def _told(slices: int, cut: Sequence[Told], whole: Sequence[Told]) -> list[Resul
     return [updates, messages, appends, share]
 
 
-# -- kills -----------------------------------------------------------------------------------------------------------------
+# -- kills -----------------------------------------------------------------------------------------
 
 
 class Clock(Stopping):

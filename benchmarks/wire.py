@@ -1,8 +1,9 @@
 """Report messages as bytes, made from numpy columns.
 
-Building a message of 10,000 values through protobuf's Python API costs about a millisecond, several times what the
-authority needs to take it over. Packed columns are the values' own bytes behind a tag and a length, so they are put
-together here, and before the clock runs: the figures are the server's, not the load generator's.
+Building a message of 10,000 values through protobuf's Python API costs about a millisecond, several
+times what the authority needs to take it over. Packed columns are the values' own bytes behind a
+tag and a length, so they are put together here, and before the clock runs: the figures are the
+server's, not the load generator's.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from typing import Final
 JOB: Final = 'job="$job"'
 INSTANCES: Final = 'job="$job", instance=~"$instance"'
 COMPUTATIONS: Final = 'job="$job", computation=~"$namespace$computation"'
-"""What every query selects: Grafana puts in what the reader chose."""
+"""Selector of every query: Grafana puts in what the reader chose."""
 
 
 class Kind(Enum):
-    """How a panel draws what its queries return."""
+    """Form in which a panel draws the results of its queries."""
 
     LINES = "lines"
     STACK = "stacked areas"
@@ -47,7 +47,7 @@ class Query:
     legend: str = ""
     """Template of the series' name; in a table, the name of its value."""
     limit: bool = False
-    """Whether it is what others are measured against: dashed, and red."""
+    """True for the value that others are measured against: dashed, and red."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Panel:
 
     title: str
     says: str
-    """How to read it: what it shows, what is normal, where to go when it is not."""
+    """Text that says what it shows, what is normal, and where to go when it is not."""
     queries: tuple[Query, ...]
     unit: Unit = Unit.COUNT
     kind: Kind = Kind.LINES
@@ -64,11 +64,11 @@ class Panel:
     """Columns of Grafana's 24."""
     height: int = 8
     colours: tuple[tuple[float, str], ...] = ()
-    """From which value on which colour, on green; among lines, a line across."""
+    """Lowest value of each colour, above green; among lines, a line across."""
     states: tuple[str, ...] = ()
     """The words for 0, 1, 2... of a state timeline."""
     to_page: bool = False
-    """Whether its series have a computation, whose place on the status page a click opens."""
+    """True when its series have a computation: a click opens its place on the status page."""
 
     @property
     def identity(self) -> int:
@@ -86,7 +86,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What is marked across all panels of a dashboard, whenever an expression has a value."""
+    """Mark across all panels of a dashboard while an expression has a value."""
 
     name: str
     expr: str
@@ -109,7 +109,7 @@ class Board:
     choices: tuple[Choice, ...]
     rows: tuple[Row, ...]
     several_jobs: bool = False
-    """Whether more than one may be chosen at a time."""
+    """True when more than one job may be chosen at a time."""
     events: tuple[Event, ...] = ()
 
     @property
@@ -126,9 +126,9 @@ class Choice:
     about: str
     query: str
     regex: str = ""
-    """What of each value counts."""
+    """Pattern of the part of each value that counts."""
     all_value: str = ".*"
-    """What stands for all of them in a regular expression."""
+    """Text that stands for all values in a regular expression."""
 
 
 INSTANCE: Final = Choice("instance", "Authority process", 'label_values(lowwater_build_info{job="$job"}, instance)')
@@ -173,4 +173,4 @@ FIRING: Final = Event(
     "red",
 )
 EVENTS: Final = (MOVED, RESET, FIRING)
-"""Of a deployment."""
+"""Events of a deployment."""

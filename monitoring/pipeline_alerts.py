@@ -29,7 +29,7 @@ SILENT_SECONDS: Final = 30
 """A living worker renews its report every few seconds, also when it has nothing to say."""
 
 STUCK_SECONDS: Final = 900
-"""How long one operation may take before somebody asks what it does."""
+"""Seconds after which one operation is worth an alert."""
 
 NAMED: Final = (
     "{{ if $labels.range }} The key range is {{ $labels.range }}"
@@ -68,7 +68,7 @@ def answered(alert: Alert) -> Alert:
 
 
 def is_about_one(alert: Alert) -> bool:
-    """Whether it is about a computation."""
+    """Return whether the alert is about a computation."""
     return "$labels.computation" in alert.summary + alert.description
 
 

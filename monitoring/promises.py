@@ -9,7 +9,7 @@ from monitoring.recordings import BROKEN, FRESHNESS, HOLDER, LATE, LOCAL_LAG, PR
 from monitoring.rules import COMPUTATION
 
 MINE: Final = f'{PROMISE}{{{JOB}, team=~"$team", owner=~"$owner"}}'
-"""What the chosen ones answer for."""
+"""Promises of the chosen teams and owners."""
 
 
 def mine(metric: str, *labels: str) -> str:

@@ -143,7 +143,7 @@ def watermarks(settings: Settings) -> Group:
 
 
 def processes() -> Group:
-    """How the authority processes do."""
+    """Return the recorded health of the authority processes."""
     replaced = "sum by (job, instance) (rate(lowwater_conflated_watermarks_total[5m]))"
     given = "sum by (job, instance) (rate(lowwater_pushed_watermarks_total[5m]))"
     return Group(

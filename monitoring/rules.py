@@ -42,7 +42,7 @@ class Alert:
     summary: str
     """One line: who, what. Prometheus' templates."""
     description: str
-    """What it means and where to look first."""
+    """Meaning of the alert, and where to look first."""
     labels: tuple[tuple[str, str], ...] = ()
     """More labels, that tell two alerts of one name apart."""
     annotations: tuple[tuple[str, str], ...] = ()
@@ -61,7 +61,7 @@ class Group:
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
-        """Those that tell somebody."""
+        """The rules that are alerts."""
         return tuple(rule for rule in self.rules if isinstance(rule, Alert))
 
 

@@ -15,7 +15,7 @@ class Settings:
     """
 
     late_seconds: int = 1800
-    """How long after its end a period has to be complete."""
+    """Seconds after its end within which a period has to be complete."""
     period_seconds: int = 3600
     """Length of a period: the longest window that any stage writes. Periods begin at multiples of
     it, UTC."""

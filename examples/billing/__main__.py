@@ -42,7 +42,8 @@ class Run:
     kills: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
     """What was killed, and whether a query was within a batch then."""
     invoices: dict[int, list[Bill]] = field(default_factory=dict[int, list[Bill]])
-    """The bills of each day, as the table had them when the low watermark said that the day was final."""
+    """The bills of each day, as the table had them when the low watermark said that the day was
+    final."""
     bills: list[Bill] = field(default_factory=list[Bill])
     """The table at the end."""
     sent: Counter[int] = field(default_factory=Counter[int])

@@ -1,4 +1,6 @@
-"""The driver that is killed: one process of Spark with both queries. It goes on from its checkpoints.
+"""The driver that is killed: one process of Spark with both queries.
+
+It goes on from its checkpoints.
 
 python -m examples.billing.driver AUTHORITY FOLDER BROKER
 """
@@ -71,7 +73,8 @@ def _start_unique(spark: SparkSession, address: str, folder: Path, broker: str) 
     def write(frame: DataFrame, batch: lws.Batch) -> None:
         found = once.of(batch, frame)
         batch.write(found.main, folder / UNIQUE)
-        # The meters hold the low watermark until a record is acknowledged, so nothing is late; what is would be here, and not lost.
+        # The meters hold the low watermark until a record is acknowledged, so nothing is late; what
+        # is would be here, and not lost.
         batch.write(found.late.unionByName(found.undecidable), folder / "late")
 
     stage = lws.stage(

@@ -32,7 +32,10 @@ def flown(start: datetime, days: int) -> list[Flight]:
 
 @dataclass(slots=True)
 class Meters:
-    """Both senders, on a thread. They send as much as they are let, so that there is work when something is killed."""
+    """Both senders, on a thread.
+
+    They send as much as they are let, so that there is work when something is killed.
+    """
 
     kafka: Kafka
     flights: Sequence[Flight]

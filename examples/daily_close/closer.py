@@ -21,10 +21,13 @@ Work = Callable[[lowwater.TaskLease, Path], bytes]
 
 
 def close(lw: lowwater.Client, name: str, closes: Path, work: Work, pause: Callable[[lowwater.TaskLease], None]) -> int:
-    """Close days until nothing is left of the data, and return how many. ``pause`` is called between taking a day and adding it up.
+    """Close days until nothing is left of the data, and return how many.
 
-    The task says that every flight of the day is in its file: it was made when the low watermark passed the day. Another worker may have the
-    day by the time this one is done: then StaleLease says so, and what was written here, under a name of its own, is left for the broom.
+    ``pause`` is called between taking a day and adding it up.
+
+    The task says that every flight of the day is in its file: it was made when the low watermark
+    passed the day. Another worker may have the day by the time this one is done: then StaleLease
+    says so, and what was written here, under a name of its own, is left for the broom.
     """
     tasks, closed = lw.tasks(FLIGHTS), 0
     while True:

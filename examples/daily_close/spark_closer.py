@@ -16,7 +16,11 @@ SCHEMA = "id string, departure long, origin string, cancelled int, delay int"
 
 
 def close_day(spark: SparkSession, landing: Path, lease: lowwater.TaskLease, path: Path) -> bytes:
-    """Add up the day of a lease into a directory of its own. The batch of a lease that has ended is in nobody's way: each lease has another directory. Closers may share a session."""
+    """Add up the day of a lease into a directory of its own.
+
+    The batch of a lease that has ended is in nobody's way: each lease has another directory.
+    Closers may share a session.
+    """
     from pyspark.sql import functions as sf
 
     task = lease.task

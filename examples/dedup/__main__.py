@@ -34,14 +34,16 @@ PARTITIONS: Final = 2
 INPUT, OUTPUT = "orders", "orders-once"
 BURST: Final = 150
 UNSURE: Final = 0.25
-"""The share of messages whose acknowledgement is lost: they are sent again, a burst or two later."""
+"""The share of messages whose acknowledgement is lost: they are sent again, a burst or two later.
+"""
 WINDOW: Final = 1_500
 """Rows of each output partition. A copy comes within some hundreds."""
 KILLS: Final = 4
 LOSES_MEMORY: Final = 3
 """At this one its disk is lost as well."""
 PROGRESS: Final = 2_400
-"""Messages that each process passes on before it is killed, and the last one before the sender ends."""
+"""Messages that each process passes on before it is killed, and the last one before the sender
+ends."""
 PATIENCE: Final = 300.0
 """Seconds after which the demo gives up. On quiet cores it takes about fifty."""
 EVERY: Final = 0.25

@@ -133,7 +133,10 @@ class Demo:
             pass
 
     def snapshots(self, reached: Reached) -> Iterator[table.Snapshot]:
-        """Yield where everything stands until something is reached. Raises what stopped a query, and Stuck."""
+        """Yield where everything stands until something is reached.
+
+        Raises what stopped a query, and Stuck.
+        """
         deadline = time.monotonic() + PATIENCE
         while True:
             views = self.client.get(FLIGHTS, ENRICHED, HOURLY)

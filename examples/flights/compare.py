@@ -5,18 +5,21 @@ The hourly job appends one :class:`Batch` per micro-batch to a JSON Lines file, 
     {"batch": 7, "clock": 1357639200000000, "low": 1357632000000000, "heuristic": 1357635600000000,
      "budget": 1357632900000000, "records": [["JFK", 1357633800000000], ["EWR", 1357637400000000]]}
 
-``clock`` is the replay clock when the batch ran, ``low`` and ``heuristic`` the low watermark and that of 99 % of the records lately seen that it ran with,
-``budget`` the watermark of the lateness budget of 1 %, null where a run has none,
-``records`` the origin and event time of each input record, duplicates removed. Times are microseconds since the
-Unix epoch, UTC; MIN (-2^63) is unknown, MAX (2^63-1) finished.
+``clock`` is the replay clock when the batch ran, ``low`` and ``heuristic`` the low watermark and
+that of 99 % of the records lately seen that it ran with, ``budget`` the watermark of the lateness
+budget of 1 %, null where a run has none, ``records`` the origin and event time of each input
+record, duplicates removed. Times are microseconds since the Unix epoch, UTC; MIN (-2^63) is
+unknown, MAX (2^63-1) finished.
 
-A way to close windows is a watermark per batch: a window closes in the first batch whose watermark has reached its end.
-Records in that batch or an earlier one are in the window's result; records that come later are missing from it. That is
-what the hourly job does with the low watermark, and what Spark does with its own: it evicts with the watermark of the
-batch, but drops late rows by that of the batch before (SPARK-40925), so rows in the closing batch still count.
+A way to close windows is a watermark per batch: a window closes in the first batch whose watermark
+has reached its end. Records in that batch or an earlier one are in the window's result; records
+that come later are missing from it. That is what the hourly job does with the low watermark, and
+what Spark does with its own: it evicts with the watermark of the batch, but drops late rows by that
+of the batch before (SPARK-40925), so rows in the closing batch still count.
 
-Spark's own watermark of a batch is the greatest event time in all earlier batches, late rows included, minus the
-delay, in whole milliseconds; it never goes back. Before the first row it is the epoch.
+Spark's own watermark of a batch is the greatest event time in all earlier batches, late rows
+included, minus the delay, in whole milliseconds; it never goes back. Before the first row it is the
+epoch.
 """
 
 from __future__ import annotations
@@ -212,11 +215,13 @@ def differences(rows: Iterable[tuple[Window, Hourly]], wanted: Mapping[Window, H
     """Compare what the hourly job wrote with the batch answer.
 
     Args:
-        rows: Every output row: its window and what it says. A window written twice is a difference even if both agree.
+        rows: Every output row: its window and what it says. A window written twice is a difference
+            even if both agree.
         wanted: From :func:`examples.flights.expected.hourly`.
 
     Returns:
-        One readable line per difference, by window; empty when the output is exactly the batch answer.
+        One readable line per difference, by window; empty when the output is exactly the batch
+        answer.
     """
     actual: defaultdict[Window, list[Hourly]] = defaultdict(list)
     for window, row in rows:

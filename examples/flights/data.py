@@ -6,9 +6,9 @@ Event time is the scheduled departure. A flight's record becomes *available*
 
 - cancelled (no departure delay): at the scheduled departure;
 - flown: at scheduled departure + departure delay + air time;
-- flown, but without an air time (diverted, or not written down): the air time counts as the median air time of the
-  same origin and destination over the whole year, plus 6 hours. The median of an even number of flights is the mean
-  of the middle two, so half minutes occur.
+- flown, but without an air time (diverted, or not written down): the air time counts as the median
+  air time of the same origin and destination over the whole year, plus 6 hours. The median of an
+  even number of flights is the mean of the middle two, so half minutes occur.
 
 Only the standard library is used: the expected results are computed apart from this, by pandas.
 """
@@ -143,8 +143,8 @@ def load(start: datetime | None = None, end: datetime | None = None) -> list[Fli
 def parse(lines: Iterable[str]) -> list[Flight]:
     """Parse the lines of flights.csv.
 
-    ``time_hour`` is the scheduled hour in UTC and ``minute`` the minute within it, so daylight saving time needs no
-    thought here.
+    ``time_hour`` is the scheduled hour in UTC and ``minute`` the minute within it, so daylight
+    saving time needs no thought here.
     """
     flights = list(_rows(lines))
     air_times: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
@@ -230,7 +230,10 @@ def airlines() -> dict[str, str]:
 
 
 def airports() -> dict[str, str]:
-    """Return the airport's name by code. Four destinations (BQN, PSE, SJU, STT) are not in the table."""
+    """Return the airport's name by code.
+
+    Four destinations (BQN, PSE, SJU, STT) are not in the table.
+    """
     return _table("airports.csv", "faa")
 
 

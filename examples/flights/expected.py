@@ -1,7 +1,8 @@
 """The batch answer: what each job must end with, by pandas on the CSV.
 
-Written apart from the pipeline and from :mod:`examples.flights.data`: the scheduled departure is taken from the local
-date and time of New York, not from the UTC columns. Times are microseconds since the Unix epoch, UTC.
+Written apart from the pipeline and from :mod:`examples.flights.data`: the scheduled departure is
+taken from the local date and time of New York, not from the UTC columns. Times are microseconds
+since the Unix epoch, UTC.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ Window = tuple[str, int]
 
 
 class Hourly(NamedTuple):
-    """Delays of the flights of one origin that were scheduled within one hour. All exact integers."""
+    """Delays of the flights of one origin that were scheduled within one hour.
+
+    All exact integers.
+    """
 
     flights: int
     """All, cancelled ones included."""
@@ -41,7 +45,8 @@ class Enriched(NamedTuple):
     airline: str
     """The carrier's name."""
     destination: str | None
-    """The destination airport's name; None for the four that the table lacks (BQN, PSE, SJU, STT)."""
+    """The destination airport's name; None for the four that the table lacks (BQN, PSE, SJU, STT).
+    """
     route: str
     """As "JFK-HNL"."""
 

@@ -66,7 +66,8 @@ class _Dot:
         }
 
 
-# Okabe and Ito's colours: told apart with every common colour vision; the line styles tell them apart in grey.
+# Okabe and Ito's colours: told apart with every common colour vision; the line styles tell them
+# apart in grey.
 _BLUE, _GREEN, _ORANGE, _RED, _PURPLE = "#0072B2", "#009E73", "#E69F00", "#C4390B", "#A0477F"
 _INK, _QUIET, _PALE = "#1F2328", "#8A8F98", "#C6CBD3"
 _TITLE: Final[dict[str, Any]] = {"loc": "left", "fontsize": 14.5, "color": _INK, "fontweight": "bold", "pad": 10}

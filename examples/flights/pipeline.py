@@ -1,9 +1,13 @@
-"""The demo's three Spark jobs. Each is a query with a checkpoint of its own; they hand over through directories, or through what a subclass of :class:`Folders` says.
+"""The demo's three Spark jobs.
 
-    feed -> flights (injector) -> enriched (airline, route; duplicates removed) -> hourly (windows by origin)
+Each is a query with a checkpoint of its own; they hand over through directories, or through what a
+subclass of :class:`Folders` says.
 
-What is pure: the two update functions, which run in executor tasks on one key range at a time and depend on nothing
-but their arguments. A replayed batch computes the same.
+    feed -> flights (injector) -> enriched (airline, route; duplicates removed) -> hourly (windows
+    by origin)
+
+What is pure: the two update functions, which run in executor tasks on one key range at a time and
+depend on nothing but their arguments. A replayed batch computes the same.
 """
 
 from __future__ import annotations
@@ -50,8 +54,9 @@ DDL: Final[Mapping[str, str]] = {FLIGHTS: RECORD_DDL, ENRICHED: ENRICHED_DDL, HO
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 OUT: Final = pa.schema([("id", pa.int64()), ("due", _TIME), ("landed", pa.bool_())])
-"""State of *flights*: what is on the board and not landed, and what landed before its board row was read. That is written already: its time has not
-the name of the event time, by which a record that is still held is known."""
+"""State of *flights*: what is on the board and not landed, and what landed before its board row was
+read. That is written already: its time has not the name of the event time, by which a record that
+is still held is known."""
 
 OPEN: Final = pa.schema(
     [
@@ -129,11 +134,14 @@ def start(
     ]
 
 
-# -- flights -----------------------------------------------------------------------------------------------------------
+# -- flights ---------------------------------------------------------------------------------------
 
 
 def start_flights(spark: SparkSession, folders: Folders, address: str, trigger: Mapping[str, Any]) -> TrackedQuery:
-    """Inject the feed. What is on the board and has not landed is pending, so the low watermark is exact."""
+    """Inject the feed.
+
+    What is on the board and has not landed is pending, so the low watermark is exact.
+    """
     stage = lws.injector(
         spark, FLIGHTS, key="origin", event_time="sched_dep", ranges=RANGES, heuristics=[SHARE], address=address
     )
@@ -207,8 +215,8 @@ class Beats:
 def land(_: int, state: pa.Table | None, rows: pa.Table, low: Watermark) -> UpdateResult:
     """Update what is on the board and has not landed; emit the records that landed.
 
-    ``low`` is the frontier: every board row scheduled before it has been read. A record whose board row was not read yet
-    is remembered, so that the row does not wait for a landing that has been.
+    ``low`` is the frontier: every board row scheduled before it has been read. A record whose board
+    row was not read yet is remembered, so that the row does not wait for a landing that has been.
     """
     out: dict[int, int] = {}
     early: dict[int, int] = {}
@@ -227,11 +235,14 @@ def _pairs(rows: pa.Table) -> list[tuple[int, int]]:
     return list(zip(rows["id"].to_pylist(), _micros(rows["sched_dep"]), strict=True))
 
 
-# -- enriched ----------------------------------------------------------------------------------------------------------
+# -- enriched --------------------------------------------------------------------------------------
 
 
 def start_enriched(spark: SparkSession, folders: Folders, address: str, trigger: Mapping[str, Any]) -> TrackedQuery:
-    """Add the names of airline and destination, and remove duplicates on arrival. Holds nothing back."""
+    """Add the names of airline and destination, and remove duplicates on arrival.
+
+    Holds nothing back.
+    """
     stage = lws.stage(
         spark,
         ENRICHED,
@@ -256,7 +267,7 @@ def start_enriched(spark: SparkSession, folders: Folders, address: str, trigger:
     return stage.foreach_batch(joined, hand_on, checkpoint=folders.checkpoint(ENRICHED), trigger=trigger, name=ENRICHED)
 
 
-# -- hourly ------------------------------------------------------------------------------------------------------------
+# -- hourly ----------------------------------------------------------------------------------------
 
 
 def start_hourly(spark: SparkSession, folders: Folders, address: str, trigger: Mapping[str, Any]) -> TrackedQuery:
@@ -274,7 +285,8 @@ def start_hourly(spark: SparkSession, folders: Folders, address: str, trigger: M
     )
 
     def close(frame: DataFrame, batch: Batch) -> None:
-        # Before the state moves on: the record tells what each way of closing windows would have known.
+        # Before the state moves on: the record tells what each way of closing windows would have
+        # known.
         records = [(row[0], row[1]) for row in frame.selectExpr("origin", "unix_micros(sched_dep)").collect()]
         clock = replay_clock(folders.feed)
         if clock is not None:
@@ -320,7 +332,7 @@ def _windows(windows: Mapping[tuple[str, int], list[int]]) -> pa.Table:
     return _table([(*window, *sums) for window, sums in windows.items()], OPEN)
 
 
-# -- shared ------------------------------------------------------------------------------------------------------------
+# -- shared ----------------------------------------------------------------------------------------
 
 
 def _read(spark: SparkSession, schema: str, folder: Path) -> DataFrame:

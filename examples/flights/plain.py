@@ -1,12 +1,12 @@
 """The three jobs in plain Python: what each does with records, what it may say about event times.
 
-No clock, no threads, no network: a turn at a time, so that the same stages run against a real authority
-(:mod:`examples.flights.year`) and against its arithmetic alone (:mod:`examples.flights.simulate`). Times are
-microseconds since the Unix epoch, UTC.
+No clock, no threads, no network: a turn at a time, so that the same stages run against a real
+authority (:mod:`examples.flights.year`) and against its arithmetic alone
+(:mod:`examples.flights.simulate`). Times are microseconds since the Unix epoch, UTC.
 
-Every turn of a stage with inputs keeps one order: read the watermarks of the inputs, then take every record that is there,
-then report. Whatever the watermark promised has then been taken. And whoever hands records on, hands them on
-before reporting that they are done.
+Every turn of a stage with inputs keeps one order: read the watermarks of the inputs, then take
+every record that is there, then report. Whatever the watermark promised has then been taken. And
+whoever hands records on, hands them on before reporting that they are done.
 """
 
 from __future__ import annotations
@@ -103,8 +103,9 @@ class Inbox:
 class FlightsStage:
     """Injects the records of one origin.
 
-    Its pending work is what is on the departure board and has not landed. So its low watermark is exact: nothing older
-    than the oldest flight that is out, and nothing older than the board itself, will come.
+    Its pending work is what is on the departure board and has not landed. So its low watermark is
+    exact: nothing older than the oldest flight that is out, and nothing older than the board
+    itself, will come.
     """
 
     def __init__(self, feed: Iterator[Beat], lease: Lease, send: Send) -> None:
@@ -154,8 +155,8 @@ class FlightsStage:
 class EnrichedStage:
     """Adds the names of airline and destination, and removes duplicates on arrival.
 
-    Ids are remembered only until the low watermark has passed: a record that arrives behind it can only be one that
-    came before.
+    Ids are remembered only until the low watermark has passed: a record that arrives behind it can
+    only be one that came before.
     """
 
     def __init__(
@@ -265,7 +266,8 @@ class HourlyStage:
     def _oldest(self, origin: str, low: int) -> int | None:
         """Return the least stamp this range can still write: windows are stamped by their start.
 
-        Also without an open window: a record at the watermark opens the hour that the watermark stands in.
+        Also without an open window: a record at the watermark opens the hour that the watermark
+        stands in.
         """
         if low in (MIN, MAX):
             return None

@@ -7,19 +7,22 @@ The replay clock runs in steps; each step is a beat, and each beat is one Parque
 A file has rows of four kinds, in this order:
 
 ``board``
-    A flight scheduled within the step appears on the departure board. ``dep_delay``, ``air_time``, ``arr_delay``,
-    ``tailnum`` and ``available`` are not known yet.
+    A flight scheduled within the step appears on the departure board. ``dep_delay``, ``air_time``,
+    ``arr_delay``, ``tailnum`` and ``available`` are not known yet.
 ``flight``
-    A flight's record, in the step in which it becomes available. Some come twice, exactly alike: in the same beat, or
-    a few beats later.
+    A flight's record, in the step in which it becomes available. Some come twice, exactly alike: in
+    the same beat, or a few beats later.
 ``beat``
     One row: everything scheduled before ``clock`` is on the board, in this file or an earlier one.
 ``end``
-    One row instead, in the last file: nothing will ever come. It follows when every record has become available.
+    One row instead, in the last file: nothing will ever come. It follows when every record has
+    become available.
 
-A flight is never on the board after its record: no record is available before its scheduled departure.
+A flight is never on the board after its record: no record is available before its scheduled
+departure.
 
-Which rows come in which beat depends on the flights and the arguments alone, never on the wall clock.
+Which rows come in which beat depends on the flights and the arguments alone, never on the wall
+clock.
 """
 
 from __future__ import annotations
@@ -71,7 +74,8 @@ FEED_DDL: Final = (
     "kind STRING, beat BIGINT, clock TIMESTAMP, id BIGINT, carrier STRING, flight INT, tailnum STRING, origin STRING, "
     "dest STRING, sched_dep TIMESTAMP, dep_delay INT, air_time INT, arr_delay INT, distance INT, available TIMESTAMP"
 )
-"""The same as :data:`FEED_SCHEMA`, for Spark. ``beat`` and ``clock`` are set on beat and end rows only."""
+"""The same as :data:`FEED_SCHEMA`, for Spark. ``beat`` and ``clock`` are set on beat and end rows
+only."""
 
 
 class Row(NamedTuple):
@@ -210,8 +214,8 @@ def run(
 ) -> int:
     """Write each beat when its time has come and return how many there were.
 
-    A beat is due when the replay clock, running at ``rate`` hours of event time a second from ``start`` on, has
-    reached the end of its step. Lost time is caught up.
+    A beat is due when the replay clock, running at ``rate`` hours of event time a second from
+    ``start`` on, has reached the end of its step. Lost time is caught up.
 
     Args:
         feed: From :func:`beats`.
@@ -220,7 +224,8 @@ def run(
         rate: Above 0; ``inf`` writes all at once.
         now: Seconds, monotonic.
         wait: Called with the seconds until the next beat is due, when above 0.
-        hold: Called when the first beat is written; the replay clock runs on from there when it returns.
+        hold: Called when the first beat is written; the replay clock runs on from there when it
+            returns.
         put: Writes a beat; afterwards the folder has a file of its name.
 
     Raises:

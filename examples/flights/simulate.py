@@ -53,7 +53,8 @@ class Computation:
 
     values: list[int] = field(default_factory=list)
     masses: list[tuple[list[int], int, int]] = field(default_factory=list)
-    """Of each lease: event times pending, records lately finished, its frontier for the 99 % watermark."""
+    """Of each lease: event times pending, records lately finished, its frontier for the 99 %
+    watermark."""
     low: int = MIN
     heuristic: int = MIN
 
@@ -82,7 +83,10 @@ class Computation:
 
 
 class ModelLease:
-    """A lease over some ranges of a :class:`Computation`. Nothing that was said lately is forgotten: runs are short."""
+    """A lease over some ranges of a :class:`Computation`.
+
+    Nothing that was said lately is forgotten: runs are short.
+    """
 
     def __init__(self, computation: Computation, ranges: int = 1) -> None:
         self._computation = computation

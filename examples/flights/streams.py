@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from lowwater_spark import Batch
 
 FEED: Final = "feed"
-"""The topic of the feed. It has one partition: a beat says that all before it is there, and order is kept within a partition alone."""
+"""The topic of the feed. It has one partition: a beat says that all before it is there, and order
+is kept within a partition alone."""
 
 _TIME_FORMAT: Final = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
 """Without it times would have milliseconds, and a time would come back as an older one."""
@@ -82,7 +83,8 @@ class Streams(Folders):
         """See Folders."""
         if job != ENRICHED:
             return spark.readStream.format("delta").load(str(self.output(job)))
-        # What a stage has published is read without what it had begun and given up, and nobody else writes there.
+        # What a stage has published is read without what it had begun and given up, and nobody else
+        # writes there.
         return self._topic(spark, job, DDL[job], **_HANDED_OVER)
 
     def write(self, batch: Batch, rows: DataFrame, job: str) -> None:

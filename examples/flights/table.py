@@ -140,8 +140,8 @@ def show(
 ) -> None:
     """Show each snapshot as it comes, until there are no more; the last one stays.
 
-    On a terminal the table is redrawn in place. Elsewhere a line is written every ``every`` seconds at most, and one
-    for the last snapshot.
+    On a terminal the table is redrawn in place. Elsewhere a line is written every ``every`` seconds
+    at most, and one for the last snapshot.
 
     Args:
         snapshots: Paced by whoever makes them.

@@ -1,6 +1,7 @@
 """The whole year through plain Python workers and a real authority; every window is checked.
 
-``make demo-year``, or ``python -m examples.flights.year``. No Spark: eight workers, one thread each, with a lease each.
+``make demo-year``, or ``python -m examples.flights.year``. No Spark: eight workers, one thread
+each, with a lease each.
 
 =========== ============================== =======================================
 computation workers                        key ranges
@@ -10,9 +11,10 @@ enriched    4                              by carrier
 hourly      1, with a lease of 3 ranges    by origin
 =========== ============================== =======================================
 
-The replay is virtual: no pacing by a clock. The injectors run ahead of the slowest job by a bounded stretch of event time
-only, which they learn from *hourly*'s own low watermark; so every queue between the jobs is bounded, and what moves the run
-on is the watermark making its way through the three jobs.
+The replay is virtual: no pacing by a clock. The injectors run ahead of the slowest job by a bounded
+stretch of event time only, which they learn from *hourly*'s own low watermark; so every queue
+between the jobs is bounded, and what moves the run on is the watermark making its way through the
+three jobs.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ from examples.flights.server import serving
 from lowwater.watermark import Watermark
 
 AHEAD: Final = 7 * DAY
-"""How far the injectors run ahead of hourly. More than the worst flight is late (33 h), or nothing would move."""
+"""How far the injectors run ahead of hourly. More than the worst flight is late (33 h), or nothing
+would move."""
 PAUSE_SECONDS: Final = 0.01
 """How long a worker waits when it can do nothing but look again."""
 PROGRESS_SECONDS: Final = 0.5
@@ -239,8 +242,8 @@ class LowwaterAuthority:
         """Return where the three computations stand.
 
         Raises:
-            ConnectionError: The authority was not heard for a minute. A pipeline would go on without it; this run, whose
-                injectors wait for its watermarks, would wait for ever.
+            ConnectionError: The authority was not heard for a minute. A pipeline would go on
+                without it; this run, whose injectors wait for its watermarks, would wait for ever.
         """
         seen = {name: reader.read() for name, reader in self._readers.items()}
         for name, each in seen.items():
@@ -250,7 +253,10 @@ class LowwaterAuthority:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the year, check every window, print one JSON line. Exit code 1 when a window is not the batch answer."""
+    """Run the year, check every window, print one JSON line.
+
+    Exit code 1 when a window is not the batch answer.
+    """
     parser = argparse.ArgumentParser(prog="python -m examples.flights.year", description=main.__doc__)
     parser.add_argument("--address", help="of a running lowwater serve without these computations; default: its own")
     options = parser.parse_args(arguments)

@@ -40,7 +40,8 @@ PACE: Final = MINUTE
 """Event time that passes in a second."""
 TURN_SECONDS: Final = 0.1
 LANDED: Final = 2 * HOUR
-"""Only flights whose record came within two hours of their departure: the injectors' watermark then moves every few seconds."""
+"""Only flights whose record came within two hours of their departure: the injectors' watermark then
+moves every few seconds."""
 BEFORE: Final = LANDED + HOUR
 """Event time that is replayed at once, so that everything moves when the pace begins."""
 SOURCE_START: Final = datetime(2013, 1, 8, 12, tzinfo=UTC)

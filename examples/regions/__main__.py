@@ -74,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def worlds(kills: int, moves: int) -> list[list[str]]:
-    """Return the take-overs of each world. The last kill of a world is written off, which nobody returns from within it.
+    """Return the take-overs of each world.
+
+    The last kill of a world is written off, which nobody returns from within it.
 
     >>> worlds(5, 1)
     [['moved', 'arrived', 'written off'], ['arrived', 'arrived', 'written off']]

@@ -41,7 +41,8 @@ class Take:
     number: int
     """By which the next owner commits."""
     hold: int = MAX
-    """R of the region that took over, which what is published may not pass before somebody has decided."""
+    """R of the region that took over, which what is published may not pass before somebody has
+    decided."""
     cut: int = 0
     """The first offset of the lost region that was not in the other one then."""
     times: dict[str, float] = field(default_factory=dict[str, float])

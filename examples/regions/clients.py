@@ -19,7 +19,8 @@ from examples.regions.setup import CLICKS, REGIONS, Setup
 FIRST: Final = 1_356_998_400_000_000
 """2013-01-01T00:00Z."""
 BURST: Final = 15
-"""Clicks that are sent together. They are of one hour, so that a click that is said again comes behind none of a later hour."""
+"""Clicks that are sent together. They are of one hour, so that a click that is said again comes
+behind none of a later hour."""
 ACKNOWLEDGED_WITHIN: Final = 120.0
 LOOK: Final = 0.02
 
@@ -133,7 +134,10 @@ class Clients:
             lease.finish()  # waits for a region that is away
 
     def _wait(self, waiting: dict[int, Click]) -> None:
-        """Wait a little for acknowledgements. What nobody has acknowledged in a region that is lost is said again in the other one."""
+        """Wait a little for acknowledgements.
+
+        What nobody has acknowledged in a region that is lost is said again in the other one.
+        """
         for region in {*self.lost} & self._producers.keys():
             producer = self._producers.pop(region)
             producer.purge()  # nothing of it may arrive there later, when the region is back

@@ -58,13 +58,17 @@ class Replicated:
 
 
 class Mirror:
-    """Copies one partition, in order. What it has copied stands at the other end: it goes on from there, whenever it was killed."""
+    """Copies one partition, in order.
+
+    What it has copied stands at the other end: it goes on from there, whenever it was killed.
+    """
 
     def __init__(self, setup: Setup, region: str) -> None:
         own, self._other = setup.regions[region], setup.regions[setup.other(region)]
         self._region = region
         quiet = {"log_level": 0, "group.id": "mirror", "enable.auto.commit": False, "auto.offset.reset": "error"}
-        # On one connection an answer about the end of the log waits behind a fetch that waits for clicks.
+        # On one connection an answer about the end of the log waits behind a fetch that waits for
+        # clicks.
         quick = {"fetch.wait.max.ms": int(EVERY * 1000)}
         self._source = Consumer({"bootstrap.servers": self._other.broker, **quiet, **quick})
         self._there = Producer(
@@ -102,7 +106,8 @@ class Mirror:
         self._seen.look(low, end)
         now, until = time.monotonic(), self._copied
         self._ends.append((now, end))
-        # Late by some seconds, as a mirror over a long way is: what is lost with the other region is what it was late by.
+        # Late by some seconds, as a mirror over a long way is: what is lost with the other region
+        # is what it was late by.
         while self._ends and (self._ends[0][0] <= now - self._behind or low == MAX):
             _, until = self._ends.popleft()
         if until > self._copied:

@@ -62,7 +62,8 @@ def main(setup: Setup, region: str) -> None:
             stamp=sf.col("start"),
             address=place.authority,
         )
-        # A set: a client whose acknowledgement was lost with a region says its click again in the other one.
+        # A set: a client whose acknowledgement was lost with a region says its click again in the
+        # other one.
         hours = (
             stage.drive(clicks)
             .groupBy(sf.window("at", "1 hour"))

@@ -1,4 +1,7 @@
-"""The sink that both regions reach: hours in SQLite. A commit compares the adoption number in its own transaction."""
+"""The sink that both regions reach: hours in SQLite.
+
+A commit compares the adoption number in its own transaction.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,10 @@ class Sink:
             db.execute("COMMIT")  # without it, all of it is undone
 
     def raise_(self, number: int) -> Commit | None:
-        """Let no older number write any more, and return what was committed last, by whomever. Raises Fenced for an older one."""
+        """Let no older number write any more, and return what was committed last, by whomever.
+
+        Raises Fenced for an older one.
+        """
         with self._transaction() as db:
             self._check(db, number, older=True)
             db.execute("UPDATE token SET number = ?", (number,))
@@ -95,7 +101,11 @@ class Sink:
             return _last(db)
 
     def commit(self, number: int, batch: int, until: int, hours: Iterable[Hour], positions: Iterable[Position]) -> None:
-        """Write closed hours. Raises Fenced for another number than the one that was raised last, and IntegrityError for an hour that is there."""
+        """Write closed hours.
+
+        Raises Fenced for another number than the one that was raised last, and IntegrityError for
+        an hour that is there.
+        """
         hours, positions = list(hours), list(positions)
         with self._transaction() as db:
             self._check(db, number, older=False)

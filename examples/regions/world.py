@@ -33,17 +33,20 @@ from tests.process.regions import Operator
 PATIENCE: Final = 240.0
 """Seconds after which a step gives up."""
 AHEAD: Final = 120
-"""Clicks that the clients are ahead of the sink at most: so a region is killed in the middle of its work."""
+"""Clicks that the clients are ahead of the sink at most: so a region is killed in the middle of its
+work."""
 EVERY: Final = "200ms"
 SUSPECT_AFTER: Final = "2s"
 MOST_BEHIND: Final = 40
-"""Seconds by which the mirror in B is late at most: longer than an hour takes to be closed. So A may have closed hours that are above R when it is lost."""
+"""Seconds by which the mirror in B is late at most: longer than an hour takes to be closed. So A
+may have closed hours that are above R when it is lost."""
 HOURS_AROUND: Final = 8
 """Of work before the first take-over and behind the last one, in event time."""
 HOURS_EACH: Final = 5
 """From one to the next."""
 SPREAD: Final = 2
-"""Hours within which each of them may come. The rest is needed behind it, for the sink is two hours behind the clients when these wait for the next one."""
+"""Hours within which each of them may come. The rest is needed behind it, for the sink is two hours
+behind the clients when these wait for the next one."""
 CLICKS_AN_HOUR: Final = 33
 
 GLOBAL: Final = f"global/{HOURLY}"
@@ -63,7 +66,10 @@ fences = true
 
 
 class Recorder:
-    """Readers in both regions, on threads of their own. They write down every watermark that they are shown."""
+    """Readers in both regions, on threads of their own.
+
+    They write down every watermark that they are shown.
+    """
 
     def __init__(self, setup: Setup, sink: Sink) -> None:
         self.seen: list[Seen] = []
@@ -270,7 +276,10 @@ def _above(world: World, take: Take) -> None:
 
 
 def _return(world: World, take: Take) -> None:
-    """The lost region comes back. It gets no number, its old one counts nowhere, and its readers see what everybody sees."""
+    """The lost region comes back.
+
+    It gets no number, its old one counts nowhere, and its readers see what everybody sees.
+    """
     region, old = world.regions[take.owner], take.number - 1
     take.times["returned"] = time.time()
     region.start_again()

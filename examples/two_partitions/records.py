@@ -1,8 +1,11 @@
-"""The records of a day in two partitions, and in which step of the replay they arrive. The same ones in every run.
+"""The records of a day in two partitions, and in which step of the replay they arrive.
 
-The replay clock goes on by an hour a step. Partition *a* arrives without delay, partition *b* three hours later, and once *b* stands still
-for two hours more. Within a partition records come in order of event time, so each knows exactly how far it has come.
-Times are microseconds since the Unix epoch, UTC.
+The same ones in every run.
+
+The replay clock goes on by an hour a step. Partition *a* arrives without delay, partition *b* three
+hours later, and once *b* stands still for two hours more. Within a partition records come in order
+of event time, so each knows exactly how far it has come. Times are microseconds since the Unix
+epoch, UTC.
 """
 
 from __future__ import annotations

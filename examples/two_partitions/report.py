@@ -53,8 +53,8 @@ class Account:
 def lines(outcome: Outcome, batch: Mapping[int, int]) -> list[Line]:
     """Return each window of the batch answer with what was written of it.
 
-    Raises WrongWindowsError for a window that is written twice, has too many rows, or should not be there: nothing that Spark's
-    watermark does.
+    Raises WrongWindowsError for a window that is written twice, has too many rows, or should not be
+    there: nothing that Spark's watermark does.
     """
     written: dict[int, Written] = {}
     wrong = []
@@ -74,7 +74,10 @@ def lines(outcome: Outcome, batch: Mapping[int, int]) -> list[Line]:
 
 
 def account(outcome: Outcome, batch: Mapping[int, int]) -> Account:
-    """Return where the rows went. Raises WrongWindowsError as :func:`lines`, and when nothing was written."""
+    """Return where the rows went.
+
+    Raises WrongWindowsError as :func:`lines`, and when nothing was written.
+    """
     table = lines(outcome, batch)
     closed = [line for line in table if line.rows is not None]
     lags = [line.lag / HOUR for line in table if line.lag is not None]
@@ -96,7 +99,10 @@ def account(outcome: Outcome, batch: Mapping[int, int]) -> Account:
 
 
 def require_exact(outcomes: Mapping[str, Outcome], batch: Mapping[int, int]) -> None:
-    """Check that every driven window is the batch answer, and that attaching has changed nothing. Raises WrongWindowsError."""
+    """Check that every driven window is the batch answer, and that attaching has changed nothing.
+
+    Raises WrongWindowsError.
+    """
     wrong = [
         f"driven, {_time(line.start)}: {'never written' if line.rows is None else line.rows}, expected {line.batch}"
         for line in lines(outcomes[DRIVEN], batch)

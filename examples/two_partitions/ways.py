@@ -1,4 +1,7 @@
-"""The same hourly counts in three ways: Spark alone, attached, driven. Each replays all records through a query of its own."""
+"""The same hourly counts in three ways: Spark alone, attached, driven.
+
+Each replays all records through a query of its own.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +153,8 @@ def driven(spark: SparkSession, folder: Path, steps: Sequence[Step], address: st
                     lease.advance(None, oldest=None, frontier=step.frontiers[partition])
                 lease.flush(PATIENCE)
             come = min(step.frontiers.values())
-            # Hours that end at or before the low watermark are written; the stage stands at the start of the last one.
+            # Hours that end at or before the low watermark are written; the stage stands at the
+            # start of the last one.
             reached = lowwater.Watermark(MAX if come == MAX else come // HOUR * HOUR - HOUR)
             _until(lambda: _has_reached(lw, query, reached), lambda: f"{lw.why(DRIVEN)}; {query.stage_status()}")
             if step.clock < STALL[1]:

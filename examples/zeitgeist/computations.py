@@ -1,7 +1,10 @@
-"""The three computations, and the rules by which an hour is a dip or a spike. All is in whole numbers.
+"""The three computations, and the rules by which an hour is a dip or a spike.
 
-An hour without a departure has no record, and no row of *counts*: nothing comes that could tell of it. *Model* has a timer for the end of every hour, which fires when the low watermark says that
-the hour is complete, with rows or without.
+All is in whole numbers.
+
+An hour without a departure has no record, and no row of *counts*: nothing comes that could tell of
+it. *Model* has a timer for the end of every hour, which fires when the low watermark says that the
+hour is complete, with rows or without.
 """
 
 from __future__ import annotations
@@ -83,7 +86,10 @@ class Episode:
 
 
 def follow(episode: Episode, start: int, hour: Judged) -> tuple[Episode, list[tuple[Episode, bool]]]:
-    """Go on with the next hour. Return the episode, and what has changed: one that is over, or that begins, and whether it is open.
+    """Go on with the next hour.
+
+    Return the episode, and what has changed: one that is over, or that begins, and whether it is
+    open.
 
     A dip goes on over the hours of a night, in which nobody leaves.
     """
@@ -144,7 +150,10 @@ class Model(Computation):
 
 
 class Dips(Computation):
-    """When a dip or a spike of an airport begins, and when it is over. It meets the hours in their order."""
+    """When a dip or a spike of an airport begins, and when it is over.
+
+    It meets the hours in their order.
+    """
 
     name = "dips"
     inputs: ClassVar[Sequence[Input]] = [Input(Model.name, key="origin", event_time="start")]

@@ -151,7 +151,10 @@ def _alone(spark: SparkSession, out: Path) -> Iterator[Any]:
 
 
 class Naive:
-    """The same model and the same rules, on hours that Spark's own watermark has closed. An hour without a row by then has had no departure: so this detector believes."""
+    """The same model and the same rules, on hours that Spark's own watermark has closed.
+
+    An hour without a row by then has had no departure: so this detector believes.
+    """
 
     def __init__(self) -> None:
         self.told = Outcome()
@@ -212,7 +215,10 @@ def _plain(value: Any) -> Any:
 
 
 def _settle(lw: lowwater.Client, queries: Sequence[lws.TrackedQuery], mark: lowwater.Watermark) -> None:
-    """Wait until everything below a low watermark has passed all computations. Raises what has ended one of them, and Stuck."""
+    """Wait until everything below a low watermark has passed all computations.
+
+    Raises what has ended one of them, and Stuck.
+    """
     deadline = time.monotonic() + PATIENCE
     while True:
         try:

@@ -1,4 +1,7 @@
-"""``make zombie``: a zombie's write is delayed while its successor scans. What each of them sees, in each store, with a guard and without."""
+"""``make zombie``: a zombie's write is delayed while its successor scans.
+
+What each of them sees, in each store, with a guard and without.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def play(lw: lowwater.Client, number: int, store: Store) -> bool:
-    """Let B write, be paused and go on, and B' take over meanwhile. Return whether B' knows of every timer in the end."""
+    """Let B write, be paused and go on, and B' take over meanwhile.
+
+    Return whether B' knows of every timer in the end.
+    """
     print(f"\n{store.name}")
     computation = f"timers-{number}"
     lw.register(computation)

@@ -84,7 +84,10 @@ class GuardedPostgres:
 
 
 class CheckedPostgres:
-    """The owner stands in the database, and who writes looks it up first, in the same transaction. That is not enough."""
+    """The owner stands in the database, and who writes looks it up first, in the same transaction.
+
+    That is not enough.
+    """
 
     name = "PostgreSQL, looked up in the same transaction"
     guarded = False

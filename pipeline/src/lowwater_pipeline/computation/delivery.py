@@ -98,7 +98,8 @@ def settings_of(options: Mapping[str, object]) -> dict[str, str]:
 def check_topics(settings: Mapping[str, str], topics: Sequence[str]) -> None:
     """Check that rows can be sent into these topics. One round trip.
 
-    Raises Unsupported for a topic that is missing or has marks; OSError when no broker answers.
+    Raises Unsupported for a missing topic, and for one that ``batch.write_kafka`` has written: its
+    readers count by marks, which weak productions do not leave. OSError when no broker answers.
     """
     library = confluent()
     try:

@@ -171,10 +171,10 @@ class History:
         return f"{self.named(at)} is not there any more"
 
     def went_back(self, at: int, app: str, mark: Mark) -> str:
-        """Return in words how a mark shows that the table was put back; empty: it was not.
+        """Return in words how a mark shows that the table was restored to an older version.
 
-        The mark, of ``app`` at place ``at``, names versions: they must be before it, and still be
-        there. Costs reading one version.
+        Empty: it was not. The mark is the one of ``app`` at place ``at``. The versions that it
+        names must precede it, and still be in the table. Costs reading one version.
         """
         if at <= mark.checked:
             return f"{self.named(at)} was made when the table had {self.number(mark.checked)} already: it was put back meanwhile"
@@ -189,10 +189,10 @@ _UNKNOWN: Final = "so the rows that it removed are unknown"
 
 
 def follow(app: str, standing: Standing, history: History) -> tuple[Mark, str]:
-    """Return the mark that a writer leaves in the table's next version, and what is newly wrong.
+    """Return a writer's mark for the table's next version, and a newly found removal of rows.
 
-    The second value is the removal of rows that this check has found first, in words; empty: none.
-    Raises CheckpointMismatch when a higher life of the computation writes into the table. Costs
+    The removal is in words; empty: none, or an earlier mark names one already. Raises
+    CheckpointMismatch when a higher life of the computation has written into the table. Costs
     reading the versions since the writer's last check, and its version before the last one; at a
     writer's first batch the versions since its predecessor's last check.
     """

@@ -253,7 +253,7 @@ class DurableSink:
         files, entries, exact = self._new(last)
         strict = exact and self._may_lack and self._synced is not None and self._synced < self._first_newest
         if strict:
-            _refuse_cut(last, entries)
+            _refuse_truncated(last, entries)
         for path, size in files:
             try:
                 sync_file(path)
@@ -314,7 +314,7 @@ class DurableSink:
         self._manifest.keep("sink", {"batch": batch, "boot": boot})
 
 
-def _refuse_cut(last: int, entries: Iterable[Path]) -> None:
+def _refuse_truncated(last: int, entries: Iterable[Path]) -> None:
     """Refuse an entry without files when no checksum proves that Spark wrote it so.
 
     A power cut may have truncated it.

@@ -170,11 +170,11 @@ class Authority:
         )
 
     def widen(self) -> None:
-        """Register again if a value was refused for leading the clock: newer inputs may allow more.
+        """Register again if a value was refused because it leads the clock by too much.
 
-        One call on the network, at most once in :data:`WIDEN_INTERVAL`; the caller holds no lock.
-        The lease itself repeats the refused value. A failure of this call changes nothing: the
-        reports notice when the run is replaced or the authority is away.
+        The allowed lead is that of the registered inputs, which may have grown. One call on the
+        network, at most once in :data:`WIDEN_INTERVAL`; the caller holds no lock. The lease itself
+        repeats the refused value. A failed call is only logged.
         """
         registration, lease = self.registration, self.lease
         refused = None if lease is None or self.problem else lease.refused
@@ -194,12 +194,12 @@ class Authority:
         values: Callable[[], tuple[Cut, Sequence[int]]],
         lock: AbstractContextManager[object],
     ) -> bool:
-        """Register, and claim a cut's ranges with the values that ``values`` returns afterwards.
+        """Register, compare the inputs, and claim. Returns whether the run has a lease now.
 
-        Returns False if the authority is away, which is remembered, and if the stage's cut has
-        changed meanwhile. ``lock`` guards the cut; the caller does not hold it. ``check`` compares
-        the inputs that are registered now with the checkpoint's. Raises its errors before any
-        claim, and the authority's refusals.
+        ``check`` compares the registered inputs with the checkpoint's; if it raises, nothing is
+        claimed. Then ``values`` returns the cut, and the value from which each range starts. A
+        batch may change the stage's cut during the claim: such a lease is dropped. ``lock`` guards
+        the cut; the caller does not hold it. Raises the errors that end the query.
         """
         try:
             check(self.register())
@@ -428,9 +428,9 @@ class Authority:
         return True
 
     def vouch(self, through: int, reading: Reading) -> str:
-        """Announce to the authority what an output is about to say.
+        """Announce to the authority that an output is about to be marked complete ``through``.
 
-        Returns why the output must not say it, or an empty text. Raises what replaced the run.
+        Returns why the output must not be marked, or an empty text. Raises what replaced the run.
         """
         lease = self.lease
         if lease is None or self.problem:

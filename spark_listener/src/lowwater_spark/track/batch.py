@@ -162,7 +162,7 @@ class Keyed:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """The state of a stage while a batch writes an output, besides the batch's own values."""
+    """The run's facts on a stage that decide what an output may promise at this moment."""
 
     claim: Claim | None = None
     """The stage's claim; None: it has not been claimed, or lost its claim."""
@@ -216,7 +216,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The driver's side of one stage in one micro-batch. Its answers are as of the moment."""
+    """One stage's part, claim and progress, for its batch; each method answers for this moment."""
 
     run: Run
     part: Part

@@ -96,7 +96,7 @@ class FolderOut(BatchOutput):
         return self.folder
 
     def resume(self, earlier: BatchOutput) -> FolderOut | None:
-        """Go on with the arguments of this batch, and what the run knows of the removal."""
+        """Return this output, with the removal that the run's earlier batches have used."""
         if not isinstance(earlier, FolderOut):
             return None
         self.removal = earlier.removal
@@ -105,8 +105,8 @@ class FolderOut(BatchOutput):
     def begin(self, frame: DataFrame, turn: OutputTurn) -> None:
         """Delete half filled directories, and leave the mark of the writer.
 
-        Raises Unsupported for the directory of a Spark file sink, CheckpointMismatch if later
-        batches were removed and this one was never there.
+        Raises Unsupported for the directory of a Spark file sink; CheckpointMismatch if the removal
+        has passed this batch and ``batch=N`` is missing: removed batches leave their directories.
         """
         refuse_sink(self.named)
         sweep(self.folder, turn.run)

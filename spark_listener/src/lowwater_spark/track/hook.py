@@ -73,8 +73,8 @@ class _Running:
     replayed: bool
     since: float
     ended: Sequence[tuple[Committed, Outcome, str]] = ()
-    """For each stage its state after the batch, and why the authority does not know it whole, or
-    empty. No elements until the batch has ended."""
+    """State of each stage after the batch, its outcome, and why the authority has not prepared it
+    (empty: it has). No elements until the batch has ended."""
 
 
 @dataclass(slots=True)
@@ -393,7 +393,7 @@ class Hook:
         self._now, self._newest = (max(self._now[0], entry.now), self.elapsed()), entry
 
     def _begin(self, number: int) -> _Running:
-        """Choose W for the batch, and make it durable together with the batch's plan."""
+        """Choose the reading (W) that the batch may use, and make it and the plan durable."""
         plan = self._patiently(number, lambda: self._read_plan(number))
         return self._patiently(number, lambda: self._choose(plan))
 

@@ -146,7 +146,7 @@ class BatchOutput:
         raise NotImplementedError
 
     def settle(self, frame: DataFrame, turn: OutputTurn) -> bool:
-        """Make a batch that was found durable and whole; True if some of its rows were missing."""
+        """Make a batch that is there durable and complete; True if some rows were missing."""
         return False
 
     def remove(self, turn: OutputTurn) -> None:
@@ -269,7 +269,7 @@ class OpenOutputs:
     """Folders of state that the run has begun to write to."""
 
     def begun(self, output: BatchOutput, frame: DataFrame, turn: OutputTurn) -> BatchOutput:
-        """Return the object that writes the turn's batch, after its place was prepared."""
+        """Return the object that writes the batch: the run's earlier one, or this one, begun."""
         earlier = self.by_key.get(output.key)
         resumed = None if earlier is None else output.resume(earlier)
         if resumed is None:

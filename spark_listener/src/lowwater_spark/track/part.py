@@ -132,9 +132,10 @@ class Part:
         return Reading(micros, dict.fromkeys(shares, micros))
 
     def own(self, reading: Reading) -> Reading:
-        """Return a reading, stamped with this stage's own inputs; UNREAD while they are unknown.
+        """Return a reading with the input version and incarnations of this stage.
 
-        The caller guarantees that the reading belongs to the same incarnations of the same inputs.
+        UNREAD while the stage's inputs are unknown. The caller guarantees that the reading belongs
+        to the same incarnations of the same inputs.
         """
         if self.progress.inputs is None:
             return UNREAD
@@ -154,9 +155,9 @@ class Part:
         return dataclasses.replace(reading, input_version=mine.input_version)
 
     def promised(self, outer: int) -> int:
-        """Return the bound that the next batch's rows should keep; ``outer`` is the inputs'.
+        """Return the event time below which the stage's rows in the next batch are late, micros.
 
-        Micros.
+        ``outer`` is that of the query's inputs. A later stage's is what earlier stages pass on.
         """
         if self.keyed.injector:
             return self.progress.committed.reading.low

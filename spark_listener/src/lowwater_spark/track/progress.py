@@ -89,10 +89,10 @@ class Progress:
 
     @property
     def promised(self) -> int:
-        """Bound that the next batch's rows should keep, microseconds: the inputs' and Spark's.
+        """Event time below which a row of the next batch is late, microseconds.
 
-        Spark's bound is by the committed batch's watermark, not the next one's: the next batch
-        emits what is between the two.
+        It is the least of the inputs' watermark and Spark's bound. Spark's bound follows from the
+        committed batch's watermark: the next batch emits the rows from there to its own.
         """
         return min(self._reading.low, self.committed.spark_bound)
 
