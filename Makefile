@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-dedup demo-zeitgeist demo-billing demo-regions demo-year daily-close two-partitions zombie test test-long simulate mutants chaos-kafka floors dist site lint fmt gen bench soak clean \
+.PHONY: help setup demo demo-kafka demo-dedup demo-zeitgeist demo-billing demo-regions demo-year daily-close two-partitions zombie test test-long audit simulate mutants chaos-kafka floors dist site lint fmt gen bench soak clean \
 	check-style check-pyright check-mypy check-public check-generated
 
 RUN := . .tools/env &&
@@ -18,6 +18,8 @@ NAME ?=
 # First world of the simulator (empty: random), and number of chaos steps, 60 a world.
 SEED ?=
 STEPS ?= 3000
+# Whose bill of materials is audited: AUDITED="--package lowwater" for one distribution.
+AUDITED ?= --all-packages --all-extras
 # Number of faults that the chaos on a Spark cluster must inject.
 FAULTS ?= 100
 # Duration of the soak.
@@ -35,6 +37,7 @@ help:
 	@echo "make two-partitions   what Spark's own watermark drops, attached and driven (about a minute)"
 	@echo "make zombie      a delayed write of a zombie, in stores with a guard and without"
 	@echo "make test        every check, and every test but the long ones"
+	@echo "make test-NAME   the tests of one folder, for example make test-contract; make part-NAME: types, doctests and wheel of one distribution"
 	@echo "make test-long   the tests that show what shorter ones show, in more ways"
 	@echo "make simulate    simulated worlds under chaos, every value checked; SEED=... STEPS=..."
 	@echo "make mutants     plant bugs in the authority and the client; the simulator must find each"
@@ -46,6 +49,7 @@ help:
 	@echo "make bench       the benchmarks, one JSON object a line; NAME=... for one of them"
 	@echo "make soak        two shards under churn, whose memory must not grow; SECONDS=..."
 	@echo "make dist        wheels, source archives, chart, image and bills of materials with checksums, in dist/"
+	@echo "make audit       the bill of materials of what is locked, and its known vulnerabilities (asks the package index)"
 	@echo "make site        the documentation as a site with search, in build/site; a link that leads nowhere ends it"
 	@echo "make setup       only install what the others need"
 	@echo "make clean       remove what tests, demo and builds wrote (not the environment: rm -r .venv .tools)"
@@ -95,6 +99,25 @@ test: lint
 test-long: setup
 	@scripts/setup.sh --long
 	$(RUN) pytest -n $(WORKERS) -m long $(ARGS)
+
+# One folder of tests, as CI runs it: make test-contract. After test-long, which is another target.
+test-%:
+	@scripts/setup.sh --tests
+	$(RUN) pytest -n $(WORKERS) tests/$* $(ARGS)
+
+# One distribution, by its folder, as CI checks it: make part-client.
+part-%: setup
+	$(RUN) mypy $*/src
+	$(RUN) basedpyright $*/src
+	$(RUN) pytest $*/src $(ARGS)
+	$(RUN) uv build --quiet --wheel --out-dir build/wheels $*
+
+# The bill of materials of what is locked, and what is known against it.
+audit: setup
+	mkdir -p build/audit
+	$(RUN) uv export --quiet --frozen --preview --format cyclonedx1.5 --no-default-groups $(AUDITED) --output-file build/audit/bill.cdx.json
+	$(RUN) uv export --quiet --frozen --no-emit-workspace --no-default-groups $(AUDITED) --output-file build/audit/locked.txt
+	$(RUN) uv tool run pip-audit@2.10.0 --strict --disable-pip --requirement build/audit/locked.txt
 
 simulate: setup
 	@$(RUN) python -m tests.simulation run $(if $(SEED),--seed $(SEED)) --steps $(STEPS) $(ARGS)
@@ -146,6 +169,7 @@ check-generated:
 	$(RUN) python -m scripts.generate_cli --check
 	$(RUN) python -m scripts.generate_sync --check
 	$(RUN) python -m scripts.project_url --check
+	$(RUN) python -m scripts.version --check
 
 fmt: setup
 	$(RUN) ruff check --fix .
@@ -160,6 +184,7 @@ gen: setup
 	$(RUN) python -m scripts.generate_cli
 	$(RUN) python -m scripts.generate_sync
 	$(RUN) python -m scripts.project_url
+	$(RUN) python -m scripts.version
 
 bench: setup
 	@scripts/setup.sh --bench

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compatibility.environments import Environment, build, environment, released
+from tests.compatibility.environments import Environment, build, environment, released, released_environment
 from tests.compatibility.running import Installed
 from tests.process.serving import Serving
 
@@ -19,12 +19,15 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return build(tmp_path_factory.mktemp("wheels"))
 
 
+@pytest.fixture(scope="session", params=sorted(released()))
+def old(request: pytest.FixtureRequest) -> Environment:
+    """Each earlier version, one after the other."""
+    return released_environment(request.param)
+
+
 @pytest.fixture(scope="session")
-def old() -> Environment:
-    version, wheels = released()
-    made = environment("released", wheels)
-    assert {made.versions()[name] for name in ("lowwater", "lowwater-authority")} == {version}
-    return made
+def oldest() -> Environment:
+    return released_environment("0.1.0")
 
 
 @pytest.fixture(scope="session")
@@ -62,5 +65,13 @@ def current(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture(scope="session")
 def previous(old: Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server of an earlier version; every test has a namespace of its own on it."""
     with Installed(old, tmp_path_factory.mktemp("previous") / "data") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def first(oldest: Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server of 0.1.0, likewise."""
+    with Installed(oldest, tmp_path_factory.mktemp("first") / "data") as server:
         yield server

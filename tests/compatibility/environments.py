@@ -79,12 +79,20 @@ def build(folder: Path) -> dict[str, Path]:
     return {wheel.name.split("-")[0].replace("_", "-"): wheel for wheel in folder.glob("*.whl")}
 
 
-def released() -> tuple[str, list[Path]]:
-    """The version of the previous release, and its wheels: the client's and the authority's."""
-    wheels = sorted((Path(__file__).parent / "released").glob("*.whl"))
-    [version] = {wheel.name.split("-")[1] for wheel in wheels}
-    assert [wheel.name.split("-")[0] for wheel in wheels] == ["lowwater", "lowwater_authority"]
-    return version, wheels
+def released() -> dict[str, list[Path]]:
+    """The wheels of the client and the authority by version, of each version that upgrades are tried from."""
+    wheels: dict[str, list[Path]] = {}
+    for wheel in sorted((Path(__file__).parent / "released").glob("*.whl")):
+        wheels.setdefault(wheel.name.split("-")[1], []).append(wheel)
+    for paths in wheels.values():
+        assert [wheel.name.split("-")[0] for wheel in paths] == ["lowwater", "lowwater_authority"]
+    return wheels
+
+
+def released_environment(version: str) -> Environment:
+    made = environment(f"released-{version}", released()[version])
+    assert {made.versions()[name] for name in ("lowwater", "lowwater-authority")} == {version}
+    return made
 
 
 def clean_environ() -> dict[str, str]:

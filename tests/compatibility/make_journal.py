@@ -1,7 +1,7 @@
-"""Writes the journal that the tests of later releases read: `python -m tests.compatibility.make_journal`.
+"""Writes the journals that the tests of later releases read: `python -m tests.compatibility.make_journal`.
 
-It starts the authority of the last release (tests/compatibility/released), has it write every kind of record, and
-keeps its journal beside what the server answered. Request ids, names and values are fixed; the sequencers follow from them, and
+It starts the authority of each version in tests/compatibility/released that has no journal yet, has it write every kind of
+record, and keeps its journal beside what the server answered. Request ids, names and values are fixed; the sequencers follow from them, and
 only the server's token and its clock differ from run to run.
 """
 
@@ -29,7 +29,7 @@ from lowwater.v1 import (
     workers_pb2,
     workers_pb2_grpc,
 )
-from tests.compatibility.environments import environment, released
+from tests.compatibility.environments import released, released_environment
 from tests.compatibility.running import Installed
 
 JOURNALS = Path(__file__).with_name("journals")
@@ -203,10 +203,9 @@ def _dict(message: Message) -> Answers:
     return MessageToDict(message, preserving_proto_field_name=True)
 
 
-def make() -> None:
-    version, wheels = released()
+def make(version: str) -> None:
     target = JOURNALS / version
-    place = environment("released", wheels)
+    place = released_environment(version)
     with tempfile.TemporaryDirectory() as folder, Installed(place, Path(folder) / "data") as server:
         peer = Peer(server.address, stream=1)
         begin(peer, "snapshot")
@@ -231,4 +230,6 @@ def make() -> None:
 
 
 if __name__ == "__main__":
-    make()
+    for version in released():
+        if not (JOURNALS / version).exists():
+            make(version)

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Self
 
-from tests.compatibility.environments import Environment, clean_environ, released
+from tests.compatibility.environments import Environment, clean_environ
 from tests.process.serving import READY, Serving
 
 Lows = dict[str, list[int]]
@@ -19,8 +19,7 @@ class Installed(Serving):
     def __init__(self, environment: Environment, data: Path, *, port: int = 0) -> None:
         super().__init__(data, port=port)
         self.environment = environment
-        # The previous release has no page.
-        self._http = "--metrics" if environment.versions()["lowwater-authority"] == released()[0] else "--http"
+        self._http = "--metrics" if environment.versions()["lowwater-authority"] == "0.1.0" else "--http"
 
     @property
     def _command(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The previous release and this one talk to each other, replace each other, and read each other's journal."""
+"""Each earlier version and this one talk to each other, replace each other, and read each other's journal."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def last(saw: Lows) -> dict[str, int]:
 
 
 def test_the_old_client_works_with_the_new_server(old: Environment, current: Serving) -> None:
-    run(old.python, "sync", current.address, "old-client")
-    with lowwater.connect(current.address, namespace="old-client") as lw:
+    version = old.versions()["lowwater"]
+    run(old.python, "sync", current.address, f"old-client-{version}")
+    with lowwater.connect(current.address, namespace=f"old-client-{version}") as lw:
         assert [each.through for each in lw.history("enriched")][-1].finished
 
 
@@ -44,17 +45,17 @@ def test_the_new_client_works_with_the_old_server(previous: Serving, kind: str) 
     run(sys.executable, kind, previous.address, f"new-{kind}-client")
 
 
-def test_the_old_server_refuses_what_it_does_not_know(previous: Serving) -> None:
-    with lowwater.connect(previous.address, namespace="refused") as lw:
+def test_the_first_release_refuses_what_it_does_not_know(first: Serving) -> None:
+    with lowwater.connect(first.address, namespace="refused") as lw:
         lw.register("flights")
         with pytest.raises(lowwater.LowwaterError) as refused:
             lw.history("flights")
     assert refused.value.reason == "UNIMPLEMENTED"
-    assert previous.address in str(refused.value)
+    assert first.address in str(refused.value)
 
 
-def test_the_old_server_says_that_it_knows_no_layouts_and_a_stage_keeps_its_ranges(previous: Serving) -> None:
-    with lowwater.connect(previous.address, namespace="laid-out") as lw:
+def test_the_first_release_says_that_it_knows_no_layouts_and_a_stage_keeps_its_ranges(first: Serving) -> None:
+    with lowwater.connect(first.address, namespace="laid-out") as lw:
         stage = Authority(lw, Registration("stage", (), (), 2, "checkpoint", 0, 1, b"", adopt=False))
         with contextlib.closing(stage):
             stage.register()
@@ -78,9 +79,10 @@ def test_the_old_server_says_that_it_knows_no_layouts_and_a_stage_keeps_its_rang
 
 
 def test_the_old_client_owns_what_it_claimed_whatever_layout_is_wanted(old: Environment, current: Serving) -> None:
-    with Running(old.python, "sync", current.address, "old-owner") as program:
+    namespace = f"old-owner-{old.versions()['lowwater']}"
+    with Running(old.python, "sync", current.address, namespace) as program:
         program.half()
-        with lowwater.connect(current.address, namespace="old-owner") as lw:
+        with lowwater.connect(current.address, namespace=namespace) as lw:
             for name in ("enriched", "hourly"):
                 before = list(lw.ranges(name))
                 assert lw.change_layout(name, 1, Layout(0, (0, 0x1000, 0x9000))) == 1
@@ -91,9 +93,9 @@ def test_the_old_client_owns_what_it_claimed_whatever_layout_is_wanted(old: Envi
         never_back(program.end())
 
 
-def test_the_old_server_keeps_no_budget_and_nobody_takes_its_silence_for_one(previous: Serving) -> None:
+def test_the_first_release_keeps_no_budget_and_nobody_takes_its_silence_for_one(first: Serving) -> None:
     """A plain client and a stage of Spark are told before anything is claimed."""
-    with lowwater.connect(previous.address, namespace="budgets") as lw:
+    with lowwater.connect(first.address, namespace="budgets") as lw:
         with pytest.raises(lowwater.InvalidArgument, match="upgrade the authority: this one has no lateness budgets"):
             lw.register("flights", lateness_budget=0.01)
         registration = Registration("stage", (), (), 2, "checkpoint", 0, 1, b"", adopt=False)
@@ -123,12 +125,12 @@ def test_the_new_server_replaces_the_old_below_a_running_client(old: Environment
     ]
 
 
-def test_the_old_server_refuses_what_the_new_one_wrote(old: Environment, tmp_path: Path) -> None:
+def test_the_first_release_refuses_what_the_new_one_wrote(oldest: Environment, tmp_path: Path) -> None:
     """It would replay an added input without lowering what stands beyond it: it says so, and the new one goes on."""
     with Serving(tmp_path / "data") as new, Running(sys.executable, "sync", new.address, NAMESPACE) as program:
         half = program.half()
         new.kill()
-        code, said = Installed(old, tmp_path / "data", port=new.port).refuse()
+        code, said = Installed(oldest, tmp_path / "data", port=new.port).refuse()
         assert code == 1
         assert "has format 2" in said
         assert "upgrade lowwater-authority" in said

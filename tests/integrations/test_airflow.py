@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def come(lease: lowwater.Lease, hour: int) -> None:
 
 def test_airflow_knows_provider_and_triggers(airflow: Airflow, lw: lowwater.Client, lease: lowwater.Lease) -> None:
     told = json.loads(airflow.run("python", str(INSIDE / "child.py")).splitlines()[-1])
-    assert told["provider"] == "0.2.0"
+    assert told["provider"] == version("lowwater")
     assert told["hook"] == ["lowwater_airflow.hook.LowwaterHook", "lowwater", "lowwater"]
     assert told["connection"] == [True, f"the deployment {lw.server_token} answers"]
     assert told["without_interval"].startswith("this run has no data interval: pass until=")

@@ -305,7 +305,8 @@ class RegionAgent:
             self._belong(error)
             answer = await self._call(self._stub.Confirm, pb.ConfirmRequest(numbers=numbers))
         except errors.Recovering as error:
-            if error.metadata.get("state") != "enrolling" or error.metadata.get("recovers") != self.folder.state.store:
+            store = self.folder.state.store
+            if not store or error.metadata.get("state") != "enrolling" or error.metadata.get("recovers") != store:
                 raise
             answer = await self._call(self._stub.Enrol, pb.EnrolRequest(records=records))
             log.warning("enrolled %d references", len(records), extra=event("region_enrolled", references=len(records)))
