@@ -216,7 +216,7 @@ def test_m4_a_later_stage_follows_the_earlier_in_one_batch(flow: Pair, lw: lowwa
     ("early", "said"),
     [
         (True, "a later stage of the query, or an output, says already what enriched holds"),
-        (False, "give each stage a directory of its own"),
+        (False, "give each stage an output of its own"),
     ],
 )
 def test_what_a_function_of_several_stages_can_get_wrong(
