@@ -435,12 +435,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         where=(is_sliced,),
         unsafe=True,
     ),
-    **_mutants(
-        slice_switches.any_life_fits,
-        slice_switches.retirements_name_no_claim,
-        where=(is_sliced, is_sharded),
-        unsafe=True,
-    ),
+    **_mutants(slice_switches.any_life_fits, where=(is_sliced, is_sharded), unsafe=True),
     **_mutants(slice_switches.keys_are_exported_early, where=(is_sliced,)),
     **_mutants(*TIMING, where=(is_timed,)),
     # These only show behind a fail-over, where many shards read what it takes away, or where messages come late.

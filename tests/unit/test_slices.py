@@ -265,6 +265,12 @@ async def test_T6_a_late_retirement_does_not_take_out_what_the_same_process_has_
     assert (tree.state(0), tree.stands(0)) == (GroupState.OWNED, 9)
 
 
+@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="breaks when retirements name no claim")
+async def test_T6_breaks_when_retirements_name_no_claim(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches.retirements_name_no_claim(monkeypatch)
+    await test_T6_a_late_retirement_does_not_take_out_what_the_same_process_has_revived(tree)
+
+
 async def test_T5_keys_of_others_are_refused(tree: Tree) -> None:
     below, top = tree.below, tree.top
     for keys in ((b"", b""), (b"\x10", b"\x81"), (KEY, b"\x90")):
