@@ -177,7 +177,7 @@ def follow(lw: lowwater.Client, before: str, worker: lowwater.Worker, lease: low
 
 
 def arrived(seen: Inputs, micros: int, begin: float) -> bool:
-    """Whether the end shows a frontier; no later one can be there.
+    """Return whether the last computation shows a frontier; no later one can be there.
 
     Raises RuntimeError when it takes too long.
     """

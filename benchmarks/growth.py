@@ -22,11 +22,11 @@ from lowwater_authority.core.topology import Spec
 NOW: Final = 1_700_000_000_000_000
 P99: Final = 990_000
 BUCKETS: Final = 200
-"""Of the histogram of each claim, at times that no other claim has: as many different ones as there
-can be."""
+"""Number of times in the histogram of each claim. No other claim has these times, so that the sums
+have as many different times as possible."""
 
 SPAN: Final = 3_600_000_000
-"""Microseconds over which these lie."""
+"""Microseconds over which these times are spread."""
 
 
 @dataclass(frozen=True, slots=True)

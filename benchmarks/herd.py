@@ -64,7 +64,7 @@ class Round:
     line: float
     """The most streams that waited to start."""
     refused: float
-    """Number of streams that were refused and asked to come later."""
+    """Number of refusals that asked a stream to come later."""
     busiest: float
     """Beats in the busiest slot, over the mean."""
 

@@ -58,9 +58,9 @@ class Herd:
     address: str
     workers: int
     patient: bool = True
-    """Whether workers wait as the client library does: as long as they are asked to, with jitter,
-    by themselves with a growing one, and for their first beat a random part of the interval.
-    Without it they never wait."""
+    """True: workers wait as the client library does. That is as long as the authority asks, with
+    jitter; without such an answer for a growing time; and before the first beat a random part of
+    the interval. False: they never wait."""
     stopping: bool = False
     missing: set[int] = field(default_factory=set)
     """Workers whose state is not acknowledged again."""
@@ -159,9 +159,9 @@ class Herd:
         return asked * (1.0 + random.random()) if asked else own
 
     def taken(self, worker: int, ack: pb.ReportAck) -> bool:
-        """Whether a report was taken over; False ends the stream.
+        """Return True when a report was acknowledged; False would end the stream.
 
-        Raises RuntimeError when it was refused for good.
+        Raises RuntimeError when the authority refused the report for good.
         """
         check(ack)
         return True

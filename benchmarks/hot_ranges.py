@@ -30,7 +30,7 @@ class Size:
     turns: int
     """How often the range is split, and its parts are merged."""
     batches: int
-    """Number of batches of one turn."""
+    """Number of batches of one turn that count."""
 
 
 FULL: Final = Size(10_000, turns=4, batches=5)

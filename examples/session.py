@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 QUICK: Final = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
 }
-"""Of a JVM of some minutes: optimising what it runs would cost more than it saves. Compiled code
-has 48 MB by default then, which runs full."""
+"""Options of a JVM that lives for some minutes: optimising its code would cost more than it saves.
+Without optimisation the JVM gives compiled code 48 MB by default, which the demo fills."""
 
 
 def clear(out: Path, name: str, parser: argparse.ArgumentParser) -> None:

@@ -84,8 +84,8 @@ class Commit:
 
 def version() -> str:
     """Return the version that all distributions and the chart have (scripts/version.py)."""
-    told: str = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["lowwater"]["version"]
-    return told
+    number: str = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["lowwater"]["version"]
+    return number
 
 
 def packages(out: Path, commit: Commit) -> None:

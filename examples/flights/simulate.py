@@ -53,8 +53,8 @@ class Computation:
 
     values: list[int] = field(default_factory=list)
     masses: list[tuple[list[int], int, int]] = field(default_factory=list)
-    """Of each lease: event times pending, records lately finished, its frontier for the 99 %
-    watermark."""
+    """Pending event times, number of records lately finished, and frontier for the 99 % watermark,
+    of each lease."""
     low: int = MIN
     heuristic: int = MIN
 

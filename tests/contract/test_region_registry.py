@@ -268,7 +268,9 @@ async def test_a_store_of_json_records_is_read_and_becomes_messages(tmp_path: Pa
         (b"\xff", JournalCorrupt, "position 4 .*restored copy"),
     ],
 )
-async def test_a_bad_record_is_no_start(memory: Deployment, record: bytes, error: type[Exception], words: str) -> None:
+async def test_a_bad_record_ends_the_start(
+    memory: Deployment, record: bytes, error: type[Exception], words: str
+) -> None:
     registry = await ready(memory)
     await registry.journal.append([Entry(LOG, registry.position + 1, record, strong=True)])
     await registry.close()

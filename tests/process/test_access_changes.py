@@ -179,7 +179,9 @@ def test_a_bad_file_at_the_start_is_refused(tmp_path: Path, refused_start: Refus
     assert f"--access {path} cannot be read: No such file or directory; name a file" in said
 
 
-def test_a_process_without_a_file_ends(tmp_path: Path, refused_start: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_follow_its_file_ends(
+    tmp_path: Path, refused_start: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else whoever is removed would stay for as long as it runs."""
 
     async def die(file: AccessFile) -> None:

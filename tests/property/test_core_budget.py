@@ -109,7 +109,9 @@ def test_it_is_as_its_definition_says_in_floats(ppm: int, steps: list[tuple[int,
 
 @given(ppm=PPMS, steps=batches)
 @settings(max_examples=150, database=None, deadline=None)
-def test_in_any_stretch_no_more_is_behind(ppm: int, steps: list[tuple[int, list[int], float, int, int]]) -> None:
+def test_in_any_stretch_no_more_is_behind_than_the_arithmetic_allows(
+    ppm: int, steps: list[tuple[int, list[int], float, int, int]]
+) -> None:
     budget = Budget(ppm)
     a = budget.aim
     # Of what came so far: behind - a N, and excused, both after the warm-up.

@@ -110,7 +110,9 @@ def test_silent_drops_are_seen(windows: Windows, authority: Serving, attached: A
     assert (seen.status().swallowed, seen.status().authority) == (0, "answers")
 
 
-def test_nameless_ones_are_counted(windows: Windows, authority: Serving, attached: Attach, lw: lowwater.Client) -> None:
+def test_a_query_without_watermark_or_name_is_counted(
+    windows: Windows, authority: Serving, attached: Attach, lw: lowwater.Client
+) -> None:
     windows.feed.put([row("a", 9), row("b", 10)])
     query = windows.start(name=None, watermark=None)
     seen = attached(authority.address, prefix="nb-", namespace="me")  # it runs already

@@ -120,7 +120,9 @@ def test_a_part_that_never_arrives_holds_until_an_empty_batch_stages_it_again(
         query.stop()
 
 
-def test_rule11_pipelines_go_on_alone(flow: Flow, lw: lowwater.Client, authority: Serving, upstream: Upstream) -> None:
+def test_rule11_the_pipeline_goes_on_without_the_authority(
+    flow: Flow, lw: lowwater.Client, authority: Serving, upstream: Upstream
+) -> None:
     flow.feed.put([row("a", 9)])
     upstream.at(9, 30)
     query = flow.start(flow.windows, stamp=HOUR)

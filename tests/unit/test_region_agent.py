@@ -570,7 +570,9 @@ async def test_a_unix_socket_is_for_its_own_user(tmp_path: Path) -> None:
         (TOKEN, "7440", "takes HOST:PORT or unix:PATH"),
     ],
 )
-def test_the_agent_is_not_open_to_others(tokens: str, place: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agent_does_not_start_open_to_others(
+    tokens: str, place: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(region.TOKENS, tokens)
     with pytest.raises(BadConfig, match=what):
         region.open_door(SimpleNamespace(listen=place, tls_cert=None, tls_key=None))  # type: ignore[arg-type]

@@ -20,12 +20,15 @@ from lowwater_spark.checkpoint.durable import write_once
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost
-from lowwater_spark.track import handover
+from lowwater_spark.track import folder_out, handover
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.cut import EQUAL
+from lowwater_spark.track.folder_out import FolderOut
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.hook import Hook
 from lowwater_spark.track.inputs import UNREAD, Reading
+from lowwater_spark.track.kafka_out import KafkaOut
+from lowwater_spark.track.outputs import BatchOutput, OpenOutputs
 from lowwater_spark.track.progress import Committed, Progress
 from lowwater_spark.track.segments import Due, Segment
 from lowwater_spark.track.state import Place, RangeEntry, StateStore, Version
@@ -91,6 +94,37 @@ def test_a_run_that_was_replaced_does_not_sweep_what_its_successor_fills(tmp_pat
     assert hidden == [".lowwater-7-batch=1-mine", ".lowwater-8-batch=1-newer", ".lowwater-x"]
 
 
+def test_kafkas_staged_batches_stay_while_a_replay_or_a_later_run_needs_them(tmp_path: Path) -> None:
+    for batch in range(8):
+        (tmp_path / f"batch={batch}").mkdir()
+    turn: Any = SimpleNamespace(batch=5)
+    KafkaOut(place(tmp_path / "ck"), tmp_path, "default/a", "topic", {}, 1).remove(turn)
+    assert sorted(path.name for path in tmp_path.glob("batch=*")) == [f"batch={batch}" for batch in range(3, 8)]
+
+
+def test_an_output_that_is_opened_anew_closes_the_one_before() -> None:
+    closed: list[BatchOutput] = []
+
+    class Anew(BatchOutput):
+        @property
+        def key(self) -> str:
+            return "place"
+
+        def resume(self, earlier: BatchOutput) -> None:
+            pass
+
+        def close(self) -> None:
+            closed.append(self)
+
+    nothing: Any = None
+    outputs, first, second = OpenOutputs(), Anew(), Anew()
+    assert outputs.begun(first, nothing, nothing) is first
+    assert outputs.begun(second, nothing, nothing) is second
+    assert closed == [first]
+    outputs.close()
+    assert closed == [first, second]
+
+
 def test_a_name_already_there_is_made_durable_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever took it may have been killed between its rename and its sync."""
     synced: list[Path] = []
@@ -109,13 +143,15 @@ def test_a_name_already_there_is_made_durable_at_first(tmp_path: Path, monkeypat
 
     publish_directory(tmp_path, "batch=0", "aa", fill, ordinal=1)
     write_once(tmp_path / "x", b"1")
-    for module in (durable, handover):
+    for module in (durable, handover, folder_out):
         monkeypatch.setattr(module, "sync_directory", watched)
     again: Callable[[], bool]
+    nothing: Any = None
     for again in (
         lambda: publish_directory(tmp_path, "batch=0", "aa", fill, ordinal=2),
         lambda: publish_directory(tmp_path, "batch=1", "bb", overtaken, ordinal=1),
         lambda: write_once(tmp_path / "x", b"2"),
+        lambda: FolderOut(tmp_path, tmp_path, "json", None).settle(nothing, nothing),
     ):
         synced.clear()
         assert not again()

@@ -49,9 +49,14 @@ class Meter:
         with self._errors():
             yield
         if entries:
-            size = sum(len(entry.payload) for entry in entries)
-            self._add(appends=1, entries=len(entries), bytes=size)
-            self.totals = replace(self.totals, last_append_seconds=self._clock() - start)
+            before = self.totals
+            self.totals = replace(
+                before,
+                appends=before.appends + 1,
+                entries=before.entries + len(entries),
+                bytes=before.bytes + sum(len(entry.payload) for entry in entries),
+                last_append_seconds=self._clock() - start,
+            )
 
     @contextmanager
     def snapshot(self, payload: bytes) -> Iterator[None]:

@@ -88,10 +88,10 @@ class IcebergOut(TableOut):
         self._stored = self.head.properties.get(self.app)
         last = None if self._stored is None else Written.parse(self._stored)
         if last is not None and last.batch >= turn.batch:
-            found = FoundBatch(last.batch, last.digest, f"snapshot {last.snapshot} of the Iceberg table {self.name}")
+            existing = FoundBatch(last.batch, last.digest, f"snapshot {last.snapshot} of the Iceberg table {self.name}")
             if (last.batch, last.digest) == (turn.batch, turn.digest):
                 self._must_have(last)
-            return found
+            return existing
         if (newest := -1 if last is None else last.batch) < self.newest:
             msg = (
                 f"the Iceberg table {self.name} does not count batch {self.newest} of this checkpoint, which was written, but {'none' if newest < 0 else newest} as the last: it was made "

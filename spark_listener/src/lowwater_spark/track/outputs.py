@@ -236,22 +236,22 @@ def write_once(output: BatchOutput, frame: DataFrame, turn: OutputTurn) -> bool:
     Raises CheckpointMismatch if the output has a batch that this run cannot have begun.
     """
     standing = turn.standing() if output.says_complete else None
-    found = output.find(turn)
+    existing = output.find(turn)
     turn.probe("output read")
-    written = found is None and output.append(frame, turn, standing)
-    if found is None and not written:
-        found = output.find(turn)  # another run was faster
-    if found is not None:
-        if (found.batch, found.digest) != (turn.batch, turn.digest):
+    written = existing is None and output.append(frame, turn, standing)
+    if existing is None and not written:
+        existing = output.find(turn)  # another run was faster
+    if existing is not None:
+        if (existing.batch, existing.digest) != (turn.batch, turn.digest):
             msg = (
-                f"{found.where} is batch {found.batch}, made from another plan than batch {turn.batch} of this run: the checkpoint is older than its output, another "
+                f"{existing.where} is batch {existing.batch}, made from another plan than batch {turn.batch} of this run: the checkpoint is older than its output, another "
                 "checkpoint or run has written there, or the batch was planned anew. A write would be skipped, and its rows lost. Restore checkpoint and output from "
                 "one moment, or start from a new checkpoint and a new output."
             )
             raise CheckpointMismatch(msg)
         if not turn.replayed:
             msg = (
-                f"{found.where} is there already, but no run of this checkpoint had begun batch {turn.batch}: the directory 'lowwater' of the checkpoint is older than its "
+                f"{existing.where} is there already, but no run of this checkpoint had begun batch {turn.batch}: the directory 'lowwater' of the checkpoint is older than its "
                 "output, or another run of it goes on beside this one. Let only one run, and start it again; if that ends here too, restore both from one moment."
             )
             raise CheckpointMismatch(msg)
@@ -274,6 +274,8 @@ class OpenOutputs:
         resumed = None if earlier is None else output.resume(earlier)
         if resumed is None:
             output.begin(frame, turn)
+            if earlier is not None:
+                earlier.close()
         self.by_key[output.key] = resumed or output
         return self.by_key[output.key]
 
