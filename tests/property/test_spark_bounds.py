@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lowwater_spark.drive.plan import Steps, holdback_of, steps_of
 from lowwater_spark.track.bounds import Stamp, Truncated, Window, least_retention, lowest_stamp
-from lowwater_spark.track.inputs import floor_stamp
+from lowwater_spark.track.keyed import floor_stamp
 from lowwater_spark.track.plan import Checked
 
 MILLI = 1_000

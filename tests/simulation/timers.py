@@ -46,9 +46,10 @@ from lowwater_spark.track import hook as hook_module
 from lowwater_spark.track import receipt as receipt_module
 from lowwater_spark.track import update as update_module
 from lowwater_spark.track.authority import Authority, Registration
-from lowwater_spark.track.batch import Batch, Keyed
+from lowwater_spark.track.batch import Batch
 from lowwater_spark.track.cut import Cut
 from lowwater_spark.track.hook import Hook
+from lowwater_spark.track.keyed import Keyed
 from lowwater_spark.track.part import Part
 from lowwater_spark.track.plan import Checked
 from lowwater_spark.track.receipt import Receipt, receipt_of

@@ -20,7 +20,7 @@ from lowwater_spark.sources.base import NONE, Line, Source
 from lowwater_spark.sources.control import Control, ControlSource, Drive, Offset
 from lowwater_spark.sources.files import FileSource
 from lowwater_spark.track.authority import Authority, Registration
-from lowwater_spark.track.batch import Keyed
+from lowwater_spark.track.keyed import Keyed
 from lowwater_spark.track.part import Part
 from lowwater_spark.track.plain import Plain
 from lowwater_spark.track.plan import Checked

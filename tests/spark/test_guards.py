@@ -25,10 +25,11 @@ from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
 from lowwater_spark.track.authority import Registration
-from lowwater_spark.track.batch import Batch, Ground, Keyed, MicroBatch
+from lowwater_spark.track.batch import Batch, Ground, MicroBatch
 from lowwater_spark.track.batch_log import BatchEntry
 from lowwater_spark.track.handover import publish_directory
 from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.keyed import Keyed
 from lowwater_spark.track.outputs import OpenOutputs
 from lowwater_spark.track.part import Part
 from lowwater_spark.track.progress import Committed

@@ -25,8 +25,8 @@ from lowwater_spark.sources.sink_log import list_sink
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track import plain
 from lowwater_spark.track.authority import Authority, Registration
-from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, still_counts
+from lowwater_spark.track.keyed import Keyed
 from lowwater_spark.track.operators import Operator
 from lowwater_spark.track.part import Part
 from lowwater_spark.track.plain import LastReading, Plain, Witness

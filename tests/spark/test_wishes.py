@@ -20,10 +20,11 @@ from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.track import part as parts
 from lowwater_spark.track.authority import REPLACED, Authority, Registration
-from lowwater_spark.track.batch import Keyed, Outcome
+from lowwater_spark.track.batch import Outcome
 from lowwater_spark.track.batch_log import BatchEntry
 from lowwater_spark.track.cut import EQUAL, Cut
 from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.keyed import Keyed
 from lowwater_spark.track.part import Part
 from lowwater_spark.track.progress import Committed
 from lowwater_spark.track.ranges import KEY_HASH

@@ -19,7 +19,6 @@ from lowwater import InvalidArgument, Layout, RangeLoad
 from lowwater.layout import MOST_RANGES, SLOTS
 from lowwater_spark.track.cut import Cut
 from lowwater_spark.track.load import balanced, hottest, loads_of, measured
-from lowwater_spark.track.state import RangeEntry
 
 FEW = 64
 """Slots that the tests cut at; the last range goes on to the end."""
@@ -130,7 +129,7 @@ def test_what_is_measured_is_what_a_count_says(ranges: int, places: list[int], c
         mine = [place - 2**63 for place in places if span[0] <= place < span[1]]
         found.append(measured(handle, np.array(mine, np.int64), span, 10 + handle))
     chance.shuffle(found)
-    loads = loads_of(cut, found, [RangeEntry()] * len(cut))
+    loads = loads_of(cut, found, [0] * len(cut))
     assert [each.micros for each in loads] == [10 + handle for handle in range(len(cut))]
     for each, span in zip(loads, pairwise(cut.places), strict=True):
         mine = [place for place in places if span[0] <= place < span[1]]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     ArrowMap = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-__all__ = ["check_column", "column_of", "columns_of", "map_in_arrow", "own_name", "quoted", "unquoted"]
+__all__ = ["check_column", "column_of", "columns_of", "event_micros", "map_in_arrow", "own_name", "quoted", "unquoted"]
 
 
 def quoted(name: str) -> str:
@@ -87,6 +87,28 @@ def check_column(frame: DataFrame, text: str | Column, argument: str) -> None:
             raise
         msg = f"{argument} is {text!r}, and the frame has no such column; its columns are {', '.join(frame.columns)}"
         raise ValueError(msg) from failure
+
+
+def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
+    """Return a column of event times in microseconds.
+
+    Raises TypeError when it is no timestamp with time zone.
+    """
+    from pyspark.sql import functions as sf
+    from pyspark.sql.types import TimestampType
+
+    # A column that the frame names needs no plan.
+    if isinstance(event_time, str) and event_time.isidentifier() and frame.schema.names.count(event_time) == 1:
+        field = frame.schema[event_time]
+    else:
+        field = frame.select(column_of(frame, event_time)).schema.fields[0]
+    if not isinstance(field.dataType, TimestampType):
+        msg = (
+            f"event_time {field.name} is of type {field.dataType.simpleString()}; an event time is a point on the time line: "
+            "use a timestamp column, for example sf.timestamp_micros(...)"
+        )
+        raise TypeError(msg)
+    return sf.unix_micros(column_of(frame, event_time))
 
 
 def map_in_arrow(frame: DataFrame, function: ArrowMap, schema: StructType | str) -> DataFrame:

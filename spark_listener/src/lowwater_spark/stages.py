@@ -27,10 +27,10 @@ from lowwater_spark.sources.sink_log import check_sink
 from lowwater_spark.sources.ticks import with_ticks
 from lowwater_spark.sources.writers import check_alone
 from lowwater_spark.track.authority import Authority, Registration
-from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.events import observe_oldest
 from lowwater_spark.track.frontier import PARTITION, Bounds
 from lowwater_spark.track.hook import Hook, WriteBatch
+from lowwater_spark.track.keyed import Keyed
 from lowwater_spark.track.operators import is_windows
 from lowwater_spark.track.outputs import needed_options
 from lowwater_spark.track.part import Part
@@ -752,8 +752,8 @@ def _check_bounds(df: DataFrame, checked: Checked, declared: Sequence[Bounds]) -
 
 def _check_columns(df: DataFrame, keyed: Keyed) -> None:
     """Raise for a wrong column name or type now, and not in the first batch."""
+    from lowwater_spark.columns import event_micros
     from lowwater_spark.track.ranges import range_column
-    from lowwater_spark.track.rows import event_micros
 
     check_column(df, keyed.event_time, "event_time")
     for column in keyed.key:

@@ -30,8 +30,8 @@ from lowwater_spark.sidecar.declaration import HISTORY, SINGLE_DRIVER, Declarati
 from lowwater_spark.sidecar.evidence import Evidence, query_id
 from lowwater_spark.sources.kinds import kind_of
 from lowwater_spark.track.authority import Authority, Registration
-from lowwater_spark.track.batch import Keyed
 from lowwater_spark.track.bounds import Stamp, Window
+from lowwater_spark.track.keyed import Keyed
 from lowwater_spark.track.part import Part
 from lowwater_spark.track.plain import Plain
 from lowwater_spark.track.plan import Checked

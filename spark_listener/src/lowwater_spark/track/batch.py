@@ -15,13 +15,13 @@ import lowwater
 from lowwater.layout import SLOTS, Layout
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.identity import identity
-from lowwater_spark.checkpoint.location import local
+from lowwater_spark.checkpoint.location import local, refuse_pattern
 from lowwater_spark.complete.mark import Claim, Standing
 from lowwater_spark.errors import StateLost
 from lowwater_spark.track.batch_log import BatchEntry
-from lowwater_spark.track.cut import EQUAL, Cut
-from lowwater_spark.track.frontier import Bounds
-from lowwater_spark.track.inputs import Reading, floor_stamp
+from lowwater_spark.track.cut import EQUAL
+from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.keyed import floor_stamp
 from lowwater_spark.track.load import loads_of
 from lowwater_spark.track.outputs import (
     OpenOutputs,
@@ -32,7 +32,7 @@ from lowwater_spark.track.outputs import (
     remembered,
     write_once,
 )
-from lowwater_spark.track.plan import check_windows, refuse_pattern
+from lowwater_spark.track.plan import check_windows
 from lowwater_spark.track.ranges import key_text, key_zone
 from lowwater_spark.track.receipt import Receipt
 from lowwater_spark.track.segments import SegmentUpdate, SendingUpdate, Unsent
@@ -40,14 +40,14 @@ from lowwater_spark.track.state import Place, StateStore, Version
 from lowwater_spark.track.update import Terms, Update, build_version, can_pin, fixed, partitions_of, restage, rows_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
     from lowwater_spark.track.part import Part
     from lowwater_spark.track.rows import Actions, Rows
     from lowwater_spark.track.run import Run
 
-__all__ = ["Batch", "Claimed", "Ground", "Keyed", "MicroBatch", "Outcome", "Side"]
+__all__ = ["Batch", "Claimed", "Ground", "MicroBatch", "Outcome", "Side"]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -129,35 +129,6 @@ def _own_state(place: Place) -> Path:
     """
     fix = "Pass batch.stateful() a path= on a file system that the driver and all executors mount; the checkpoint may stay."
     return local(place.home, "State in the checkpoint", fix) / "lowwater" / "state"
-
-
-@dataclass(frozen=True, slots=True)
-class Keyed:
-    """A stage's rule for the key range and the event time of a row."""
-
-    key: Sequence[str | Column]
-    event_time: str | Column
-    ranges: int
-    """Number of key ranges, as declared."""
-    injector: bool
-    window: timedelta | None = None
-    """Length of the windows whose start is the rows' stamp; None: the event time is the stamp."""
-    bounds: Bounds | None = None
-    """Declared limits of an injector's source, from which its frontier is computed; None: the
-    function sets the frontier."""
-    balance: bool = False
-    """True: the driver requests another layout when the loads of the ranges are uneven."""
-    budgeted: bool = False
-    """True: the stage has a lateness budget, so the lateness of its rows is counted."""
-    layout: lowwater.Layout = EQUAL
-    """The current layout; version 0: the key space is cut into equal parts."""
-    window_start: timedelta = timedelta()
-    """Shift of those windows, Spark's startTime. Only a sidecar declares one."""
-
-    @property
-    def cut(self) -> Cut:
-        """The cut of the key space."""
-        return Cut(self.ranges, self.layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -655,7 +626,7 @@ class Batch:
             loads_of(
                 self._keyed.cut,
                 [load for receipt in receipts for load in receipt.detail.get("loads", ())],
-                manifest.ranges,
+                [sum(segment.size for segment in entry.segments) for entry in manifest.ranges],
             )
             if any("loads" in receipt.detail for receipt in receipts)
             else (),

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_spark.checkpoint.durable import NotDurable, remove_tree, rename_once, sync_directory, write_over
-from lowwater_spark.checkpoint.location import Location, local, location_of, real, spark_path
+from lowwater_spark.checkpoint.location import Location, local, location_of, real, refuse_pattern, spark_path
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.complete.folder import WATERMARK, first_of, say
 from lowwater_spark.complete.mark import Standing
@@ -29,7 +29,6 @@ from lowwater_spark.sources.sink_log import refuse_sink
 from lowwater_spark.sources.writers import digest_of, mark_writer
 from lowwater_spark.track.handover import publish_directory, sweep
 from lowwater_spark.track.outputs import BatchOutput, FoundBatch, OutputTurn, remember, remembered
-from lowwater_spark.track.plan import refuse_pattern
 from lowwater_spark.track.removal import Removal
 from lowwater_spark.track.times import check_times, exact_times
 

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import lowwater
 from lowwater.watermark import MAX, MIN
-from lowwater_spark.columns import column_of
-from lowwater_spark.track.rows import event_micros
+from lowwater_spark.columns import column_of, event_micros
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

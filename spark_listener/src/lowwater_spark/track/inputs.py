@@ -5,14 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, Self
 
 import lowwater
 from lowwater import errors
-from lowwater.watermark import MAX, MIN
+from lowwater.watermark import MIN
 
-__all__ = ["UNREAD", "Change", "Origin", "Reading", "floor_stamp", "fold", "still_counts"]
+__all__ = ["UNREAD", "Change", "Origin", "Reading", "fold", "still_counts"]
 
 
 class Change(enum.Enum):
@@ -134,21 +133,3 @@ def fold(readings: Sequence[Reading]) -> Reading:
     shares = set[int].intersection(*(set(reading.heuristics) for reading in readings))
     least = {share: min(reading.heuristics[share] for reading in readings) for share in sorted(shares)}
     return Reading(min(reading.low for reading in readings), least)
-
-
-def floor_stamp(micros: int, window: timedelta | None, start: timedelta = timedelta()) -> int:
-    """Return the lowest stamp of a record at or after ``micros``.
-
-    Without a ``window`` the stamp is the event time. With one it is the window's start: a record at
-    14:25 opens the hour and is written with 14:00. Windows start at whole multiples of their length
-    since the epoch, as Spark's do, shifted by ``start``, Spark's startTime.
-
-    >>> floor_stamp(14_250_000, timedelta(seconds=1))
-    14000000
-    >>> floor_stamp(14_250_000, timedelta(seconds=1), timedelta(milliseconds=400))
-    13400000
-    """
-    if window is None or micros in (MIN, MAX):
-        return micros
-    shifted = micros - start // timedelta(microseconds=1)
-    return max(MIN, micros - shifted % (window // timedelta(microseconds=1)))

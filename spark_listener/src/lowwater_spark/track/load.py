@@ -18,7 +18,6 @@ from lowwater_spark.track.ranges import PLACES, SIGN
 
 if TYPE_CHECKING:
     from lowwater_spark.track.cut import Cut
-    from lowwater_spark.track.state import RangeEntry
 
 __all__ = ["BATCHES", "MOST_TOLD", "balanced", "hottest", "loads_of", "measured"]
 
@@ -55,17 +54,16 @@ def measured(handle: int, places: Any, span: tuple[int, int], micros: int) -> li
     return [handle, micros, len(unsigned), heaviest, *np.bincount(part.astype(np.int64), minlength=PARTS).tolist()]
 
 
-def loads_of(cut: Cut, measures: Sequence[Sequence[int]], entries: Sequence[RangeEntry]) -> list[RangeLoad]:
+def loads_of(cut: Cut, measures: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[RangeLoad]:
     """Return the loads of all ranges, from their tasks' measures, in the order of the key space.
 
-    Ranges of less than a slot are left out.
+    ``sizes`` has the bytes of each range's state. Ranges of less than a slot are left out.
     """
     slots = [place * 65_536 // PLACES for place in cut.places]
     by_handle = {handle: rest for handle, *rest in measures}
     loads = []
-    for handle, (start, end) in enumerate(pairwise(slots)):
+    for handle, (size, (start, end)) in enumerate(zip(sizes, pairwise(slots), strict=True)):
         micros, rows, heaviest, *parts = by_handle.get(handle, (0, 0, 0))
-        size = sum(segment.size for segment in entries[handle].segments)
         if start < end:
             loads.append(RangeLoad(start, end, rows, micros, size, tuple(parts), heaviest))
     return loads

@@ -26,11 +26,12 @@ from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import AWAY
 from lowwater_spark.sources.base import OpenSource
 from lowwater_spark.track.authority import REPLACED, Authority
-from lowwater_spark.track.batch import Keyed, Outcome
+from lowwater_spark.track.batch import Outcome
 from lowwater_spark.track.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.cut import EQUAL, Cut, Share, least_of
 from lowwater_spark.track.frontier import Example, Seen
 from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, fold, still_counts
+from lowwater_spark.track.keyed import Keyed
 from lowwater_spark.track.load import BATCHES, balanced, hottest
 from lowwater_spark.track.progress import Committed, Progress, passed_on
 from lowwater_spark.track.segments import Unsent

@@ -52,7 +52,6 @@ __all__ = [
     "check_session",
     "is_file_format",
     "check_trigger",
-    "refuse_pattern",
 ]
 
 _STATELESS: Final = frozenset(

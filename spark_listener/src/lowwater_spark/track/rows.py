@@ -32,21 +32,21 @@ import math
 import threading
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lowwater import Arrived
 from lowwater.core.lateness import EDGES
 from lowwater.watermark import MIN
-from lowwater_spark.columns import column_of, columns_of
+from lowwater_spark.columns import columns_of, event_micros
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql import Column, DataFrame
 
-    from lowwater_spark.track.batch import Keyed
+    from lowwater_spark.track.keyed import Keyed
 
-__all__ = ["Actions", "Counted", "Rows", "event_micros"]
+__all__ = ["Actions", "Counted", "Rows"]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -102,39 +102,6 @@ def bucket(lateness: Column) -> Column:
     # ``least`` ignores nulls.
     bounded = sf.when(lateness.isNotNull(), sf.least(exact, sf.lit(len(EDGES) - 1)))
     return sf.when(lateness <= 0, 0).when(lateness <= 1000, 1).otherwise(bounded)
-
-
-def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
-    """Return a column of event times in microseconds.
-
-    Raises TypeError when it is no timestamp with time zone.
-    """
-    from pyspark.sql import functions as sf
-
-    _check_time(frame, event_time)
-    return sf.unix_micros(column_of(frame, event_time))
-
-
-def _is_name(event_time: str | Column, frame: DataFrame) -> TypeGuard[str]:
-    """Return whether an event time is exactly the name of a column of the frame."""
-    return isinstance(event_time, str) and event_time.isidentifier() and frame.schema.names.count(event_time) == 1
-
-
-def _check_time(frame: DataFrame, event_time: str | Column) -> None:
-    """Raise TypeError for an event time that is no timestamp with time zone."""
-    from pyspark.sql.types import TimestampType
-
-    # A column that the frame names needs no plan.
-    if _is_name(event_time, frame):
-        field = frame.schema[event_time]
-    else:
-        field = frame.select(column_of(frame, event_time)).schema.fields[0]
-    if not isinstance(field.dataType, TimestampType):
-        msg = (
-            f"event_time {field.name} is of type {field.dataType.simpleString()}; an event time is a point on the time line: "
-            "use a timestamp column, for example sf.timestamp_micros(...)"
-        )
-        raise TypeError(msg)
 
 
 class Rows:

@@ -28,14 +28,13 @@ from lowwater.core.lateness import EDGES
 from lowwater.layout import Layout
 from lowwater.watermark import MAX, MIN, all_to_micros
 from lowwater_spark.checkpoint.spark_path import SparkPath
-from lowwater_spark.columns import columns_of, map_in_arrow, own_name
+from lowwater_spark.columns import columns_of, event_micros, map_in_arrow, own_name
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.track.cut import Cut, least_of
-from lowwater_spark.track.inputs import floor_stamp
+from lowwater_spark.track.keyed import floor_stamp
 from lowwater_spark.track.load import measured
 from lowwater_spark.track.ranges import SIGN
 from lowwater_spark.track.receipt import RECEIPT, Destination, Part, Receipt, receipt_of, stage_part
-from lowwater_spark.track.rows import event_micros
 from lowwater_spark.track.segments import (
     MICROS,
     PLACE,
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-    from lowwater_spark.track.batch import Keyed
+    from lowwater_spark.track.keyed import Keyed
 
 __all__ = [
     "Terms",
