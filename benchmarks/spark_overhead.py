@@ -14,8 +14,8 @@ import lowwater
 import lowwater_spark as lws
 from benchmarks import child
 from benchmarks.result import Result, Spread
-from lowwater_spark.track.hook import Hook
-from lowwater_spark.track.rows import Actions
+from lowwater_spark.track.rows.counts import Actions
+from lowwater_spark.track.run.hook import Hook
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -266,7 +266,7 @@ def add_by_key(handle: int, state: pa.Table | None, rows: pa.Table, low: lowwate
 
 def count_by_function(rows: DataFrame) -> DataFrame:
     """Count as :func:`count_by_key` does, by ranges of the same number: all rows go by their key to a function in Python."""
-    from lowwater_spark.track.ranges import range_column
+    from lowwater_spark.track.rows.ranges import range_column
 
     def count(table: pa.Table) -> pa.Table:
         return count_by_key(0, None, table, lowwater.Watermark(START))[1]

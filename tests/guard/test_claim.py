@@ -12,7 +12,7 @@ import pytest
 import lowwater
 from lowwater_pipeline.guard import Claim, Unfit, slot_bounds, slot_of
 from lowwater_pipeline.guard.claim import slots_between
-from lowwater_spark.track.ranges import range_bounds
+from lowwater_spark.track.rows.ranges import range_bounds
 from tests.guard.stores import claim
 from tests.process.serving import serving
 

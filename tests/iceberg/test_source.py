@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.track.plan import check_plan
+from lowwater_spark.track.plan.checked import check_plan
 from tests.iceberg.table import TableFlow
 from tests.kit.times import mark
 from tests.spark.support import Upstream, low

@@ -16,7 +16,7 @@ from lowwater_pipeline.computation.remains import Remains
 from lowwater_pipeline.graph import Folder, Pipeline
 from lowwater_pipeline.graph.removal import Refused, check_unread, drain, mark_running, remove
 from lowwater_spark.track.segments import Segment
-from lowwater_spark.track.state import RangeEntry, StateStore, Version
+from lowwater_spark.track.state.store import RangeEntry, StateStore, Version
 from tests.kit.times import MAX, mark
 from tests.pipeline.test_graph import ROWS, SOURCE, module, named, reads
 from tests.process.serving import Serving

@@ -10,7 +10,7 @@ from pathlib import Path
 import lowwater
 import lowwater.aio
 from lowwater.watermark import MIN
-from lowwater_spark.track.authority import WIDEN_INTERVAL, Authority, Registration
+from lowwater_spark.track.run.authority import WIDEN_INTERVAL, Authority, Registration
 from tests.kit.eventually import eventually
 from tests.process.serving import serving
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowwater_spark.drive.plan import Steps, holdback_of, steps_of
-from lowwater_spark.track.bounds import Stamp, Truncated, Window, least_retention, lowest_stamp
-from lowwater_spark.track.keyed import floor_stamp
-from lowwater_spark.track.plan import Checked
+from lowwater_spark.track.plan.bounds import Stamp, Truncated, Window, least_retention, lowest_stamp
+from lowwater_spark.track.plan.checked import Checked
+from lowwater_spark.track.rows.keyed import floor_stamp
 
 MILLI = 1_000
 HOUR = timedelta(hours=1)

@@ -13,13 +13,14 @@ from typing import Any, Final
 import numpy as np
 
 from lowwater_pipeline.computation.keys import Keys, Piece
-from lowwater_spark.track import part as parts
-from lowwater_spark.track import segments, update
-from lowwater_spark.track.batch_log import BatchEntry, BatchLog
-from lowwater_spark.track.hook import Hook
-from lowwater_spark.track.part import Part as Part_
-from lowwater_spark.track.progress import Progress
-from lowwater_spark.track.state import StateStore
+from lowwater_spark.track import segments
+from lowwater_spark.track.run import part as parts
+from lowwater_spark.track.run.batch_log import BatchEntry, BatchLog
+from lowwater_spark.track.run.hook import Hook
+from lowwater_spark.track.run.part import Part as Part_
+from lowwater_spark.track.run.progress import Progress
+from lowwater_spark.track.state import update
+from lowwater_spark.track.state.store import StateStore
 from tests.kit.planting import Bug, Part, bug
 
 

@@ -41,20 +41,20 @@ from lowwater_spark.checkpoint.identity import identity, new_ordinal
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.sources.base import NONE
-from lowwater_spark.track import batch as batch_module
-from lowwater_spark.track import hook as hook_module
-from lowwater_spark.track import receipt as receipt_module
-from lowwater_spark.track import update as update_module
-from lowwater_spark.track.authority import Authority, Registration
-from lowwater_spark.track.batch import Batch
-from lowwater_spark.track.cut import Cut
-from lowwater_spark.track.hook import Hook
-from lowwater_spark.track.keyed import Keyed
-from lowwater_spark.track.part import Part
-from lowwater_spark.track.plan import Checked
-from lowwater_spark.track.receipt import Receipt, receipt_of
-from lowwater_spark.track.run import Run
-from lowwater_spark.track.update import arrow_schema
+from lowwater_spark.track.plan.checked import Checked
+from lowwater_spark.track.rows.cut import Cut
+from lowwater_spark.track.rows.keyed import Keyed
+from lowwater_spark.track.run import batch as batch_module
+from lowwater_spark.track.run import hook as hook_module
+from lowwater_spark.track.run.authority import Authority, Registration
+from lowwater_spark.track.run.batch import Batch
+from lowwater_spark.track.run.hook import Hook
+from lowwater_spark.track.run.part import Part
+from lowwater_spark.track.run.run import Run
+from lowwater_spark.track.state import receipt as receipt_module
+from lowwater_spark.track.state import update as update_module
+from lowwater_spark.track.state.receipt import Receipt, receipt_of
+from lowwater_spark.track.state.update import arrow_schema
 from tests.kit.planting import instead
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from lowwater_spark.sources.kafka_client import client_settings
 from lowwater_spark.sources.kafka_marks import Slot, marks_topic, same_id
-from lowwater_spark.track.kafka_slot import Publishing, SlotWriter
+from lowwater_spark.track.output.kafka_slot import Publishing, SlotWriter
 from tests.kit.kafka import Kafka
 
 __all__ = ["Slots"]

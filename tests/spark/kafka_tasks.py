@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lowwater_spark.track.kafka_slot import Publishing, publish_slots
+from lowwater_spark.track.output.kafka_slot import Publishing, publish_slots
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,8 +20,8 @@ from unittest.mock import patch
 import lowwater
 from lowwater_pipeline.dedup import stage as dedup_stage
 from lowwater_pipeline.dedup.stage import Deduplicated, Deduplication, IdUpdate
-from lowwater_spark.track import kafka_slot
-from lowwater_spark.track.kafka_slot import Publishing, publish_slots
+from lowwater_spark.track.output import kafka_slot
+from lowwater_spark.track.output.kafka_slot import Publishing, publish_slots
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,7 +136,7 @@ class Looking:
 def doomed(doom: Doom) -> Iterator[None]:
     """Have the pipelines that run meanwhile end at what is planned."""
     with (
-        patch("lowwater_spark.track.kafka_out.publish_slots", doom.publish),
+        patch("lowwater_spark.track.output.kafka_out.publish_slots", doom.publish),
         patch.object(dedup_stage, "IdUpdate", lambda *told: Looking(IdUpdate(*told), doom)),
     ):
         yield

@@ -22,9 +22,16 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.complete.mark import Claim, Standing
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.track.keyed import floor_stamp
-from lowwater_spark.track.outputs import BatchOutput, OpenOutputs, OutputTurn, check_resolution, open_output, write_once
-from lowwater_spark.track.state import Place
+from lowwater_spark.track.output.outputs import (
+    BatchOutput,
+    OpenOutputs,
+    OutputTurn,
+    check_resolution,
+    open_output,
+    write_once,
+)
+from lowwater_spark.track.rows.keyed import floor_stamp
+from lowwater_spark.track.state.store import Place
 from tests.kit.times import at, mark
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, begun, low, row

@@ -16,7 +16,7 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import SECTIONS, Manifest
 from lowwater_spark.sources.base import NONE, Line
 from lowwater_spark.sources.source_log import File, SourceLog, Taken
-from lowwater_spark.track.state import Place
+from lowwater_spark.track.state.store import Place
 from tests.kit.times import at
 
 if TYPE_CHECKING:

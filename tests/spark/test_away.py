@@ -12,7 +12,7 @@ import pytest
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.checkpoint import durable
-from lowwater_spark.track.status import in_short
+from lowwater_spark.track.run.status import in_short
 from tests.kit.times import mark
 from tests.spark.flow import Flow
 from tests.spark.proxy import Proxy

@@ -25,8 +25,8 @@ from lowwater_spark.sources.files import FileSource, OpenFiles
 from lowwater_spark.sources.head import Heads
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.sources.writers import mark_writer
-from lowwater_spark.track.handover import publish_directory, sweep
-from lowwater_spark.track.removal import Removal
+from lowwater_spark.track.output.removal import Removal
+from lowwater_spark.track.state.handover import publish_directory, sweep
 from tests.spark.support import Log, begun, lines
 
 LATER = 1e12

@@ -12,10 +12,10 @@ from pyspark.sql import functions as sf
 
 from lowwater import Layout
 from lowwater.layout import SLOTS
-from lowwater_spark.track.cut import Cut, least_of
-from lowwater_spark.track.inputs import Reading
-from lowwater_spark.track.progress import Committed, Progress
-from lowwater_spark.track.ranges import place_bytes
+from lowwater_spark.track.rows.cut import Cut, least_of
+from lowwater_spark.track.rows.ranges import place_bytes
+from lowwater_spark.track.run.inputs import Reading
+from lowwater_spark.track.run.progress import Committed, Progress
 
 starts = st.sets(st.integers(1, SLOTS - 1), max_size=30).map(lambda some: (0, *sorted(some)))
 cuts = st.one_of(st.builds(Cut, st.integers(1, 40)), st.builds(lambda some: Cut(4, Layout(1, some)), starts))

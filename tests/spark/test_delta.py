@@ -14,7 +14,7 @@ import lowwater_spark as lws
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.delta import DELTA, Commit, DeltaSource, Table
 from lowwater_spark.sources.delta_log import DeltaLog
-from lowwater_spark.track.plan import check_plan
+from lowwater_spark.track.plan.checked import check_plan
 from tests.kit import delta
 from tests.kit.delta import Offset
 from tests.kit.times import at, mark

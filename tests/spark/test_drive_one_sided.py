@@ -19,7 +19,7 @@ from pyspark.sql import functions as sf
 import lowwater_spark as lws
 from lowwater_spark.sources.control import END, ClockValue, Control, Offset
 from lowwater_spark.sources.nulls import nulls_of
-from lowwater_spark.track.plan import check_plan
+from lowwater_spark.track.plan.checked import check_plan
 from tests.kit.times import at
 from tests.spark.drive_support import millis
 from tests.spark.support import Feed

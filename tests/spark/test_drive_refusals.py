@@ -15,7 +15,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.columns import check_column, columns_of, event_micros, quoted
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.track.operators import nodes
+from lowwater_spark.track.plan.operators import nodes
 from tests.kit.times import at
 from tests.process.serving import Serving, serving
 from tests.spark.drive_support import HOUR, Driven, driven

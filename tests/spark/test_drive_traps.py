@@ -11,7 +11,7 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive import frame as frame_module
 from lowwater_spark.drive.watermark import Driving
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.track.plan import check_plan
+from lowwater_spark.track.plan.checked import check_plan
 from tests.kit.times import at
 from tests.spark.drive_support import HOUR, Driven, counts, driven, millis, record, say
 from tests.spark.support import Upstream

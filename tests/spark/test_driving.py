@@ -19,12 +19,12 @@ from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import NONE, Line, Source
 from lowwater_spark.sources.control import Control, ControlSource, Drive, Offset
 from lowwater_spark.sources.files import FileSource
-from lowwater_spark.track.authority import Authority, Registration
-from lowwater_spark.track.keyed import Keyed
-from lowwater_spark.track.part import Part
-from lowwater_spark.track.plain import Plain
-from lowwater_spark.track.plan import Checked
-from lowwater_spark.track.run import Run
+from lowwater_spark.track.plan.checked import Checked
+from lowwater_spark.track.rows.keyed import Keyed
+from lowwater_spark.track.run.authority import Authority, Registration
+from lowwater_spark.track.run.part import Part
+from lowwater_spark.track.run.plain import Plain
+from lowwater_spark.track.run.run import Run
 from tests.kit.eventually import eventually
 from tests.kit.times import at
 from tests.process.serving import Serving

@@ -24,18 +24,18 @@ import lowwater_spark as lws
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
-from lowwater_spark.track.authority import Registration
-from lowwater_spark.track.batch import Batch, Ground, MicroBatch
-from lowwater_spark.track.batch_log import BatchEntry
-from lowwater_spark.track.handover import publish_directory
-from lowwater_spark.track.inputs import Reading
-from lowwater_spark.track.keyed import Keyed
-from lowwater_spark.track.outputs import OpenOutputs
-from lowwater_spark.track.part import Part
-from lowwater_spark.track.progress import Committed
-from lowwater_spark.track.ranges import range_bounds, range_column
-from lowwater_spark.track.receipt import Destination
-from lowwater_spark.track.status import KeyRange
+from lowwater_spark.track.output.outputs import OpenOutputs
+from lowwater_spark.track.rows.keyed import Keyed
+from lowwater_spark.track.rows.ranges import range_bounds, range_column
+from lowwater_spark.track.run.authority import Registration
+from lowwater_spark.track.run.batch import Batch, Ground, MicroBatch
+from lowwater_spark.track.run.batch_log import BatchEntry
+from lowwater_spark.track.run.inputs import Reading
+from lowwater_spark.track.run.part import Part
+from lowwater_spark.track.run.progress import Committed
+from lowwater_spark.track.run.status import KeyRange
+from lowwater_spark.track.state.handover import publish_directory
+from lowwater_spark.track.state.receipt import Destination
 from tests.kit.times import at, mark
 from tests.spark.flow import HOUR, Flow
 from tests.spark.support import Upstream, as_before, low, place, row

@@ -12,7 +12,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater import errors
 from lowwater_spark.checkpoint.location import Location, location_of
-from lowwater_spark.track.status import in_short
+from lowwater_spark.track.run.status import in_short
 from tests.kit.hdfs import RETRIES, Hdfs
 from tests.kit.times import mark
 from tests.spark.flow import Flow

@@ -18,7 +18,7 @@ import lowwater_spark as lws
 from lowwater.watermark import MIN
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.kafka import KafkaSource
-from lowwater_spark.track.frontier import STRANGERS, Bounds, Seen, look
+from lowwater_spark.track.rows.frontier import STRANGERS, Bounds, Seen, look
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka, Row
 from tests.kit.times import at, mark
 from tests.spark.flow import Flow

@@ -37,7 +37,7 @@ from lowwater_spark.sources.kafka import (
 )
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
 from lowwater_spark.sources.kafka_marks import marks_topic
-from lowwater_spark.track.plan import check_plan
+from lowwater_spark.track.plan.checked import check_plan
 from tests.kit.clock import Clock
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka, Row
 from tests.kit.times import at, mark

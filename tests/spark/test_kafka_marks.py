@@ -22,7 +22,7 @@ from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.kafka import BROKERS, HEAD, MARKS, KafkaSource, OpenKafka, Partition, written
 from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, same_id
-from lowwater_spark.track.plan import check_plan
+from lowwater_spark.track.plan.checked import check_plan
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka
 from tests.kit.times import at, mark
 from tests.spark.flow import Flow

@@ -23,9 +23,9 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.kafka_marks import Begun, Slot, marks_topic, parse
-from lowwater_spark.track import kafka_out
-from lowwater_spark.track.kafka_out import KafkaOut, kafka_columns
-from lowwater_spark.track.kafka_slot import SlotWriter
+from lowwater_spark.track.output import kafka_out
+from lowwater_spark.track.output.kafka_out import KafkaOut, kafka_columns
+from lowwater_spark.track.output.kafka_slot import SlotWriter
 from tests.kit.eventually import eventually
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka
 from tests.kit.times import mark

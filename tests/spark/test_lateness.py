@@ -16,8 +16,8 @@ import lowwater
 import lowwater_spark as lws
 from lowwater.core.lateness import EDGES, bucket_of
 from lowwater.watermark import MIN, to_micros
-from lowwater_spark.track.keyed import Keyed
-from lowwater_spark.track.rows import Actions, Rows, bucket, lateness_of
+from lowwater_spark.track.rows.counts import Actions, Rows, bucket, lateness_of
+from lowwater_spark.track.rows.keyed import Keyed
 from tests.kit.times import at
 from tests.process.serving import Serving
 from tests.spark.drive_support import HOUR, Driven, counts, driven, record

@@ -17,9 +17,9 @@ from lowwater import Layout, errors
 from lowwater.cli import main
 from lowwater_pipeline.computation import start
 from lowwater_spark.checkpoint.log import CheckpointLog
-from lowwater_spark.track.authority import Authority, Registration
-from lowwater_spark.track.batch_log import BatchLog
-from lowwater_spark.track.cut import Cut
+from lowwater_spark.track.rows.cut import Cut
+from lowwater_spark.track.run.authority import Authority, Registration
+from lowwater_spark.track.run.batch_log import BatchLog
 from tests.kit.times import MIN, at, mark, micros
 from tests.spark.computations import Counts
 from tests.spark.flow import Flow

@@ -16,7 +16,7 @@ from lowwater_spark.checkpoint.location import Location, checkpoint_of, location
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.writers import HANDED_OVER
-from lowwater_spark.track.handover import publish_directory, sweep
+from lowwater_spark.track.state.handover import publish_directory, sweep
 from tests.kit.hdfs import Hdfs
 from tests.kit.s3 import S3
 

@@ -15,8 +15,9 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.track import hook, query
+from lowwater_spark.track import query
 from lowwater_spark.track.query import Tracked
+from lowwater_spark.track.run import hook
 from tests.kit.times import mark
 from tests.spark.queries import Queries
 from tests.spark.support import Feed, Upstream, low, row

@@ -18,8 +18,8 @@ from lowwater_pipeline.guard.delta import DeltaOutput
 from lowwater_pipeline.guard.postgres_out import PostgresOutput
 from lowwater_spark.sources.bookmarks import BOOKMARKS
 from lowwater_spark.sources.writers import digest_of
-from lowwater_spark.track import outputs
-from lowwater_spark.track.times import exact_times
+from lowwater_spark.track.output import outputs
+from lowwater_spark.track.output.times import exact_times
 from tests.kit.postgres import Postgres
 from tests.kit.times import mark
 from tests.spark.flow import HOUR, Flow

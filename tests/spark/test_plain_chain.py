@@ -17,7 +17,7 @@ from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.files import FileSource, list_head
 from lowwater_spark.sources.sink_log import list_sink
 from lowwater_spark.sources.source_log import File
-from lowwater_spark.track.plan import check_plan
+from lowwater_spark.track.plan.checked import check_plan
 from tests.kit.times import mark
 from tests.spark.flow import PlainFlow
 from tests.spark.support import Upstream, low, row

@@ -23,16 +23,16 @@ from lowwater_spark.sources.files import FileSource
 from lowwater_spark.sources.opaque import OpaqueSource
 from lowwater_spark.sources.sink_log import list_sink
 from lowwater_spark.sources.source_log import NOTHING
-from lowwater_spark.track import plain
-from lowwater_spark.track.authority import Authority, Registration
-from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, still_counts
-from lowwater_spark.track.keyed import Keyed
-from lowwater_spark.track.operators import Operator
-from lowwater_spark.track.part import Part
-from lowwater_spark.track.plain import LastReading, Plain, Witness
-from lowwater_spark.track.plan import Checked
-from lowwater_spark.track.run import Run
-from lowwater_spark.track.shape import check_shape
+from lowwater_spark.track.plan.checked import Checked
+from lowwater_spark.track.plan.operators import Operator
+from lowwater_spark.track.plan.shape import check_shape
+from lowwater_spark.track.rows.keyed import Keyed
+from lowwater_spark.track.run import plain
+from lowwater_spark.track.run.authority import Authority, Registration
+from lowwater_spark.track.run.inputs import UNREAD, Change, Origin, Reading, still_counts
+from lowwater_spark.track.run.part import Part
+from lowwater_spark.track.run.plain import LastReading, Plain, Witness
+from lowwater_spark.track.run.run import Run
 from tests.kit.eventually import eventually
 from tests.kit.times import at
 from tests.spark.support import Upstream, begun, lines, low

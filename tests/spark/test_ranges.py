@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as sf
 
-from lowwater_spark.track.ranges import (
+from lowwater_spark.track.rows.ranges import (
     MAX_RANGES,
     hash_range_column,
     key_text,

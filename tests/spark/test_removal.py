@@ -14,7 +14,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources import bookmarks
-from lowwater_spark.track.batch import Batch
+from lowwater_spark.track.run.batch import Batch
 from tests.kit.eventually import eventually
 from tests.kit.times import at
 from tests.spark.queries import Queries

@@ -16,9 +16,9 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.track.bounds import Stamp, Truncated, Window, lowest_stamp
-from lowwater_spark.track.operators import stamps_of
-from lowwater_spark.track.plan import check_plan
+from lowwater_spark.track.plan.bounds import Stamp, Truncated, Window, lowest_stamp
+from lowwater_spark.track.plan.checked import check_plan
+from lowwater_spark.track.plan.operators import stamps_of
 from tests.kit.eventually import eventually
 from tests.kit.times import at, mark
 from tests.spark.flow import PlainFlow

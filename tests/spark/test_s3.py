@@ -16,7 +16,7 @@ import lowwater_spark as lws
 from lowwater import errors
 from lowwater_spark.checkpoint.location import Location, checkpoint_of
 from lowwater_spark.checkpoint.log import CheckpointLog
-from lowwater_spark.track.status import in_short
+from lowwater_spark.track.run.status import in_short
 from tests.kit.s3 import S3
 from tests.kit.times import mark
 from tests.spark.flow import HOUR, Flow

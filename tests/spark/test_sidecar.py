@@ -27,8 +27,8 @@ from lowwater_spark.sidecar import evidence
 from lowwater_spark.sidecar.command import describe, main
 from lowwater_spark.sidecar.declaration import PROMISES, Declaration, source_of
 from lowwater_spark.sidecar.watch import checked
-from lowwater_spark.track.inputs import Reading
-from lowwater_spark.track.progress import Committed, Progress
+from lowwater_spark.track.run.inputs import Reading
+from lowwater_spark.track.run.progress import Committed, Progress
 from tests.kit.eventually import eventually
 from tests.kit.kafka import Kafka, Row
 from tests.kit.times import at, mark

@@ -17,7 +17,7 @@ from lowwater_spark.sources.files import FileSource, list_head
 from lowwater_spark.sources.head import Candidates
 from lowwater_spark.sources.source_log import File, SourceLog, log_offset
 from lowwater_spark.sources.ticks import Ticks, with_ticks
-from lowwater_spark.track.plan import check_plan
+from lowwater_spark.track.plan.checked import check_plan
 from tests.kit.eventually import eventually
 from tests.spark.support import Feed, begun, lines
 

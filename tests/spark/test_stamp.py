@@ -14,7 +14,7 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.track.plan import check_arriving, check_windows
+from lowwater_spark.track.plan.checked import check_arriving, check_windows
 from tests.kit.times import mark
 from tests.spark.flow import PlainFlow
 from tests.spark.support import Upstream, low, row

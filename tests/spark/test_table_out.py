@@ -11,8 +11,8 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.delta_log import DeltaLog, path_of
-from lowwater_spark.track import table_out
-from lowwater_spark.track.outputs import remembered
+from lowwater_spark.track.output import table_out
+from lowwater_spark.track.output.outputs import remembered
 from tests.kit.times import mark
 from tests.spark.flow import Flow
 from tests.spark.outputs import OutputRun

@@ -18,18 +18,18 @@ from lowwater.cli import main
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.track import part as parts
-from lowwater_spark.track.authority import REPLACED, Authority, Registration
-from lowwater_spark.track.batch import Outcome
-from lowwater_spark.track.batch_log import BatchEntry
-from lowwater_spark.track.cut import EQUAL, Cut
-from lowwater_spark.track.inputs import Reading
-from lowwater_spark.track.keyed import Keyed
-from lowwater_spark.track.part import Part
-from lowwater_spark.track.progress import Committed
-from lowwater_spark.track.ranges import KEY_HASH
-from lowwater_spark.track.state import Place, RangeEntry, StateStore, Version
-from lowwater_spark.track.update import Terms, build_version
+from lowwater_spark.track.rows.cut import EQUAL, Cut
+from lowwater_spark.track.rows.keyed import Keyed
+from lowwater_spark.track.rows.ranges import KEY_HASH
+from lowwater_spark.track.run import part as parts
+from lowwater_spark.track.run.authority import REPLACED, Authority, Registration
+from lowwater_spark.track.run.batch import Outcome
+from lowwater_spark.track.run.batch_log import BatchEntry
+from lowwater_spark.track.run.inputs import Reading
+from lowwater_spark.track.run.part import Part
+from lowwater_spark.track.run.progress import Committed
+from lowwater_spark.track.state.store import Place, RangeEntry, StateStore, Version
+from lowwater_spark.track.state.update import Terms, build_version
 from tests.kit.times import MAX
 from tests.process.serving import Serving
 

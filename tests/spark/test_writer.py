@@ -11,8 +11,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import lowwater
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.track.hook import Hook
-from lowwater_spark.track.times import check_times, exact_times
+from lowwater_spark.track.output.times import check_times, exact_times
+from lowwater_spark.track.run.hook import Hook
 from tests.kit.times import mark
 from tests.spark.flow import PlainFlow
 from tests.spark.support import Upstream, low, row

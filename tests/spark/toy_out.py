@@ -11,7 +11,7 @@ from typing import ClassVar
 from pyspark.sql import DataFrame
 
 from lowwater_spark.complete.mark import Standing
-from lowwater_spark.track.outputs import BatchOutput, FoundBatch, OutputTurn
+from lowwater_spark.track.output.outputs import BatchOutput, FoundBatch, OutputTurn
 
 
 class ToyOut(BatchOutput):

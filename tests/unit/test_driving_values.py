@@ -19,9 +19,9 @@ from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import Source
 from lowwater_spark.sources.control import END, NOTHING_GIVEN, ClockValue, Control, ControlSource, Drive, Offset
 from lowwater_spark.sources.files import FileSource
-from lowwater_spark.track.bounds import Window
-from lowwater_spark.track.operators import KINDS, Operator
-from lowwater_spark.track.plan import Checked
+from lowwater_spark.track.plan.bounds import Window
+from lowwater_spark.track.plan.checked import Checked
+from lowwater_spark.track.plan.operators import KINDS, Operator
 from tests.kit.times import MINUTE
 
 times = st.integers(1_000, 4_000_000_000_000_000)

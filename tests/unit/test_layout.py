@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import lowwater
 from lowwater import InvalidArgument, Layout, RangeLoad
 from lowwater.layout import MOST_RANGES, SLOTS
-from lowwater_spark.track.cut import Cut
-from lowwater_spark.track.load import balanced, hottest, loads_of, measured
+from lowwater_spark.track.rows.cut import Cut
+from lowwater_spark.track.rows.load import balanced, hottest, loads_of, measured
 
 FEW = 64
 """Slots that the tests cut at; the last range goes on to the end."""

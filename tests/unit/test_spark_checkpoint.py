@@ -20,18 +20,19 @@ from lowwater_spark.checkpoint.durable import write_once
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost
-from lowwater_spark.track import folder_out, handover
-from lowwater_spark.track.batch_log import BatchEntry, BatchLog
-from lowwater_spark.track.cut import EQUAL
-from lowwater_spark.track.folder_out import FolderOut
-from lowwater_spark.track.handover import publish_directory, sweep
-from lowwater_spark.track.hook import Hook
-from lowwater_spark.track.inputs import UNREAD, Reading
-from lowwater_spark.track.kafka_out import KafkaOut
-from lowwater_spark.track.outputs import BatchOutput, OpenOutputs
-from lowwater_spark.track.progress import Committed, Progress
+from lowwater_spark.track.output import folder_out
+from lowwater_spark.track.output.folder_out import FolderOut
+from lowwater_spark.track.output.kafka_out import KafkaOut
+from lowwater_spark.track.output.outputs import BatchOutput, OpenOutputs
+from lowwater_spark.track.rows.cut import EQUAL
+from lowwater_spark.track.run.batch_log import BatchEntry, BatchLog
+from lowwater_spark.track.run.hook import Hook
+from lowwater_spark.track.run.inputs import UNREAD, Reading
+from lowwater_spark.track.run.progress import Committed, Progress
 from lowwater_spark.track.segments import Due, Segment
-from lowwater_spark.track.state import Place, RangeEntry, StateStore, Version
+from lowwater_spark.track.state import handover
+from lowwater_spark.track.state.handover import publish_directory, sweep
+from lowwater_spark.track.state.store import Place, RangeEntry, StateStore, Version
 from tests.spark.support import place
 
 READING = Reading(14, {990_000: 15, 500_000: 16}, 3, (1, 7))

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lowwater.watermark import MIN
-from lowwater_spark.track.frontier import Bounds, Example, Found, Seen
+from lowwater_spark.track.rows.frontier import Bounds, Example, Found, Seen
 from tests.kit.times import DAY, HOUR
 
 PARTS = ("a", "b", "c")

@@ -13,7 +13,7 @@ import pytest
 
 from lowwater_spark.checkpoint.manifest import SECTIONS, Manifest
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.track.state import Place
+from lowwater_spark.track.state.store import Place
 
 OLD: dict[str, dict[str, Any]] = {
     "query.json": {

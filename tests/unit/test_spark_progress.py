@@ -21,11 +21,11 @@ from pyspark.sql.types import LongType, TimestampNTZType, TimestampType
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.sources.head import KEPT, Candidates
 from lowwater_spark.sources.source_log import File, Head
-from lowwater_spark.track.inputs import UNREAD, Origin, Reading
-from lowwater_spark.track.keyed import floor_stamp
-from lowwater_spark.track.progress import RELIST, Committed, Progress, bound_of, stamped
+from lowwater_spark.track.rows.keyed import floor_stamp
+from lowwater_spark.track.run.inputs import UNREAD, Origin, Reading
+from lowwater_spark.track.run.progress import RELIST, Committed, Progress, bound_of, stamped
 from lowwater_spark.track.segments import Due
-from lowwater_spark.track.update import held_micros, least_record, lowest_stamp, times_in
+from lowwater_spark.track.state.update import held_micros, least_record, lowest_stamp, times_in
 from tests.kit.times import at
 from tests.spark.retained import HOUR
 from tests.spark.support import Log

@@ -22,8 +22,8 @@ from lowwater_spark.sidecar.watch import settings_here
 from lowwater_spark.sources.kafka import PACE
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
 from lowwater_spark.sources.kafka_client import client_settings
-from lowwater_spark.track import receipt
-from lowwater_spark.track.receipt import Destination
+from lowwater_spark.track.state import receipt
+from lowwater_spark.track.state.receipt import Destination
 
 ODD = ["a blank", "a%20b", "t#1", "what?", "a[1]", "{a,b}", "a:b", "größe-日本", "back\\slash", "line\u2028break"]
 

@@ -15,7 +15,7 @@ from lowwater_spark.sources.files import FileSource, OpenFiles, Settled
 from lowwater_spark.sources.head import Heads
 from lowwater_spark.sources.source_log import NOTHING, File, Head
 from lowwater_spark.sources.writers import HANDED_OVER
-from lowwater_spark.track.handover import publish_directory
+from lowwater_spark.track.state.handover import publish_directory
 from tests.spark.support import Log, begun, lines
 
 

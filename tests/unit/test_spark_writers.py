@@ -14,7 +14,7 @@ from lowwater_spark.sources.control import ControlSource
 from lowwater_spark.sources.files import FileSource, Intruder, hidden, intruders, list_head
 from lowwater_spark.sources.sink_log import refuse_sink
 from lowwater_spark.sources.writers import MARKS, mark_sink, mark_writer, strangers
-from lowwater_spark.track.plan import Checked
+from lowwater_spark.track.plan.checked import Checked
 
 
 def reading(folder: Path, *inputs: str, recursive: bool = True, sink_log: bool = False) -> FileSource:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowwater_spark.track.segments import NextSegments, Segment, Segments, write_segments
-from lowwater_spark.track.spread import by_handle
-from lowwater_spark.track.tables import TABLE, read_table, split_table
+from lowwater_spark.track.state.spread import by_handle
+from lowwater_spark.track.state.tables import TABLE, read_table, split_table
 
 KEEP, APPEND, PREPEND, FILTER, AROUND, TWICE, NOTHING = range(7)
 

@@ -16,7 +16,7 @@ from lowwater.views import NO_REMARKS, Remarks
 from lowwater.watermark import MAX
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
 from lowwater_authority.rpc import codec
-from lowwater_spark.track.status import in_short
+from lowwater_spark.track.run.status import in_short
 from tests.property.core_driver import SECOND, Driver, column
 
 FILE = "/in/daily.json (written again after it was read)"

@@ -25,10 +25,10 @@ from lowwater_spark.drive.watermark import WatermarkLost
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
 from lowwater_spark.sidecar.watch import Sidecar, track
 from lowwater_spark.stages import Stage, injector, stage
-from lowwater_spark.track.batch import Batch, Claimed
 from lowwater_spark.track.query import TrackedQuery
-from lowwater_spark.track.status import KeyRange, Status
-from lowwater_spark.track.update import Update, UpdateResult
+from lowwater_spark.track.run.batch import Batch, Claimed
+from lowwater_spark.track.run.status import KeyRange, Status
+from lowwater_spark.track.state.update import Update, UpdateResult
 
 __all__ = [
     "AttachStatus",

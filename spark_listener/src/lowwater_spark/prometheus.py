@@ -24,7 +24,7 @@ from lowwater import Watermark
 from lowwater.prometheus import Figure
 from lowwater_spark.attach.attachment import Attachment, AttachStatus, QueryStatus
 from lowwater_spark.track.query import TrackedQuery
-from lowwater_spark.track.status import Status
+from lowwater_spark.track.run.status import Status
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

@@ -26,16 +26,8 @@ from lowwater_spark.settings import connection
 from lowwater_spark.sources.sink_log import check_sink
 from lowwater_spark.sources.ticks import with_ticks
 from lowwater_spark.sources.writers import check_alone
-from lowwater_spark.track.authority import Authority, Registration
-from lowwater_spark.track.events import observe_oldest
-from lowwater_spark.track.frontier import PARTITION, Bounds
-from lowwater_spark.track.hook import Hook, WriteBatch
-from lowwater_spark.track.keyed import Keyed
-from lowwater_spark.track.operators import is_windows
-from lowwater_spark.track.outputs import needed_options
-from lowwater_spark.track.part import Part
-from lowwater_spark.track.plain import Plain
-from lowwater_spark.track.plan import (
+from lowwater_spark.track.output.outputs import needed_options
+from lowwater_spark.track.plan.checked import (
     Checked,
     absolute,
     check_arriving,
@@ -45,11 +37,19 @@ from lowwater_spark.track.plan import (
     check_windows,
     is_file_format,
 )
+from lowwater_spark.track.plan.operators import is_windows
+from lowwater_spark.track.plan.shape import check_shape
+from lowwater_spark.track.plan.writer import Writer, writer_of
 from lowwater_spark.track.query import INTERVAL, TrackedQuery
-from lowwater_spark.track.ranges import range_bounds
-from lowwater_spark.track.run import Run
-from lowwater_spark.track.shape import check_shape
-from lowwater_spark.track.writer import Writer, writer_of
+from lowwater_spark.track.rows.frontier import PARTITION, Bounds
+from lowwater_spark.track.rows.keyed import Keyed
+from lowwater_spark.track.rows.ranges import range_bounds
+from lowwater_spark.track.run.authority import Authority, Registration
+from lowwater_spark.track.run.events import observe_oldest
+from lowwater_spark.track.run.hook import Hook, WriteBatch
+from lowwater_spark.track.run.part import Part
+from lowwater_spark.track.run.plain import Plain
+from lowwater_spark.track.run.run import Run
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -753,7 +753,7 @@ def _check_bounds(df: DataFrame, checked: Checked, declared: Sequence[Bounds]) -
 def _check_columns(df: DataFrame, keyed: Keyed) -> None:
     """Raise for a wrong column name or type now, and not in the first batch."""
     from lowwater_spark.columns import event_micros
-    from lowwater_spark.track.ranges import range_column
+    from lowwater_spark.track.rows.ranges import range_column
 
     check_column(df, keyed.event_time, "event_time")
     for column in keyed.key:

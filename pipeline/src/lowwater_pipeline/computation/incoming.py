@@ -18,7 +18,7 @@ import numpy as np
 from lowwater_pipeline.computation.computation import Computation, Input, Record, column_named
 from lowwater_pipeline.computation.productions import OUTPUT
 from lowwater_spark.columns import column_of, event_micros
-from lowwater_spark.track.operators import items
+from lowwater_spark.track.plan.operators import items
 from lowwater_spark.track.segments import MICROS as TIME
 from lowwater_spark.track.segments import PLACE
 

@@ -11,7 +11,7 @@ from lowwater_pipeline.computation.stage import pieces_of, unsent_rows
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.track.segments import Segments
-from lowwater_spark.track.state import Place, RangeEntry, StateStore
+from lowwater_spark.track.state.store import Place, RangeEntry, StateStore
 
 __all__ = ["Remains", "cut_off"]
 

@@ -50,7 +50,7 @@ from lowwater_pipeline.computation.once import UNDECIDABLE, UNDECIDABLE_OUTPUT, 
 from lowwater_pipeline.computation.productions import OUTPUT, Outputs, column_of
 from lowwater_pipeline.computation.turn import Kept, Production, Turns
 from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Parent, Segment, Segments, Unsent
-from lowwater_spark.track.update import arrow_schema
+from lowwater_spark.track.state.update import arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -140,7 +140,7 @@ class Topic:
         """See Place."""
         from pyspark.sql import functions as sf
 
-        from lowwater_spark.track.times import exact_times
+        from lowwater_spark.track.output.times import exact_times
 
         value = sf.to_json(sf.struct("*"), exact_times("json")).alias("value")
         batch.write_kafka(rows.select(value), self.topic, options=self._client())

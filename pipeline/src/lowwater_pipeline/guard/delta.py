@@ -30,7 +30,7 @@ from lowwater_pipeline.guard.row import Row, check_steps, judge, raised
 from lowwater_pipeline.guard.run import batch_before, claim_of, first_batch, output_of
 from lowwater_spark.sources.delta import DELTA, Commit, Table, app_id, marked
 from lowwater_spark.sources.delta_log import DeltaLog, path_of
-from lowwater_spark.track.delta_out import check_table, sync_versions
+from lowwater_spark.track.output.delta_out import check_table, sync_versions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,8 +13,8 @@ that knows only the seven files refuses the checkpoint.
 
 ``state.json`` stays, though this release does not read it any more. The first release had only this
 one of the seven files, so it does not see ``query.json``. Until a batch of this release has begun,
-which the first release refuses (:mod:`lowwater_spark.track.batch_log`), it could still continue the
-checkpoint; without the file it would take the stage for one without a state.
+which the first release refuses (:mod:`lowwater_spark.track.run.batch_log`), it could still continue
+the checkpoint; without the file it would take the stage for one without a state.
 """
 
 from __future__ import annotations

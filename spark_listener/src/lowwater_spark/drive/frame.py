@@ -35,9 +35,9 @@ from lowwater_spark.drive.late import MET, keep_late
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.control import DIRECTORY, FORMAT, LAST, Drive, check_version
 from lowwater_spark.sources.nulls import nulls_of
-from lowwater_spark.track.events import observe_untimed
-from lowwater_spark.track.operators import is_lowered
-from lowwater_spark.track.plan import check_classic
+from lowwater_spark.track.plan.checked import check_classic
+from lowwater_spark.track.plan.operators import is_lowered
+from lowwater_spark.track.run.events import observe_untimed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

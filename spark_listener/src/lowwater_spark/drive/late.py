@@ -28,7 +28,7 @@ from lowwater_spark.checkpoint.durable import make_directory, sync_directory, sy
 from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.columns import map_in_arrow
 from lowwater_spark.sources.control import NOTHING_GIVEN, Drive
-from lowwater_spark.track.bounds import Window
+from lowwater_spark.track.plan.bounds import Window
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,9 +17,9 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Source
 from lowwater_spark.sources.control import END, NOTHING_GIVEN, ControlSource, Drive, Offset, is_control
-from lowwater_spark.track.bounds import Window
-from lowwater_spark.track.operators import KINDS, items, nodes
-from lowwater_spark.track.plan import Checked
+from lowwater_spark.track.plan.bounds import Window
+from lowwater_spark.track.plan.checked import Checked
+from lowwater_spark.track.plan.operators import KINDS, items, nodes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

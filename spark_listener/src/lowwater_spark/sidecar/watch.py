@@ -2,8 +2,8 @@
 
 The clock reads the inputs (W), lists the sources, and then reads the checkpoint
 (:mod:`lowwater_spark.sidecar.evidence`). W counts, and is reported, when the committed batches have
-read all that was listed, as in a query that tracks itself (:mod:`lowwater_spark.track.plain`). All
-of this rests on durable files. So any number of these processes may watch one checkpoint: every
+read all that was listed, as in a query that tracks itself (:mod:`lowwater_spark.track.run.plain`).
+All of this rests on durable files. So any number of these processes may watch one checkpoint: every
 report is true, and the claim only decides which one is accepted.
 """
 
@@ -29,15 +29,15 @@ from lowwater_spark.settings import SparkSettings, connection
 from lowwater_spark.sidecar.declaration import HISTORY, SINGLE_DRIVER, Declaration
 from lowwater_spark.sidecar.evidence import Evidence, query_id
 from lowwater_spark.sources.kinds import kind_of
-from lowwater_spark.track.authority import Authority, Registration
-from lowwater_spark.track.bounds import Stamp, Window
-from lowwater_spark.track.keyed import Keyed
-from lowwater_spark.track.part import Part
-from lowwater_spark.track.plain import Plain
-from lowwater_spark.track.plan import Checked
+from lowwater_spark.track.plan.bounds import Stamp, Window
+from lowwater_spark.track.plan.checked import Checked
 from lowwater_spark.track.query import INTERVAL, Tracked
-from lowwater_spark.track.run import Run
-from lowwater_spark.track.status import Status
+from lowwater_spark.track.rows.keyed import Keyed
+from lowwater_spark.track.run.authority import Authority, Registration
+from lowwater_spark.track.run.part import Part
+from lowwater_spark.track.run.plain import Plain
+from lowwater_spark.track.run.run import Run
+from lowwater_spark.track.run.status import Status
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

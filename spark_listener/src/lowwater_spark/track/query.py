@@ -15,12 +15,12 @@ import lowwater
 from lowwater import errors
 from lowwater_spark.checkpoint.location import glance
 from lowwater_spark.sources.source_log import NOTHING
-from lowwater_spark.track.authority import REPLACED
-from lowwater_spark.track.events import Events
-from lowwater_spark.track.hook import GLANCE, PATIENCE, QUIET
-from lowwater_spark.track.run import Controls, Run
-from lowwater_spark.track.status import Status, first_line
-from lowwater_spark.track.writer import interval_of
+from lowwater_spark.track.plan.writer import interval_of
+from lowwater_spark.track.run.authority import REPLACED
+from lowwater_spark.track.run.events import Events
+from lowwater_spark.track.run.hook import GLANCE, PATIENCE, QUIET
+from lowwater_spark.track.run.run import Controls, Run
+from lowwater_spark.track.run.status import Status, first_line
 
 if TYPE_CHECKING:
     from pyspark.errors import StreamingQueryException

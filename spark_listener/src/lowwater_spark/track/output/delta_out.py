@@ -18,8 +18,8 @@ from lowwater_spark.complete.table import history_of
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.delta import DELTA, Commit, Table, marked
 from lowwater_spark.sources.delta_log import DeltaLog, path_of
-from lowwater_spark.track.outputs import FoundBatch, OutputTurn
-from lowwater_spark.track.table_out import TableOut, sync_files
+from lowwater_spark.track.output.outputs import FoundBatch, OutputTurn
+from lowwater_spark.track.output.table_out import TableOut, sync_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -25,19 +25,19 @@ from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import AWAY
 from lowwater_spark.sources.base import OpenSource
-from lowwater_spark.track.authority import REPLACED, Authority
-from lowwater_spark.track.batch import Outcome
-from lowwater_spark.track.batch_log import BatchEntry, BatchLog
-from lowwater_spark.track.cut import EQUAL, Cut, Share, least_of
-from lowwater_spark.track.frontier import Example, Seen
-from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, fold, still_counts
-from lowwater_spark.track.keyed import Keyed
-from lowwater_spark.track.load import BATCHES, balanced, hottest
-from lowwater_spark.track.progress import Committed, Progress, passed_on
+from lowwater_spark.track.rows.cut import EQUAL, Cut, Share, least_of
+from lowwater_spark.track.rows.frontier import Example, Seen
+from lowwater_spark.track.rows.keyed import Keyed
+from lowwater_spark.track.rows.load import BATCHES, balanced, hottest
+from lowwater_spark.track.run.authority import REPLACED, Authority
+from lowwater_spark.track.run.batch import Outcome
+from lowwater_spark.track.run.batch_log import BatchEntry, BatchLog
+from lowwater_spark.track.run.inputs import UNREAD, Change, Origin, Reading, fold, still_counts
+from lowwater_spark.track.run.progress import Committed, Progress, passed_on
+from lowwater_spark.track.run.status import KeyRange
 from lowwater_spark.track.segments import Unsent
-from lowwater_spark.track.state import Place, StateStore, Version
-from lowwater_spark.track.status import KeyRange
-from lowwater_spark.track.update import can_pin
+from lowwater_spark.track.state.store import Place, StateStore, Version
+from lowwater_spark.track.state.update import can_pin
 
 __all__ = ["LateRow", "Part", "committed"]
 

@@ -19,8 +19,8 @@ from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.control import FORMAT
 from lowwater_spark.sources.files import FILES
-from lowwater_spark.track.bounds import Stamp, in_python
-from lowwater_spark.track.plan import Checked, added
+from lowwater_spark.track.plan.bounds import Stamp, in_python
+from lowwater_spark.track.plan.checked import Checked, added
 
 __all__ = ["check_shape"]
 

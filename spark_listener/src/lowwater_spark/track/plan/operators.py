@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from lowwater_spark.columns import column_of
-from lowwater_spark.track.bounds import Stamp, Truncated, Window
+from lowwater_spark.track.plan.bounds import Stamp, Truncated, Window
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

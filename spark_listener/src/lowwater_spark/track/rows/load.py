@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from lowwater.layout import Layout, RangeLoad
-from lowwater_spark.track.ranges import PLACES, SIGN
+from lowwater_spark.track.rows.ranges import PLACES, SIGN
 
 if TYPE_CHECKING:
-    from lowwater_spark.track.cut import Cut
+    from lowwater_spark.track.rows.cut import Cut
 
 __all__ = ["BATCHES", "MOST_TOLD", "balanced", "hottest", "loads_of", "measured"]
 

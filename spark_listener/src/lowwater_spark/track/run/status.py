@@ -9,7 +9,7 @@ from typing import Final, Self
 
 import lowwater
 from lowwater.core.text import on_one_line, without_secrets
-from lowwater_spark.track.cut import Cut
+from lowwater_spark.track.rows.cut import Cut
 
 __all__ = ["KeyRange", "Status", "first_line", "in_short"]
 

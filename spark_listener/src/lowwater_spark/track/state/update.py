@@ -2,8 +2,8 @@
 
 The executor tasks receive the rows by key range, with one added column, the hash of the key: every
 column costs a tenth of a second for a million rows. Each task sorts its rows by range
-(:mod:`~lowwater_spark.track.spread`). Each range gets one seed row, so that its update runs without
-input as well: a window closes because time has passed.
+(:mod:`~lowwater_spark.track.state.spread`). Each range gets one seed row, so that its update runs
+without input as well: a window closes because time has passed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ from lowwater.watermark import MAX, MIN, all_to_micros
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.columns import columns_of, event_micros, map_in_arrow, own_name
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.track.cut import Cut, least_of
-from lowwater_spark.track.keyed import floor_stamp
-from lowwater_spark.track.load import measured
-from lowwater_spark.track.ranges import SIGN
-from lowwater_spark.track.receipt import RECEIPT, Destination, Part, Receipt, receipt_of, stage_part
+from lowwater_spark.track.rows.cut import Cut, least_of
+from lowwater_spark.track.rows.keyed import floor_stamp
+from lowwater_spark.track.rows.load import measured
+from lowwater_spark.track.rows.ranges import SIGN
 from lowwater_spark.track.segments import (
     MICROS,
     PLACE,
@@ -45,16 +44,17 @@ from lowwater_spark.track.segments import (
     SegmentUpdate,
     write_segments,
 )
-from lowwater_spark.track.spread import by_handle
-from lowwater_spark.track.state import RangeEntry, StateStore, Version
-from lowwater_spark.track.tables import TABLE, read_table, split_table
+from lowwater_spark.track.state.receipt import RECEIPT, Destination, Part, Receipt, receipt_of, stage_part
+from lowwater_spark.track.state.spread import by_handle
+from lowwater_spark.track.state.store import RangeEntry, StateStore, Version
+from lowwater_spark.track.state.tables import TABLE, read_table, split_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-    from lowwater_spark.track.keyed import Keyed
+    from lowwater_spark.track.rows.keyed import Keyed
 
 __all__ = [
     "Terms",

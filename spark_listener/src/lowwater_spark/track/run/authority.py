@@ -23,11 +23,11 @@ from lowwater.core.calls import full_name
 from lowwater.views import NO_REMARKS
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.errors import AWAY
-from lowwater_spark.track.cut import Cut
-from lowwater_spark.track.inputs import Reading
-from lowwater_spark.track.ranges import KEY_HASH
-from lowwater_spark.track.receipt import Destination
-from lowwater_spark.track.status import in_short
+from lowwater_spark.track.rows.cut import Cut
+from lowwater_spark.track.rows.ranges import KEY_HASH
+from lowwater_spark.track.run.inputs import Reading
+from lowwater_spark.track.run.status import in_short
+from lowwater_spark.track.state.receipt import Destination
 
 __all__ = ["REPLACED", "Authority", "Registration"]
 

@@ -27,10 +27,10 @@ from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.bookmarks import removed
 from lowwater_spark.sources.sink_log import refuse_sink
 from lowwater_spark.sources.writers import digest_of, mark_writer
-from lowwater_spark.track.handover import publish_directory, sweep
-from lowwater_spark.track.outputs import BatchOutput, FoundBatch, OutputTurn, remember, remembered
-from lowwater_spark.track.removal import Removal
-from lowwater_spark.track.times import check_times, exact_times
+from lowwater_spark.track.output.outputs import BatchOutput, FoundBatch, OutputTurn, remember, remembered
+from lowwater_spark.track.output.removal import Removal
+from lowwater_spark.track.output.times import check_times, exact_times
+from lowwater_spark.track.state.handover import publish_directory, sweep
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

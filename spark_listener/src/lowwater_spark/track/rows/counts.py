@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from lowwater_spark.track.keyed import Keyed
+    from lowwater_spark.track.rows.keyed import Keyed
 
 __all__ = ["Actions", "Counted", "Rows"]
 

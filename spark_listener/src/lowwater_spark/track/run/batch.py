@@ -18,12 +18,7 @@ from lowwater_spark.checkpoint.identity import identity
 from lowwater_spark.checkpoint.location import local, refuse_pattern
 from lowwater_spark.complete.mark import Claim, Standing
 from lowwater_spark.errors import StateLost
-from lowwater_spark.track.batch_log import BatchEntry
-from lowwater_spark.track.cut import EQUAL
-from lowwater_spark.track.inputs import Reading
-from lowwater_spark.track.keyed import floor_stamp
-from lowwater_spark.track.load import loads_of
-from lowwater_spark.track.outputs import (
+from lowwater_spark.track.output.outputs import (
     OpenOutputs,
     OutputTurn,
     check_resolution,
@@ -32,20 +27,34 @@ from lowwater_spark.track.outputs import (
     remembered,
     write_once,
 )
-from lowwater_spark.track.plan import check_windows
-from lowwater_spark.track.ranges import key_text, key_zone
-from lowwater_spark.track.receipt import Receipt
+from lowwater_spark.track.plan.checked import check_windows
+from lowwater_spark.track.rows.cut import EQUAL
+from lowwater_spark.track.rows.keyed import floor_stamp
+from lowwater_spark.track.rows.load import loads_of
+from lowwater_spark.track.rows.ranges import key_text, key_zone
+from lowwater_spark.track.run.batch_log import BatchEntry
+from lowwater_spark.track.run.inputs import Reading
 from lowwater_spark.track.segments import SegmentUpdate, SendingUpdate, Unsent
-from lowwater_spark.track.state import Place, StateStore, Version
-from lowwater_spark.track.update import Terms, Update, build_version, can_pin, fixed, partitions_of, restage, rows_of
+from lowwater_spark.track.state.receipt import Receipt
+from lowwater_spark.track.state.store import Place, StateStore, Version
+from lowwater_spark.track.state.update import (
+    Terms,
+    Update,
+    build_version,
+    can_pin,
+    fixed,
+    partitions_of,
+    restage,
+    rows_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from lowwater_spark.track.part import Part
-    from lowwater_spark.track.rows import Actions, Rows
-    from lowwater_spark.track.run import Run
+    from lowwater_spark.track.rows.counts import Actions, Rows
+    from lowwater_spark.track.run.part import Part
+    from lowwater_spark.track.run.run import Run
 
 __all__ = ["Batch", "Claimed", "Ground", "MicroBatch", "Outcome", "Side"]
 
@@ -497,7 +506,7 @@ class Batch:
     def write_to(self, /, frame: DataFrame, kind: str, place: str | os.PathLike[str], **options: Any) -> bool:
         """Write rows to an output of any kind, exactly once; False if an earlier run has done it.
 
-        ``kind`` is a name in ``lowwater_spark.track.outputs.KINDS``: ``folder``, ``kafka``,
+        ``kind`` is a name in ``lowwater_spark.track.output.outputs.KINDS``: ``folder``, ``kafka``,
         ``delta``, ``iceberg``, or one that was added there. ``options`` are those of the kind.
         Raises ValueError for an unknown kind, and as :meth:`write`.
         """

@@ -33,8 +33,8 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from lowwater_spark.track.removal import Removal
-    from lowwater_spark.track.state import Place
+    from lowwater_spark.track.output.removal import Removal
+    from lowwater_spark.track.state.store import Place
 
 __all__ = [
     "KINDS",
@@ -180,7 +180,7 @@ class OutputKind(NamedTuple):
         return cast("type[BatchOutput]", getattr(import_module(self.module), self.name))
 
 
-_HERE: Final = "lowwater_spark.track"
+_HERE: Final = "lowwater_spark.track.output"
 
 KINDS: Final[dict[str, OutputKind]] = {
     "folder": OutputKind(

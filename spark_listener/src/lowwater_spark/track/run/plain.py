@@ -34,15 +34,15 @@ from lowwater_spark.sources.base import OpenSource
 from lowwater_spark.sources.sink_log import DurableSink
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.sources.writers import mark_sink
-from lowwater_spark.track.hook import GLANCE
-from lowwater_spark.track.inputs import UNREAD, Change, Reading
-from lowwater_spark.track.part import LateRow, Part
-from lowwater_spark.track.progress import Committed
+from lowwater_spark.track.run.hook import GLANCE
+from lowwater_spark.track.run.inputs import UNREAD, Change, Reading
+from lowwater_spark.track.run.part import LateRow, Part
+from lowwater_spark.track.run.progress import Committed
 
 if TYPE_CHECKING:
-    from lowwater_spark.track.events import BatchEvent
-    from lowwater_spark.track.removal import Removal
-    from lowwater_spark.track.run import Run
+    from lowwater_spark.track.output.removal import Removal
+    from lowwater_spark.track.run.events import BatchEvent
+    from lowwater_spark.track.run.run import Run
 
 __all__ = ["LastReading", "Plain", "Witness"]
 

@@ -1,8 +1,8 @@
 """One run of a tracked query: the clock between its batches, and the reports of its stages.
 
 Two kinds of queries differ only in how the run notices batches: a hook is called in each batch of a
-user's function (:mod:`lowwater_spark.track.hook`); batches of a Spark sink are found in the commit
-log (:mod:`lowwater_spark.track.plain`).
+user's function (:mod:`lowwater_spark.track.run.hook`); batches of a Spark sink are found in the
+commit log (:mod:`lowwater_spark.track.run.plain`).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from lowwater_spark.sources.base import Line
 from lowwater_spark.sources.bookmarks import Bookmarks
 from lowwater_spark.sources.head import Heads
 from lowwater_spark.sources.source_log import NOTHING
-from lowwater_spark.track.authority import Authority
-from lowwater_spark.track.events import BatchEvent
-from lowwater_spark.track.hook import Hook
-from lowwater_spark.track.inputs import Reading
-from lowwater_spark.track.part import Part
-from lowwater_spark.track.plain import Plain
-from lowwater_spark.track.plan import Checked
-from lowwater_spark.track.progress import Committed, Progress
-from lowwater_spark.track.state import Place
-from lowwater_spark.track.status import KeyRange, Status
+from lowwater_spark.track.plan.checked import Checked
+from lowwater_spark.track.run.authority import Authority
+from lowwater_spark.track.run.events import BatchEvent
+from lowwater_spark.track.run.hook import Hook
+from lowwater_spark.track.run.inputs import Reading
+from lowwater_spark.track.run.part import Part
+from lowwater_spark.track.run.plain import Plain
+from lowwater_spark.track.run.progress import Committed, Progress
+from lowwater_spark.track.run.status import KeyRange, Status
+from lowwater_spark.track.state.store import Place
 
 __all__ = ["Controls", "Run"]
 

@@ -3,8 +3,9 @@
 A batch that runs again may produce other rows, so a half-published batch must never be completed
 from a second run. Therefore the frame runs once, into files in a hidden directory, which is renamed
 to ``batch=N``. From then on these files are the batch: a second job publishes them by a fixed
-number of slots, each in a transaction with its mark (:mod:`lowwater_spark.track.kafka_slot`). A
-replay finds the files and publishes what is missing. The driver waits for the marks of all slots.
+number of slots, each in a transaction with its mark
+(:mod:`lowwater_spark.track.output.kafka_slot`). A replay finds the files and publishes what is
+missing. The driver waits for the marks of all slots.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.kafka_client import client_settings, confluent, consumer_of
 from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, parse, same_id
 from lowwater_spark.sources.writers import digest_of
-from lowwater_spark.track.handover import publish_directory, sweep
-from lowwater_spark.track.kafka_slot import (
+from lowwater_spark.track.output.kafka_slot import (
     PATIENCE,
     PUBLISHED,
     Published,
@@ -40,8 +40,9 @@ from lowwater_spark.track.kafka_slot import (
     published_of,
     until,
 )
-from lowwater_spark.track.outputs import BatchOutput, FoundBatch, OutputTurn
-from lowwater_spark.track.state import Place
+from lowwater_spark.track.output.outputs import BatchOutput, FoundBatch, OutputTurn
+from lowwater_spark.track.state.handover import publish_directory, sweep
+from lowwater_spark.track.state.store import Place
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -29,8 +29,8 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.delta import marked, writer_of
 from lowwater_spark.sources.iceberg import MARK, Table, Written
 from lowwater_spark.sources.iceberg_log import IcebergLog, find
-from lowwater_spark.track.outputs import FoundBatch, OutputTurn
-from lowwater_spark.track.table_out import TableOut, sync_files
+from lowwater_spark.track.output.outputs import FoundBatch, OutputTurn
+from lowwater_spark.track.output.table_out import TableOut, sync_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -20,8 +20,8 @@ from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.base import Leaf, Source
 from lowwater_spark.sources.control import ControlSource, is_control, is_end
 from lowwater_spark.sources.kinds import source_of_leaf
-from lowwater_spark.track.bounds import MILLISECOND, Stamp, in_python, least_retention, lowest_stamp
-from lowwater_spark.track.operators import (
+from lowwater_spark.track.plan.bounds import MILLISECOND, Stamp, in_python, least_retention, lowest_stamp
+from lowwater_spark.track.plan.operators import (
     KINDS,
     Operator,
     Watermark,

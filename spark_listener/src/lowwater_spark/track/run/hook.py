@@ -24,22 +24,22 @@ from lowwater_spark.sources.base import NONE, Line, OpenSource, Partition
 from lowwater_spark.sources.kafka import unread
 from lowwater_spark.sources.paced import Pace
 from lowwater_spark.sources.ticks import Ticks
-from lowwater_spark.track.batch import Batch, MicroBatch, Outcome, Side
-from lowwater_spark.track.batch_log import BatchEntry
-from lowwater_spark.track.frontier import Seen, look
-from lowwater_spark.track.inputs import UNREAD, Reading, fold
-from lowwater_spark.track.outputs import OpenOutputs
-from lowwater_spark.track.part import Part, committed
-from lowwater_spark.track.progress import Committed, bound_of, passed_on, stamped
-from lowwater_spark.track.removal import Removal
-from lowwater_spark.track.rows import Actions, Rows
-from lowwater_spark.track.state import StateStore
+from lowwater_spark.track.output.outputs import OpenOutputs
+from lowwater_spark.track.output.removal import Removal
+from lowwater_spark.track.rows.counts import Actions, Rows
+from lowwater_spark.track.rows.frontier import Seen, look
+from lowwater_spark.track.run.batch import Batch, MicroBatch, Outcome, Side
+from lowwater_spark.track.run.batch_log import BatchEntry
+from lowwater_spark.track.run.inputs import UNREAD, Reading, fold
+from lowwater_spark.track.run.part import Part, committed
+from lowwater_spark.track.run.progress import Committed, bound_of, passed_on, stamped
+from lowwater_spark.track.state.store import StateStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from lowwater_spark.track.events import BatchEvent
-    from lowwater_spark.track.run import Run
+    from lowwater_spark.track.run.events import BatchEvent
+    from lowwater_spark.track.run.run import Run
 
 __all__ = ["GLANCE", "PATIENCE", "QUIET", "Hook", "WriteBatch"]
 

@@ -28,9 +28,9 @@ from lowwater_spark.checkpoint.durable import make_directory
 from lowwater_spark.checkpoint.location import Location, way
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost
-from lowwater_spark.track.cut import EQUAL, layout_from_json, layout_to_json
-from lowwater_spark.track.handover import publish_directory, sweep
+from lowwater_spark.track.rows.cut import EQUAL, layout_from_json, layout_to_json
 from lowwater_spark.track.segments import Due, Segment
+from lowwater_spark.track.state.handover import publish_directory, sweep
 
 __all__ = ["Place", "RangeEntry", "StateStore", "Version"]
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from lowwater_spark.checkpoint.location import Location, spark_path
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.track.operators import items
-from lowwater_spark.track.plan import check_options, check_session, check_trigger
+from lowwater_spark.track.plan.checked import check_options, check_session, check_trigger
+from lowwater_spark.track.plan.operators import items
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

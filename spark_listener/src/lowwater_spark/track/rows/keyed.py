@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import lowwater
 from lowwater.watermark import MAX, MIN
-from lowwater_spark.track.cut import EQUAL, Cut
-from lowwater_spark.track.frontier import Bounds
+from lowwater_spark.track.rows.cut import EQUAL, Cut
+from lowwater_spark.track.rows.frontier import Bounds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_spark.columns import columns_of, quoted
-from lowwater_spark.track.operators import items
+from lowwater_spark.track.plan.operators import items
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

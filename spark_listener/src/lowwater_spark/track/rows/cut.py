@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lowwater.layout import SLOTS, Layout
-from lowwater_spark.track.ranges import PLACES, SIGN, hash_range_column, range_bounds
+from lowwater_spark.track.rows.ranges import PLACES, SIGN, hash_range_column, range_bounds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

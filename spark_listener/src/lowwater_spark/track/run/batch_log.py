@@ -23,9 +23,9 @@ from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.durable import make_directory, write_once
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.track.cut import layout_from_json, layout_to_json
-from lowwater_spark.track.frontier import Seen
-from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.rows.cut import layout_from_json, layout_to_json
+from lowwater_spark.track.rows.frontier import Seen
+from lowwater_spark.track.run.inputs import Reading
 
 __all__ = ["BatchEntry", "BatchLog"]
 

@@ -1,0 +1,1 @@
+"""Outputs of a batch: the protocol, the kinds, and the removal of old batches."""

@@ -1,0 +1,1 @@
+"""What a query does, read from its plan and its writer: what is refused, what Spark holds."""

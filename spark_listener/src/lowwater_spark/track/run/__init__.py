@@ -1,0 +1,1 @@
+"""One run of a query: its batches, its stages, and their reports to the authority."""

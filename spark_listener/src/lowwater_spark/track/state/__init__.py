@@ -1,0 +1,1 @@
+"""State by key range: versions, the tasks that make them, and the receipts of those tasks."""
