@@ -28,6 +28,17 @@ SPARK = {
 }
 """Every part but the front: a new one gets its place here."""
 
+TRACK: Mapping[str, set[str]] = {
+    "plan": set(),
+    "rows": {"plan"},
+    "segments": set(),
+    "state": {"rows", "segments"},
+    "output": {"state"},
+    "run": {"output", "plan", "rows", "segments", "state"},
+    "query": {"plan", "run"},
+}
+"""The rooms of `track/`, and the two modules that others enter it by."""
+
 PIPELINE: Mapping[str, set[str]] = {
     "command": {"dedup", "graph_command"},
     "computation": {"dedup"},
@@ -40,6 +51,7 @@ PIPELINE: Mapping[str, set[str]] = {
 
 ALLOWED: Mapping[str, Mapping[str, set[str]]] = {
     "spark_listener/src/lowwater_spark": SPARK,
+    "spark_listener/src/lowwater_spark/track": TRACK,
     "authority/src/lowwater_authority": {
         "records": set(),
         "core": {"records"},
@@ -110,8 +122,9 @@ def test_a_part_imports_only_what_it_stands_on(package: str, part: str) -> None:
     assert [place for place, name in imported(ROOT / package, part) if name not in allowed] == []
 
 
-def test_every_part_of_the_spark_package_has_its_place() -> None:
-    assert parts(ROOT / "spark_listener/src/lowwater_spark") == SPARK.keys() | {"__init__"}
+@pytest.mark.parametrize(("folder", "places"), [(".", SPARK), ("track", TRACK)])
+def test_every_part_of_the_spark_package_has_its_place(folder: str, places: Mapping[str, set[str]]) -> None:
+    assert parts(ROOT / "spark_listener/src/lowwater_spark" / folder) == places.keys() | {"__init__"}
 
 
 def test_every_part_of_the_pipeline_package_has_its_place() -> None:
