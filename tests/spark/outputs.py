@@ -26,8 +26,6 @@ from lowwater_spark.track.output.outputs import (
     BatchOutput,
     OpenOutputs,
     OutputTurn,
-    check_resolution,
-    open_output,
     write_once,
 )
 from lowwater_spark.track.rows.keyed import floor_stamp
@@ -70,6 +68,7 @@ class OutputRun:
         replayed: bool = False,
         through: lowwater.Watermark = mark(9),  # noqa: B008 - a value
         probe: Callable[[str], None] = nothing,
+        window: timedelta | None = timedelta(hours=1),
     ) -> tuple[BatchOutput, OutputTurn]:
         claim = Claim(self.life, 7)
         turn = OutputTurn(
@@ -83,8 +82,8 @@ class OutputRun:
             lambda: Standing(through.micros, claim),
             probe,
         )
-        output = open_output(self.kinds, frame, turn, self.to, self.options)
-        return self.outputs.begun(output, frame, turn), turn
+        output = self.outputs.open(self.kinds, frame, turn, self.to, self.options, window=window, taken=set())
+        return output, turn
 
     def write(self, frame: DataFrame, batch: int, **about: Any) -> bool:
         output, turn = self.open(frame, batch, **about)
@@ -256,10 +255,9 @@ def test_microseconds_are_kept_or_the_watermark_is_floored(kind: OutputCase) -> 
     if output.resolution > timedelta(microseconds=1):
         for coarse in (None, output.resolution / 2):
             with pytest.raises(Unsupported, match="Declare a stamp of the stage"):
-                check_resolution(output, kind.to, coarse)
+                run.open(kind.rows("a"), 0, window=coarse)
         window = output.resolution
-    check_resolution(output, kind.to, window)
-    run.write(kind.rows("a", later=later), 0)
+    run.write(kind.rows("a", later=later), 0, window=window)
     promised = lowwater.Watermark.of(at(9) + later).micros
     [found] = kind.table().selectExpr("unix_micros(t) AS t").collect()
     assert floor_stamp(promised, window) <= found.t <= promised

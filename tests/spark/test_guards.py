@@ -28,7 +28,7 @@ from lowwater_spark.track.output.outputs import OpenOutputs
 from lowwater_spark.track.rows.keyed import Keyed
 from lowwater_spark.track.rows.ranges import range_bounds, range_column
 from lowwater_spark.track.run.authority import Registration
-from lowwater_spark.track.run.batch import Batch, Ground, MicroBatch
+from lowwater_spark.track.run.batch import Batch, MicroBatch
 from lowwater_spark.track.run.batch_log import BatchEntry
 from lowwater_spark.track.run.inputs import Reading
 from lowwater_spark.track.run.part import Part
@@ -49,13 +49,16 @@ def a_batch(checkpoint: Path, *, replayed: bool) -> Batch:
     """Batch 3 of a stage without an authority."""
     registration = Registration("stage", [], [], 2, "", 0, 1, b"", adopt=False)
     authority = SimpleNamespace(
-        registration=registration, full_name="stage", destination=lambda batch: Destination(None, "stage", 1, batch)
+        registration=registration,
+        full_name="stage",
+        lease=None,
+        destination=lambda batch: Destination(None, "stage", 1, batch),
     )
     part = Part(cast(Any, authority), Keyed(["key"], "t", 2, injector=False), checkpoint)
     part.place = place(checkpoint)
     part.open([], Committed())
-    side = SimpleNamespace(part=part, ground=Ground, vouch=lambda _: False)
-    return Batch(BatchEntry(3, "aa", Reading(14), MIN), cast(Any, side), MicroBatch(replayed, OpenOutputs()))
+    run: Any = SimpleNamespace(lock=contextlib.nullcontext(), reader=None)
+    return Batch(BatchEntry(3, "aa", Reading(14), MIN), part, MicroBatch(run, Reading(14), replayed, OpenOutputs()))
 
 
 def test_a_second_write_to_one_directory_is_found_under_any_name(tmp_path: Path) -> None:

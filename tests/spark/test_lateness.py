@@ -112,7 +112,7 @@ def test_rows_are_counted_by_how_late_they_are(action: str | None, spark: SparkS
         counted = rows.counted()
     finally:
         actions.close()
-    assert counted.rows == len(times)
+    assert counted.finished == len(times)
     assert counted.arrived == lowwater.Arrived.of(times, reference)
 
 

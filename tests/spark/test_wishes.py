@@ -96,7 +96,6 @@ class Owner:
         self.values = self.part.progress.values(Reading(5))
         layout, made = self.part.keyed.layout, Outcome(**outcome)
         holding = self.authority.prepare(number, "aa", [], Reading(5), 5, covers_all=False)
-        holding = holding or self.part.commit(number, made)
         self.part.settle(Committed(number, reading=Reading(5), held=held), made, holding)
         return layout
 

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, Self, cast
 
 import pytest
 
@@ -23,7 +23,8 @@ from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.track.output import folder_out
 from lowwater_spark.track.output.folder_out import FolderOut
 from lowwater_spark.track.output.kafka_out import KafkaOut
-from lowwater_spark.track.output.outputs import BatchOutput, OpenOutputs
+from lowwater_spark.track.output.outputs import KINDS, BatchOutput, OpenOutputs, OutputKind
+from lowwater_spark.track.rows.counts import Counted
 from lowwater_spark.track.rows.cut import EQUAL
 from lowwater_spark.track.run.batch_log import BatchEntry, BatchLog
 from lowwater_spark.track.run.hook import Hook
@@ -103,27 +104,32 @@ def test_kafkas_staged_batches_stay_while_a_replay_or_a_later_run_needs_them(tmp
     assert sorted(path.name for path in tmp_path.glob("batch=*")) == [f"batch={batch}" for batch in range(3, 8)]
 
 
-def test_an_output_that_is_opened_anew_closes_the_one_before() -> None:
-    closed: list[BatchOutput] = []
+class Anew(BatchOutput):
+    """An output that begins anew in each batch."""
 
-    class Anew(BatchOutput):
-        @property
-        def key(self) -> str:
-            return "place"
+    closed: ClassVar[list[BatchOutput]] = []
+    key = "place"
 
-        def resume(self, earlier: BatchOutput) -> None:
-            pass
+    @classmethod
+    def at(cls, *_: Any) -> Self:
+        return cls()
 
-        def close(self) -> None:
-            closed.append(self)
+    def resume(self, earlier: BatchOutput) -> None:
+        pass
 
+    def close(self) -> None:
+        self.closed.append(self)
+
+
+def test_an_output_that_is_opened_anew_closes_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "anew", OutputKind(__name__, "Anew"))
+    monkeypatch.setattr(Anew, "closed", [])
     nothing: Any = None
-    outputs, first, second = OpenOutputs(), Anew(), Anew()
-    assert outputs.begun(first, nothing, nothing) is first
-    assert outputs.begun(second, nothing, nothing) is second
-    assert closed == [first]
+    outputs = OpenOutputs()
+    first, second = (outputs.open(["anew"], nothing, nothing, "", {}, window=None, taken=set()) for _ in range(2))
+    assert Anew.closed == [first]
     outputs.close()
-    assert closed == [first, second]
+    assert Anew.closed == [first, second]
 
 
 def test_a_name_already_there_is_made_durable_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +167,7 @@ def test_a_name_already_there_is_made_durable_at_first(tmp_path: Path, monkeypat
 
 def version(batch: int) -> Version:
     entries = [RangeEntry(f"{batch}.state", "", 5, 2), RangeEntry()]
-    return Version(batch, f"digest{batch}", 14, entries, pending=([1, 3], [1, 1]), finished=3, late=1, late_example=-4)
+    return Version(batch, f"digest{batch}", 14, entries, pending=([1, 3], [1, 1]), counted=Counted(3, 1, -4))
 
 
 def made(batch: int, _: Path) -> Version:

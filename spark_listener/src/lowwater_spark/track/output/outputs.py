@@ -1,16 +1,16 @@
 """Outputs of a batch: the protocol that every kind of output implements, and the table of kinds.
 
 How data flows. A batch makes an :class:`OutputTurn`: all that an output may know of the batch.
-:func:`open_output` asks the kinds that the user's method allows for the output at a place. The
-batch then refuses a second write to it, and :class:`OpenOutputs` lets an output that is new in this
-run remove what a crashed run has left there. :func:`write_once` asks the output whether it has the
-batch already (:meth:`BatchOutput.find`) and compares the plan. Then the output either writes the
-rows with their mark (:meth:`BatchOutput.append`), or makes those that are there durable and whole
+:meth:`OpenOutputs.open` asks the kinds that the user's method allows for the output at a place,
+refuses a second write to it in the batch, and lets an output that is new in this run remove what a
+crashed run has left there. :func:`write_once` asks the output whether it has the batch already
+(:meth:`BatchOutput.find`) and compares the plan. Then the output either writes the rows with their
+mark (:meth:`BatchOutput.append`), or makes those that are there durable and whole
 (:meth:`BatchOutput.settle`).
 
-What is pure: the decision in :func:`write_once`, from what was found; how far a mark may say that
-the output is complete (:mod:`lowwater_spark.complete.mark`); and :func:`check_resolution`. All that
-reads or writes a store is a method of an output.
+What is pure: the decision in :func:`write_once`, from what was found; and how far a mark may say
+that the output is complete (:mod:`lowwater_spark.complete.mark`). All that reads or writes a store
+is a method of an output.
 
 A checkpoint also notes the batches that it has written to outputs, so that one with fewer is seen.
 """
@@ -18,7 +18,7 @@ A checkpoint also notes the batches that it has written to outputs, so that one 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib import import_module
@@ -43,9 +43,7 @@ __all__ = [
     "OpenOutputs",
     "BatchOutput",
     "OutputTurn",
-    "check_resolution",
     "needed_options",
-    "open_output",
     "remember",
     "remembered",
     "write_once",
@@ -193,41 +191,10 @@ KINDS: Final[dict[str, OutputKind]] = {
 """Every kind of output, by its name in ``batch.write_to()``."""
 
 
-def open_output(
-    kinds: Iterable[str], frame: DataFrame, turn: OutputTurn, place: str, options: Mapping[str, Any]
-) -> BatchOutput:
-    """Return the output at a place, of the first kind that is there.
-
-    Raises ValueError for an unknown kind, and as :meth:`BatchOutput.at`.
-    """
-    for kind in kinds:
-        if kind not in KINDS:
-            msg = f"{kind!r} is no kind of output; there are {', '.join(KINDS)}"
-            raise ValueError(msg)
-        output = KINDS[kind].output.at(frame, turn, place, **options)
-        if output is not None:
-            return output
-    msg = f"{place} is no {' or '.join(kinds)}"
-    raise ValueError(msg)
-
-
 def needed_options(frame: DataFrame, name: str, options: Mapping[str, Any], writer: str) -> dict[str, str]:
     """Return the options that a sink of Spark's own needs: see :meth:`BatchOutput.sink_options`."""
     kinds = (kind for kind in KINDS.values() if name.lower() in kind.formats)
     return next((kind.output.sink_options(frame, name, options, writer) for kind in kinds), {})
-
-
-def check_resolution(output: BatchOutput, place: str, window: timedelta | None) -> None:
-    """Raise Unsupported if the output's times would be below the stage's watermark.
-
-    ``window`` is the length to which the stage floors its watermark; None: it does not.
-    """
-    if output.resolution > _MICROSECOND and (window is None or window % output.resolution):
-        raise Unsupported(
-            f"The output {place}, which keeps times to {output.resolution} only,",
-            "a row would be read again as an older one, and count as late",
-            f"Declare a stamp of the stage, a multiple of {output.resolution!r}, to which its watermark is floored.",
-        )
 
 
 def write_once(output: BatchOutput, frame: DataFrame, turn: OutputTurn) -> bool:
@@ -268,8 +235,48 @@ class OpenOutputs:
     states: set[Path] = field(default_factory=set)
     """Folders of state that the run has begun to write to."""
 
-    def begun(self, output: BatchOutput, frame: DataFrame, turn: OutputTurn) -> BatchOutput:
-        """Return the object that writes the batch: the run's earlier one, or this one, begun."""
+    def open(
+        self,
+        kinds: Sequence[str],
+        frame: DataFrame,
+        turn: OutputTurn,
+        place: str,
+        options: Mapping[str, Any],
+        *,
+        window: timedelta | None,
+        taken: set[Hashable],
+    ) -> BatchOutput:
+        """Return the output at a place, of the first kind that is there, ready for a batch.
+
+        It is the run's earlier one at its key if that goes on, or else begins. ``window`` is the
+        length to which the stage floors its watermark; None: it does not. ``taken`` has the keys
+        that the batch has written to, and gets this one.
+
+        Raises ValueError for an unknown kind and for a second write in one batch, Unsupported if
+        the output's times would be below the watermark, and as :meth:`BatchOutput.at` and
+        :meth:`BatchOutput.begin`.
+        """
+        if unknown := [kind for kind in kinds if kind not in KINDS]:
+            msg = f"{unknown[0]!r} is no kind of output; there are {', '.join(KINDS)}"
+            raise ValueError(msg)
+        outputs = (KINDS[kind].output.at(frame, turn, place, **options) for kind in kinds)
+        output = next((output for output in outputs if output is not None), None)
+        if output is None:
+            msg = f"{place} is no {' or '.join(kinds)}"
+            raise ValueError(msg)
+        if output.resolution > _MICROSECOND and (window is None or window % output.resolution):
+            raise Unsupported(
+                f"The output {place}, which keeps times to {output.resolution} only,",
+                "a row would be read again as an older one, and count as late",
+                f"Declare a stamp of the stage, a multiple of {output.resolution!r}, to which its watermark is floored.",
+            )
+        if output.key in taken:
+            msg = (
+                f"batch {turn.batch} has been written to {place} already; a second write would be skipped. Unite the rows first, and give each "
+                "stage an output of its own."
+            )
+            raise ValueError(msg)
+        taken.add(output.key)
         earlier = self.by_key.get(output.key)
         resumed = None if earlier is None else output.resume(earlier)
         if resumed is None:

@@ -60,16 +60,20 @@ ten milliseconds, so this module waits here first."""
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The counts of a batch's rows."""
+    """The counts of a batch's rows in one stage."""
 
-    rows: int
-    """Number of rows: exact if a job has counted them, otherwise a lower bound."""
+    finished: int = 0
+    """Number of rows that the stage need not see again. Without state these are the rows read:
+    exact if a job has counted them, otherwise a lower bound."""
     late: int = 0
+    """Number of rows below the promised watermark."""
     late_example: int | None = None
     """Event time of the oldest late row, microseconds."""
     late_handle: int | None = None
+    """Key range of that row."""
     arrived: Arrived | None = None
-    """Lateness of the rows; None without a budget, or while there is no time to count it from."""
+    """Lateness of the rows read (of an injector with state: emitted); None without a budget, or
+    while there is no time to count it from."""
     untimed: int = 0
     """Number of rows without an event time."""
 

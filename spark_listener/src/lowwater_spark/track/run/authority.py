@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -348,12 +348,8 @@ class Authority:
 
         Returns why the stage must hold, or an empty text. Raises the error that replaced the run.
         """
-        lease = self.lease
-        if lease is None or self.problem:
-            return self.problem or "the stage has not been claimed yet"
-        heuristics: Mapping[int, int] = reading.heuristics
 
-        def call() -> str:
+        def call(lease: lowwater.Lease) -> str:
             missing = self._quick.batches.prepare(
                 self.registration.name,
                 lease.sequencer,
@@ -363,7 +359,7 @@ class Authority:
                 bound=bound,
                 seen=self._snapshot(reading),
                 covers_all=covers_all,
-                frontiers=[(share / 1_000_000, t) for share, t in heuristics.items()],
+                frontiers=[(share / 1_000_000, t) for share, t in reading.heuristics.items()],
             )
             if missing:
                 return f"the reports of {len(missing)} of {len(tasks)} tasks of batch {batch} never arrived"
@@ -377,11 +373,8 @@ class Authority:
         ``refused`` says why that layout is not followed; None: the stage follows none. Returns why
         the stage must hold, or an empty text. Raises the error that replaced the run.
         """
-        lease = self.lease
-        if lease is None or self.problem:
-            return self.problem or "the stage has not been claimed yet"
 
-        def call() -> str:
+        def call(lease: lowwater.Lease) -> str:
             wanted_layouts: list[lowwater.Layout] = []
             known_versions: list[int] = []
             layout = self.cut.told
@@ -432,11 +425,8 @@ class Authority:
 
         Returns why the output must not be marked, or an empty text. Raises what replaced the run.
         """
-        lease = self.lease
-        if lease is None or self.problem:
-            return self.problem or "the stage has not been claimed yet"
 
-        def call() -> str:
+        def call(lease: lowwater.Lease) -> str:
             try:
                 self._quick.batches.vouch(
                     self.registration.name, lease.sequencer, lowwater.Watermark(through), seen=self._snapshot(reading)
@@ -447,7 +437,10 @@ class Authority:
                 return str(failure)  # an older authority without this call is not away
             return ""
 
+        asked = self.lease is not None and not self.problem
         why = self._degrade(call)
+        if not asked:
+            return why
         if why not in ("", self.problem, self._unsaid):
             logger.warning("the outputs of %s do not say anew how far they are complete: %s", self.full_name, why)
         self._unsaid = why
@@ -570,9 +563,12 @@ class Authority:
             self.lost(failure)
             raise
 
-    def _degrade(self, call: Callable[[], str]) -> str:
+    def _degrade(self, call: Callable[[lowwater.Lease], str]) -> str:
+        """Return the result of a call under the lease: why the stage must hold, or empty."""
+        if self.lease is None or self.problem:
+            return self.problem or "the stage has not been claimed yet"
         try:
-            return call()
+            return call(self.lease)
         except REPLACED:
             raise
         except (errors.NotPrepared, errors.InputVersion, errors.TooFarAhead) as refusal:

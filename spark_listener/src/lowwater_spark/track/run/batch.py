@@ -21,13 +21,12 @@ from lowwater_spark.errors import StateLost
 from lowwater_spark.track.output.outputs import (
     OpenOutputs,
     OutputTurn,
-    check_resolution,
-    open_output,
     remember,
     remembered,
     write_once,
 )
 from lowwater_spark.track.plan.checked import check_windows
+from lowwater_spark.track.rows.counts import Counted
 from lowwater_spark.track.rows.cut import EQUAL
 from lowwater_spark.track.rows.keyed import floor_stamp
 from lowwater_spark.track.rows.load import loads_of
@@ -49,14 +48,14 @@ from lowwater_spark.track.state.update import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from lowwater_spark.track.rows.counts import Actions, Rows
     from lowwater_spark.track.run.part import Part
     from lowwater_spark.track.run.run import Run
 
-__all__ = ["Batch", "Claimed", "Ground", "MicroBatch", "Outcome", "Side"]
+__all__ = ["Batch", "Claimed", "MicroBatch", "Outcome"]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -72,6 +71,9 @@ class MicroBatch:
     the closer sets ``ended`` before it looks for calls, so one of the two always sees the other.
     """
 
+    run: Run
+    inputs: Reading
+    """Reading of the query's inputs that it counts on."""
     replayed: bool
     """True: an earlier run began it, with the same rows and the same watermark."""
     outputs: OpenOutputs
@@ -90,21 +92,10 @@ class MicroBatch:
     """Names of the methods that have not returned, on any thread."""
     ended: bool = False
 
-    def begin_call(self, method: str, batch: int) -> None:
-        """Note a call. Raises ValueError if the batch has ended."""
-        self.under_way.append(method)
-        if self.ended:
-            self.under_way.remove(method)
-            msg = (
-                f"{method} of batch {batch} was called after the function had returned, so its result would be lost. Call a batch's methods only while the "
-                "function runs, and join the threads that use it before it returns."
-            )
-            raise ValueError(msg)
-
-    def end(self) -> list[str]:
-        """End the batch, and return the names of the methods that are still running."""
-        self.ended = True
-        return list(self.under_way)
+    def refuse_failed(self) -> None:
+        """Raise the first error of a method."""
+        if self.failures:
+            raise self.failures[0]
 
 
 def _ends_the_batch(method: Callable[Concatenate[Batch, P], T]) -> Callable[Concatenate[Batch, P], T]:
@@ -118,15 +109,23 @@ def _ends_the_batch(method: Callable[Concatenate[Batch, P], T]) -> Callable[Conc
 
     @functools.wraps(method)
     def call(batch: Batch, /, *args: P.args, **options: P.kwargs) -> T:
-        batch._refuse_failed()
-        batch._shared.begin_call(method.__name__, batch.id)
+        shared, name = batch._shared, method.__name__
+        shared.refuse_failed()
+        shared.under_way.append(name)
+        if shared.ended:
+            shared.under_way.remove(name)
+            msg = (
+                f"{name} of batch {batch.id} was called after the function had returned, so its result would be lost. Call a batch's methods only while "
+                "the function runs, and join the threads that use it before it returns."
+            )
+            raise ValueError(msg)
         try:
             return method(batch, *args, **options)
         except BaseException as failure:
-            batch._shared.failures.append(failure)
+            shared.failures.append(failure)
             raise
         finally:
-            batch._shared.under_way.remove(method.__name__)
+            shared.under_way.remove(name)
 
     return call
 
@@ -138,18 +137,6 @@ def _own_state(place: Place) -> Path:
     """
     fix = "Pass batch.stateful() a path= on a file system that the driver and all executors mount; the checkpoint may stay."
     return local(place.home, "State in the checkpoint", fix) / "lowwater" / "state"
-
-
-@dataclass(frozen=True, slots=True)
-class Ground:
-    """The run's facts on a stage that decide what an output may promise at this moment."""
-
-    claim: Claim | None = None
-    """The stage's claim; None: it has not been claimed, or lost its claim."""
-    current: bool = True
-    """True: the batch read the inputs that are registered now."""
-    stands: int = MIN
-    """The stage's committed low watermark, microseconds: the least of its ranges."""
 
 
 class Claimed(NamedTuple):
@@ -171,12 +158,7 @@ class Outcome:
     receipts: list[Receipt] = field(default_factory=list)
     manifest: Version | None = None
     """The state version that the batch made; None for a stage without state."""
-    finished: int = 0
-    late: int = 0
-    late_example: int | None = None
-    """Event time of the oldest late row, microseconds."""
-    late_handle: int | None = None
-    """Key range of that row."""
+    counted: Counted = field(default_factory=Counted)
     loads: Sequence[lowwater.RangeLoad] = ()
     """Cost of each range; empty without state, and for a version made by an earlier run."""
     tasks: int = 1
@@ -188,64 +170,6 @@ class Outcome:
     """Why the ranges of the state cannot be cut again; empty: they can, or there is no state."""
     partitions: int = SLOTS
     """Greatest number of tasks that can share the ranges."""
-    arrived: lowwater.Arrived | None = None
-    """Lateness of the rows read (of an injector with state: emitted); None without a budget."""
-    untimed: int = 0
-    """Number of rows without an event time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One stage's part, claim and progress, for its batch; each method answers for this moment."""
-
-    run: Run
-    part: Part
-    entry: BatchEntry
-    """Entry of the query's first stage, with the reading of the inputs."""
-
-    def ground(self) -> Ground:
-        """Return the stage's facts for an output, besides the batch's own values."""
-        part, reader, reading = self.part, self.run.reader, self.entry.reading
-        with self.run.lock:
-            lease, progress = part.authority.lease, part.progress
-            claim = None if lease is None or lease.lost else Claim(lease.incarnation, lease.epoch)
-            current = reader is None or not reader.progress.is_outdated(reading)
-            if current and reader is not None and part.reads and reading.low != MIN:
-                current = part.translated(reading, reader).low != MIN
-            return Ground(claim, current, min(progress.values(progress.reading), default=MIN))
-
-    def vouch(self, low: int) -> bool:
-        """Return whether an output may say that the stage is complete through ``low``.
-
-        The authority learns it first.
-        """
-        part = self.part
-        with self.run.lock:
-            reading = self.entry.reading
-            if part.earlier or part.keyed.injector:
-                reading = part.own(Reading(low))
-            elif self.run.reader is not None:
-                reading = part.translated(reading, self.run.reader)
-            return not part.authority.vouch(low, reading)
-
-    def claimed(self) -> Claimed | None:
-        """Return the stage's claim, whether or not it is still granted; None before the first."""
-        with self.run.lock:
-            authority = self.part.authority
-            if authority.lease is None:
-                return None
-            return Claimed(
-                authority.client.server_token,
-                authority.full_name,
-                authority.registration.identity,
-                authority.lease.incarnation,
-                authority.lease.sequencer,
-            )
-
-    def logged(self, batch: int) -> Layout | None:
-        """Return the stage's layout in a batch; None if the log does not have the batch."""
-        entry = self.run.parts[0].entries.read(batch)
-        return None if entry is None else entry.layouts.get(self.part.place.name, EQUAL)
 
 
 class Batch:
@@ -259,14 +183,14 @@ class Batch:
     stage, and :meth:`of` returns the others. Times are microseconds since the epoch, in UTC.
     """
 
-    def __init__(self, entry: BatchEntry, side: Side, shared: MicroBatch) -> None:
-        part = side.part
+    def __init__(self, entry: BatchEntry, part: Part, shared: MicroBatch) -> None:
         self.id = entry.batch
         """Number of the batch; each batch has a greater one than the batch before."""
         self.replayed = shared.replayed
         """True: an earlier run began this batch, with the same rows and the same watermark."""
         self._entry = entry
-        self._side = side
+        self._run = shared.run
+        self._part = part
         self._shared = shared
         self._keyed = part.keyed
         self._place = part.place
@@ -278,7 +202,6 @@ class Batch:
         self._counted_on = False
         self._emitted: tuple[DataFrame, str] | None = None
         """The frame that stateful() returned and the metric on it; None without rows."""
-        shared.stages[part.name] = self
 
     @_ends_the_batch
     def of(self, name: str) -> Batch:
@@ -354,17 +277,27 @@ class Batch:
 
         Only a store that compares it can refuse the writes of a former owner.
         """
-        return self._side.claimed()
+        with self._run.lock:
+            authority, lease = self._part.authority, self._part.authority.lease
+            if lease is None:
+                return None
+            return Claimed(
+                authority.client.server_token,
+                authority.full_name,
+                authority.registration.identity,
+                lease.incarnation,
+                lease.sequencer,
+            )
 
     @_ends_the_batch
     def newest_in(self, output: str) -> int | None:
         """Return the newest batch that :meth:`note_in` noted for an output, or None."""
-        return remembered(self._place.manifest, self._side.part.authority.full_name, output)
+        return remembered(self._place.manifest, self._part.authority.full_name, output)
 
     @_ends_the_batch
     def note_in(self, output: str) -> None:
         """Note durably that an output of another package, by its name, contains this batch."""
-        remember(self._place.manifest, self._side.part.authority.full_name, output, self.id)
+        remember(self._place.manifest, self._part.authority.full_name, output, self.id)
 
     @property
     def previous_frontier(self) -> lowwater.Watermark:
@@ -514,21 +447,15 @@ class Batch:
 
     def _write(self, frame: DataFrame, kinds: Sequence[str], place: str | os.PathLike[str], **options: Any) -> bool:
         check_windows(frame, self._keyed.window)
-        turn = self._turn()
-        output = open_output(kinds, frame, turn, os.fspath(place), options)
-        check_resolution(output, os.fspath(place), self._keyed.window)
-        if output.key in self._shared.taken:
-            msg = (
-                f"batch {self.id} has been written to {place} already; a second write would be skipped. Unite the rows first, and give each "
-                "stage an output of its own."
-            )
-            raise ValueError(msg)
-        self._shared.taken.add(output.key)
-        return write_once(self._shared.outputs.begun(output, frame, turn), frame, turn)
+        turn, shared = self._turn(), self._shared
+        output = shared.outputs.open(
+            kinds, frame, turn, os.fspath(place), options, window=self._keyed.window, taken=shared.taken
+        )
+        return write_once(output, frame, turn)
 
     def _turn(self) -> OutputTurn:
         """Return the batch as its outputs see it."""
-        authority = self._side.part.authority
+        authority = self._part.authority
         return OutputTurn(
             self.id,
             self._entry.digest,
@@ -536,7 +463,7 @@ class Batch:
             authority.registration.ordinal,
             authority.full_name,
             self._place,
-            lambda: self._side.ground().claim,
+            self._claim,
             self._standing,
             lambda point: self._shared.probe(point, self.id),
         )
@@ -596,7 +523,7 @@ class Batch:
         columns = schema if isinstance(schema, StructType) else cast(StructType, StructType.fromDDL(schema))
         self._fix_frontier()
         store = StateStore.opened(
-            self._place, root, self._keyed.ranges, self.id, ordinal=self._side.part.authority.registration.ordinal
+            self._place, root, self._keyed.ranges, self.id, ordinal=self._part.authority.registration.ordinal
         )
         if root not in self._shared.outputs.states:
             zone = key_zone(frame, self._keyed.key)
@@ -619,42 +546,41 @@ class Batch:
             keyed=self._keyed,
             terms=Terms(self._entry.digest, self._low(), self._entry.promised, self._reference()),
             destination=self._destination,
-            logged=self._side.logged,
+            logged=self._logged,
         )
         self._shared.probe("state", self.id)
         if not receipts:
             receipts = restage(frame.sparkSession, manifest, self._reference(), self._destination)
-        partitions = partitions_of(frame.sparkSession)
-        self._outcome = Outcome(
-            receipts,
-            manifest,
-            manifest.finished,
-            manifest.late,
-            manifest.late_example,
-            manifest.late_handle,
-            loads_of(
-                self._keyed.cut,
-                [load for receipt in receipts for load in receipt.detail.get("loads", ())],
-                [sum(segment.size for segment in entry.segments) for entry in manifest.ranges],
-            )
-            if any("loads" in receipt.detail for receipt in receipts)
-            else (),
-            self._keyed.cut.spread(partitions, pins=can_pin()),
-            min(partitions, frame.sparkSession.sparkContext.defaultParallelism),
-            update.unsent([segment for entry in manifest.ranges for segment in entry.segments])
-            if isinstance(update, SendingUpdate)
-            else (),
-            fixed(update, [entry for entry in manifest.ranges if entry.state or entry.segmented]),
-            partitions,
-            manifest.arrived,
-            manifest.untimed,
-        )
+        self._outcome = self._stated(frame.sparkSession, manifest, receipts, update)
         emitted = rows_of(frame.sparkSession, store, manifest, columns)
         # A replay may find all of its emitted rows in the sink already, and read none of them.
         if self._shared.actions is not None and not self.replayed and any(entry.emitted for entry in manifest.ranges):
             emitted, metric = self._shared.actions.watch(emitted)
             self._emitted = emitted, metric
         return emitted
+
+    def _stated(
+        self, session: SparkSession, manifest: Version, receipts: list[Receipt], update: Update | SegmentUpdate
+    ) -> Outcome:
+        """Return the outcome of a batch that has made a version of the state."""
+        partitions = partitions_of(session)
+        measures = [load for receipt in receipts for load in receipt.detail.get("loads", ())]
+        sizes = [sum(segment.size for segment in entry.segments) for entry in manifest.ranges]
+        return Outcome(
+            receipts,
+            manifest,
+            manifest.counted,
+            loads_of(self._keyed.cut, measures, sizes)
+            if any("loads" in receipt.detail for receipt in receipts)
+            else (),
+            self._keyed.cut.spread(partitions, pins=can_pin()),
+            min(partitions, session.sparkContext.defaultParallelism),
+            update.unsent([segment for entry in manifest.ranges for segment in entry.segments])
+            if isinstance(update, SendingUpdate)
+            else (),
+            fixed(update, [entry for entry in manifest.ranges if entry.state or entry.segmented]),
+            partitions,
+        )
 
     @property
     def noted(self) -> Sequence[Sequence[int]]:
@@ -667,6 +593,11 @@ class Batch:
             raise ValueError(msg)
         return [entry.facts for entry in self._outcome.manifest.ranges]
 
+    def _logged(self, batch: int) -> Layout | None:
+        """Return the stage's layout in a batch; None if the log does not have the batch."""
+        entry = self._run.parts[0].entries.read(batch)
+        return None if entry is None else entry.layouts.get(self._place.name, EQUAL)
+
     def _low(self) -> int:
         if self._earlier:
             return min(batch._passed_on() for batch in self._earlier)
@@ -675,51 +606,72 @@ class Batch:
         return self._previous if self._frontier is None else self._frontier
 
     def _passed_on(self) -> int:
-        """Return the watermark that later stages of the query may rely on after this batch.
-
-        From then on, calls that would lower it are refused.
-        """
-        manifest = self._outcome.manifest
-        if manifest is None and StateStore.existing(self._place) is not None:
+        """Return the watermark that later stages of the query may rely on after this batch."""
+        if self._outcome.manifest is None and StateStore.existing(self._place) is not None:
             msg = (
                 f"what {self._destination.computation} still holds after batch {self.id} is not known yet: call its stateful() before the "
                 "stages that read it ask for their low watermark"
             )
             raise ValueError(msg)
-        self._counted_on = True
-        self._fix_frontier()
-        stamps = () if manifest is None else manifest.held
-        return min([floor_stamp(self._low(), self._keyed.window), *(stamp for stamp in stamps if stamp is not None)])
+        return self._floored()
+
+    def _claim(self) -> Claim | None:
+        """Return the stage's claim; None: it has not been claimed, or lost its claim."""
+        with self._run.lock:
+            lease = self._part.authority.lease
+            return None if lease is None or lease.lost else Claim(lease.incarnation, lease.epoch)
 
     def _standing(self) -> Standing:
         """Return what an output of the batch may claim.
 
         Later calls that would lower it are refused.
         """
-        ground, low = self._side.ground(), self._through()
-        current = ground.current and ground.claim is not None and self._vouched(low)
-        return Standing(low, ground.claim, current)
+        part, reader, reading = self._part, self._run.reader, self._shared.inputs
+        with self._run.lock:
+            claim = self._claim()
+            # The batch read the inputs that are registered now.
+            current = reader is None or not reader.progress.is_outdated(reading)
+            if current and reader is not None and part.reads and reading.low != MIN:
+                current = part.translated(reading, reader).low != MIN
+        low = self._through()
+        return Standing(low, claim, current and claim is not None and self._vouched(low))
 
     def _vouched(self, low: int) -> bool:
-        """Return whether an output may promise ``low``.
+        """Return whether an output may promise ``low``. The authority learns it first.
 
         From then on, no input below it can be added to the stage or to the stages of the query that
         it reads. A later stage's promise also rests on earlier stages, which have not reported yet.
         """
-        return low == MIN or (
-            all(batch._vouched(batch._through()) for batch in self._earlier) and self._side.vouch(low)
-        )
+        if low == MIN:
+            return True
+        if not all(batch._vouched(batch._through()) for batch in self._earlier):
+            return False
+        part, reader, reading = self._part, self._run.reader, self._shared.inputs
+        with self._run.lock:
+            if part.earlier or part.keyed.injector:
+                reading = part.own(Reading(low))
+            elif reader is not None:
+                reading = part.translated(reading, reader)
+            return not part.authority.vouch(low, reading)
 
     def _through(self) -> int:
         """Return the lowest stamp that later batches of the stage can still write, as known now."""
-        manifest, ground = self._outcome.manifest, self._side.ground()
+        manifest = self._outcome.manifest
         if manifest is None and StateStore.existing(self._place) is not None:
-            return ground.stands  # stateful() has not yet decided what the stage will hold
+            with self._run.lock:  # stateful() has not yet decided what the stage will hold
+                return min(self._part.progress.values(self._part.progress.reading), default=MIN)
         if self._keyed.injector and self._frontier is None and manifest is None:
             return self._previous  # the function may still set the frontier
+        return self._floored(min(batch._through() for batch in self._earlier) if self._earlier else None)
+
+    def _floored(self, low: int | None = None) -> int:
+        """Return the lowest stamp above a low watermark, by default the batch's, and what is held.
+
+        From then on, calls that would lower it are refused.
+        """
         self._counted_on = True
         self._fix_frontier()
-        low = min(batch._through() for batch in self._earlier) if self._earlier else self._low()
+        low, manifest = self._low() if low is None else low, self._outcome.manifest
         stamps = () if manifest is None else manifest.held
         return min([floor_stamp(low, self._keyed.window), *(stamp for stamp in stamps if stamp is not None)])
 
@@ -731,10 +683,6 @@ class Batch:
             )
             raise ValueError(msg)
 
-    def _refuse_failed(self) -> None:
-        if self._shared.failures:
-            raise self._shared.failures[0]
-
     def _reference(self) -> int:
         """Return the event time from which the ages of held records are counted."""
         times = [t for t in (self._low(), *self._entry.reading.heuristics.values()) if t != MAX]
@@ -743,7 +691,7 @@ class Batch:
     def _fix_frontier(self) -> None:
         """Make the frontier durable before any output depends on it."""
         if self._keyed.injector:
-            self._side.part.entries.set_frontier(self.id, self._low())
+            self._part.entries.set_frontier(self.id, self._low())
 
     def _close(self, rows: Rows) -> Outcome:
         """End the batch: fix the frontier, and count the rows of a stage without state.
@@ -751,8 +699,9 @@ class Batch:
         Raises StateLost, an earlier error of one of the batch's methods, and ValueError when a
         method is still running. All later calls are refused.
         """
-        running = self._shared.end()
-        self._refuse_failed()
+        self._shared.ended = True
+        running = list(self._shared.under_way)
+        self._shared.refuse_failed()
         if running:
             msg = (
                 f"the function has returned while {', '.join(running)} of batch {self.id} still runs: the batch would be committed without what "
@@ -769,23 +718,12 @@ class Batch:
             self._shared.actions.tell_unread(*self._emitted, self._destination.computation, self.id)
         self._fix_frontier()
         if self._outcome.manifest is None:
-            self._outcome = self._count(rows)
+            # The earlier stages, and else the first one, have counted the late rows, by their keys.
+            if self._earlier:
+                counted = Counted(sum(batch._outcome.counted.finished for batch in self._earlier))
+            elif self is not next(iter(self._shared.stages.values())):
+                counted = Counted(rows.counted().finished)
+            else:
+                counted = rows.counted()
+            self._outcome = Outcome(counted=counted)
         return self._outcome
-
-    def _count(self, rows: Rows) -> Outcome:
-        """Return the outcome of a stage that holds no rows after the batch."""
-        if self._earlier:
-            # The stage has read what the earlier ones finished; they have counted their late rows.
-            return Outcome(finished=sum(batch._outcome.finished for batch in self._earlier))
-        counted = rows.counted()
-        if self is not next(iter(self._shared.stages.values())):
-            # The first stage has counted the late rows, by its own key.
-            return Outcome(finished=counted.rows)
-        return Outcome(
-            finished=counted.rows,
-            arrived=counted.arrived,
-            late=counted.late,
-            late_example=counted.late_example,
-            late_handle=counted.late_handle,
-            untimed=counted.untimed,
-        )

@@ -28,7 +28,7 @@ from lowwater_spark.track.output.outputs import OpenOutputs
 from lowwater_spark.track.output.removal import Removal
 from lowwater_spark.track.rows.counts import Actions, Rows
 from lowwater_spark.track.rows.frontier import Seen, look
-from lowwater_spark.track.run.batch import Batch, MicroBatch, Outcome, Side
+from lowwater_spark.track.run.batch import Batch, MicroBatch, Outcome
 from lowwater_spark.track.run.batch_log import BatchEntry
 from lowwater_spark.track.run.inputs import UNREAD, Reading, fold
 from lowwater_spark.track.run.part import Part, committed
@@ -236,16 +236,26 @@ class Hook:
             raise
 
     def _run_batch(self, frame: DataFrame, number: int) -> None:
-        running = self._begin(number)
+        plan = self._patiently(number, lambda: self._read_plan(number))
+        running = self._patiently(number, lambda: self._choose(plan))
         self.run.wake.set()  # it may have settled a batch before the clock has
         self.probe("begun", number)
-        batches = self._batches(running)
+        entry = running.entry
+        shared = MicroBatch(self.run, entry.reading, running.replayed, self._outputs, self.probe, self._actions)
+        for part in self.run.parts:
+            own = entry
+            if not part.reads:
+                promised = MIN if part.keyed.injector else part.promised(entry.promised)
+                own = dataclasses.replace(entry, reading=UNREAD, promised=promised)
+            shared.stages[part.name] = Batch(own, part, shared)
+        # The function gets the first stage's batch, and by it the others.
+        batches = list(shared.stages.values())
         source_states = {
             part.name: self._look_at(part, batch, frame, running)
             for part, batch in zip(self.run.parts, batches, strict=True)
         }
         first = self.run.parts[0]
-        promised = running.entry.promised if first.reads else MIN
+        promised = entry.promised if first.reads else MIN
         counts = first.keyed.budgeted and StateStore.existing(first.place) is None
         rows = Rows(frame, first.keyed, promised, self._actions, batches[0]._reference() if counts else MIN)
         # A stage with state counts the rows in its tasks.
@@ -331,17 +341,6 @@ class Hook:
             return None
         return ends
 
-    def _batches(self, running: _Running) -> list[Batch]:
-        """Make the stages' batches. The function gets the first one's, and by it the others."""
-        shared = MicroBatch(running.replayed, self._outputs, self.probe, self._actions)
-        for part in self.run.parts:
-            entry = running.entry
-            if not part.reads:
-                promised = MIN if part.keyed.injector else part.promised(entry.promised)
-                entry = dataclasses.replace(entry, reading=UNREAD, promised=promised)
-            Batch(entry, Side(self.run, part, running.entry), shared)
-        return list(shared.stages.values())
-
     def _prepare(
         self, running: _Running, batches: Sequence[Batch], outcomes: Sequence[Outcome]
     ) -> list[tuple[Committed, Outcome, str]]:
@@ -371,7 +370,7 @@ class Hook:
             if (
                 not self.run.checked.controls
             ):  # for driven frames Spark's events count them, before windows drop such rows
-                part.count_untimed(batch.id, outcome.untimed)
+                part.count_untimed(batch.id, outcome.counted.untimed)
         return list(ended.values())
 
     def _passed_on(self, part: Part, state: Committed) -> Reading:
@@ -392,12 +391,8 @@ class Hook:
     def _note(self, entry: BatchEntry) -> None:
         self._now, self._newest = (max(self._now[0], entry.now), self.elapsed()), entry
 
-    def _begin(self, number: int) -> _Running:
-        """Choose the reading (W) that the batch may use, and make it and the plan durable."""
-        plan = self._patiently(number, lambda: self._read_plan(number))
-        return self._patiently(number, lambda: self._choose(plan))
-
     def _choose(self, plan: Plan) -> _Running:
+        """Choose the reading (W) that the batch may use, and make it and the plan durable."""
         with self.run.lock:
             entries, number, digest = self.run.parts[0].entries, plan.batch, plan.digest
             # Another run may have run batches between this one's first look and its first batch.
@@ -480,16 +475,11 @@ class Hook:
         # This read comes first: if it fails, the next look repeats it, and then commits.
         self.run.heads.settle(running.plan.lines)
         self.probe("committed", number)
+        self._running = None  # a refused commit ends the run, so none is repeated
         # Earlier stages commit before later ones, which lag and never lead after a crash.
-        settled = [
-            (state, outcome, holding or part.commit(number, outcome))
-            for part, (state, outcome, holding) in zip(self.run.parts, running.ended, strict=True)
-        ]
-        if not any(holding for _, _, holding in settled):
+        holding = [part.settle(*ended) for part, ended in zip(self.run.parts, running.ended, strict=True)]
+        if not any(holding):
             self.probe("told", number)
-        self._running = None
-        for part, (state, outcome, holding) in zip(self.run.parts, settled, strict=True):
-            part.settle(state, outcome, holding)
         self._clean(number)
 
     def _clean(self, committed: int) -> None:

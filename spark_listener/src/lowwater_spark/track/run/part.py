@@ -344,29 +344,30 @@ class Part:
         if better is not None and self.authority.propose(better):
             self._loads = []
 
-    def commit(self, batch: int, outcome: Outcome) -> str:
-        """Commit a batch, with the loads of its hottest ranges: see Authority.commit."""
-        holding = self.authority.commit(batch, self._refused, hottest(outcome.loads))
-        if self.authority.wanted is None:
-            self._refused = ""
-        return holding
-
     # -- batches and the clock ---------------------------------------------------------------------
 
-    def settle(self, state: Committed, outcome: Outcome, holding: str) -> None:
-        """Record a committed batch.
+    def settle(self, state: Committed, outcome: Outcome, holding: str) -> str:
+        """Commit a prepared batch at the authority, with its hottest ranges, and record it.
 
-        ``holding``: why the authority does not know it whole, or empty.
+        ``holding``: why the authority has not prepared it, or empty. Returns why the authority does
+        not know it whole, or an empty text. Raises the error that replaced the run.
         """
+        if not holding:
+            holding = self.authority.commit(state.batch, self._refused, hottest(outcome.loads))
+            if self.authority.wanted is None:
+                self._refused = ""
         self.progress.settle(state, holding)
         self._fixed, self.unsent, self._partitions = outcome.fixed, outcome.unsent, outcome.partitions
         self._balance(outcome)
-        finished = outcome.finished + (self._unreported[1] if self._unreported is not None else 0)
+        finished = outcome.counted.finished + (self._unreported[1] if self._unreported is not None else 0)
         self._unreported = (self.progress.committed.pending, finished)
-        if outcome.arrived is not None:
-            self._arrived = outcome.arrived if self._arrived is None else self._arrived | outcome.arrived
+        if outcome.counted.arrived is not None:
+            self._arrived = (
+                outcome.counted.arrived if self._arrived is None else self._arrived | outcome.counted.arrived
+            )
         if holding:
             logger.warning("%s holds after batch %d: %s", self.name, state.batch, holding)
+        return holding
 
     def clean(self, committed: int, before: int) -> None:
         """Delete state versions that no replay needs, and log entries before ``before``.
@@ -467,17 +468,17 @@ class Part:
 
     def count_late(self, batch: int, outcome: Outcome) -> None:
         """Count and log the rows of a batch below the promised watermark."""
-        if not outcome.late or outcome.late_example is None:
+        if not outcome.counted.late or outcome.counted.late_example is None:
             return
-        self.late_rows += outcome.late
-        row = LateRow(batch, outcome.late_example, outcome.late_handle, cut=self.keyed.cut)
+        self.late_rows += outcome.counted.late
+        row = LateRow(batch, outcome.counted.late_example, outcome.counted.late_handle, cut=self.keyed.cut)
         if self.late_row is None or row.micros < self.late_row.micros:
             self.late_row = row
         logger.warning(
             "batch %d of %s has %d rows below what its inputs had promised, the oldest at %s, in key range %s",
             batch,
             self.name,
-            outcome.late,
+            outcome.counted.late,
             lowwater.Watermark(row.micros),
             "?" if row.handle is None else KeyRange.of(row.handle, self.keyed.cut),
         )

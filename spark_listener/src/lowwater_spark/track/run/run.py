@@ -234,8 +234,16 @@ class Run:
         so one listing serves both. ``last``: the query has ended. Its commits count, but its end
         does not say that no more rows will come.
         """
+        reading = None
         try:
-            answering, reading = self._read()
+            self.batches.settle()
+            # If this look fails, its batch waits for the next look, and is no news until then.
+            self._looked = self.progress.committed.batch
+            answering = [part for part in self.parts if part.authority.probe()]
+            if answering and any(part.authority.lease is None for part in self.parts):
+                self.claim()
+            if answering and self.reader is not None:
+                reading = self.reader.authority.read()
             committed = self.progress.committed
             read = self.heads.moment(committed.lines)
         finally:
@@ -249,21 +257,6 @@ class Run:
         else:
             self.batches.report(last=last)  # due timers do not wait for the authority
         self.heads.let_go()
-
-    def _read(self) -> tuple[bool, Reading | None]:
-        """Settle committed batches, and read the inputs.
-
-        Returns whether the authority answers, and the reading if there is one.
-        """
-        self.batches.settle()
-        # If this look fails, its batch waits for the next look, and is no news until then.
-        self._looked = self.progress.committed.batch
-        answering = [part for part in self.parts if part.authority.probe()]
-        if not answering:
-            return False, None
-        if any(part.authority.lease is None for part in self.parts):
-            self.claim()
-        return True, None if self.reader is None else self.reader.authority.read()
 
     def _look(self, reading: Reading | None, read: int, committed: Committed, *, last: bool) -> None:
         """List the sources if a reading, taken at the moment ``read``, needs it; then report."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
     from lowwater import Settings
 
-__all__ = ["RECEIPT", "Destination", "Part", "Receipt", "receipt_of", "stage_part"]
+__all__ = ["RECEIPT", "Destination", "Receipt", "receipt_of", "stage_part"]
 
-RECEIPT: Final = "stage int, partition int, attempt long, error string, detail string"
+RECEIPT: Final = "stage int, partition int, attempt long, detail string"
 """Schema of the rows that tracked jobs return."""
 
 
@@ -39,31 +40,26 @@ class Destination:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """The stamps and records that one task holds after its part of a batch. Microseconds."""
-
-    handles: Sequence[int]
-    oldest: Sequence[int | None]
-    starts: Sequence[int] = ()
-    counts: Sequence[int] = ()
-    reference: int = 0
-    finished: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Receipt:
     """One accepted attempt, with its details for the driver."""
 
     task: lowwater.TaskAttempt
-    error: str
-    """Why its call failed; empty if it was acknowledged."""
     detail: dict[str, Any]
 
 
-def stage_part(destination: Destination, part: Part, detail: dict[str, Any]) -> pa.RecordBatch:
-    """Send a part, once, and return the receipt. Never raises.
+def stage_part(
+    destination: Destination,
+    detail: dict[str, Any],
+    *,
+    handles: Sequence[int],
+    oldest: Sequence[int | None],
+    pending: lowwater.Histogram,
+    finished: int,
+) -> pa.RecordBatch:
+    """Send the stamps and records that a task holds, once, and return the receipt. Never raises.
 
-    Call it last: no later step may fail. Spark's worker ends without exit handlers.
+    Call it last: no later step may fail. Spark's worker ends without exit handlers. The driver sees
+    a failed call when it prepares the batch: the authority then lacks this attempt.
     """
     import pyarrow as pa
     from pyspark import TaskContext
@@ -71,30 +67,27 @@ def stage_part(destination: Destination, part: Part, detail: dict[str, Any]) -> 
     context = TaskContext.get()
     assert context is not None
     task = lowwater.TaskAttempt(context.stageId(), context.partitionId(), context.taskAttemptId())
-    error = "the authority was away when the batch began" if destination.settings is None else ""
     if destination.settings is not None:
-        try:
+        with suppress(lowwater.LowwaterError):
             _client(destination.settings).batches.stage_task(
                 destination.computation,
                 destination.sequencer,
                 destination.batch,
                 task,
-                handles=part.handles,
-                oldest=part.oldest,
-                pending=lowwater.Histogram.from_columns(part.reference, part.starts, part.counts),
-                finished=part.finished,
+                handles=handles,
+                oldest=oldest,
+                pending=pending,
+                finished=finished,
             )
-        except lowwater.LowwaterError as failure:
-            error = f"{failure.reason}: {failure}"
-    columns = [[task.stage], [task.partition], [task.attempt], [error], [json.dumps(detail)]]
-    types = [pa.int32(), pa.int32(), pa.int64(), pa.string(), pa.string()]
+    columns = [[task.stage], [task.partition], [task.attempt], [json.dumps(detail)]]
+    types = [pa.int32(), pa.int32(), pa.int64(), pa.string()]
     arrays = [pa.array(column, type_) for column, type_ in zip(columns, types, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, names=["stage", "partition", "attempt", "error", "detail"])
+    return pa.RecordBatch.from_arrays(arrays, names=["stage", "partition", "attempt", "detail"])
 
 
 def receipt_of(row: Any) -> Receipt:
     """Return the receipt in a collected row."""
-    return Receipt(lowwater.TaskAttempt(row.stage, row.partition, row.attempt), row.error, json.loads(row.detail))
+    return Receipt(lowwater.TaskAttempt(row.stage, row.partition, row.attempt), json.loads(row.detail))
 
 
 _clients: dict[Settings, lowwater.Client] = {}

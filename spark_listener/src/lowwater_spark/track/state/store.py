@@ -28,6 +28,7 @@ from lowwater_spark.checkpoint.durable import make_directory
 from lowwater_spark.checkpoint.location import Location, way
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost
+from lowwater_spark.track.rows.counts import Counted
 from lowwater_spark.track.rows.cut import EQUAL, layout_from_json, layout_to_json
 from lowwater_spark.track.segments import Due, Segment
 from lowwater_spark.track.state.handover import publish_directory, sweep
@@ -101,17 +102,9 @@ class Version:
     ranges: Sequence[RangeEntry]
     pending: tuple[Sequence[int], Sequence[int]] = ((), ())
     """Histogram of the held records: bucket starts in microseconds, counts."""
-    finished: int = 0
-    late: int = 0
-    """Number of rows below the promised watermark."""
-    late_example: int | None = None
-    """Event time of the oldest late row, microseconds."""
-    late_handle: int | None = None
+    counted: Counted = field(default_factory=Counted)
     layout: Layout = EQUAL
     """Layout of the key ranges; version 0: equal parts."""
-    arrived: Arrived | None = None
-    """Lateness of its rows; None without a lateness budget."""
-    untimed: int = 0
 
     @property
     def held(self) -> list[int | None]:
@@ -358,6 +351,7 @@ def _struct(schema: Mapping[str, str]) -> str:
 def _entry(manifest: Version) -> dict[str, Any]:
     laid_out = {"layout": layout_to_json(manifest.layout)} if manifest.layout.version else {}
     segmented = _SEGMENTED if any(entry.segmented for entry in manifest.ranges) else _WHOLE
+    counted, arrived = manifest.counted, manifest.counted.arrived
     return {
         "format": _LAID_OUT if laid_out else segmented,
         **laid_out,
@@ -366,17 +360,17 @@ def _entry(manifest: Version) -> dict[str, Any]:
         "low": manifest.low,
         "ranges": [entry.columns() for entry in manifest.ranges],
         "pending": [list(manifest.pending[0]), list(manifest.pending[1])],
-        "finished": manifest.finished,
-        "late": manifest.late,
-        "late_example": manifest.late_example,
-        "late_handle": manifest.late_handle,
-        **({"untimed": manifest.untimed} if manifest.untimed else {}),
-        **({} if manifest.arrived is None else {"arrived": _counted(manifest.arrived)}),
+        "finished": counted.finished,
+        "late": counted.late,
+        "late_example": counted.late_example,
+        "late_handle": counted.late_handle,
+        **({"untimed": counted.untimed} if counted.untimed else {}),
+        **(
+            {}
+            if arrived is None
+            else {"arrived": [arrived.reference, list(arrived.counts), list(arrived.counts.values())]}
+        ),
     }
-
-
-def _counted(arrived: Arrived) -> list[Any]:
-    return [arrived.reference, list(arrived.counts), list(arrived.counts.values())]
 
 
 def _manifest(entry: Mapping[str, Any]) -> Version:
@@ -386,13 +380,15 @@ def _manifest(entry: Mapping[str, Any]) -> Version:
         low=entry["low"],
         ranges=[RangeEntry.of(columns) for columns in entry["ranges"]],
         pending=(entry["pending"][0], entry["pending"][1]),
-        finished=entry["finished"],
-        late=entry["late"],
-        late_example=entry["late_example"],
-        late_handle=entry.get("late_handle"),
-        untimed=entry.get("untimed", 0),
+        counted=Counted(
+            entry["finished"],
+            entry["late"],
+            entry["late_example"],
+            entry.get("late_handle"),
+            _arrived(*entry["arrived"]) if "arrived" in entry else None,
+            entry.get("untimed", 0),
+        ),
         layout=layout_from_json(entry["layout"]) if "layout" in entry else EQUAL,
-        arrived=_arrived(*entry["arrived"]) if "arrived" in entry else None,
     )
 
 

@@ -12,7 +12,8 @@ import inspect
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache, partial
@@ -30,6 +31,7 @@ from lowwater.watermark import MAX, MIN, all_to_micros
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.columns import columns_of, event_micros, map_in_arrow, own_name
 from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.track.rows.counts import Counted
 from lowwater_spark.track.rows.cut import Cut, least_of
 from lowwater_spark.track.rows.keyed import floor_stamp
 from lowwater_spark.track.rows.load import measured
@@ -44,7 +46,7 @@ from lowwater_spark.track.segments import (
     SegmentUpdate,
     write_segments,
 )
-from lowwater_spark.track.state.receipt import RECEIPT, Destination, Part, Receipt, receipt_of, stage_part
+from lowwater_spark.track.state.receipt import RECEIPT, Destination, Receipt, receipt_of, stage_part
 from lowwater_spark.track.state.spread import by_handle
 from lowwater_spark.track.state.store import RangeEntry, StateStore, Version
 from lowwater_spark.track.state.tables import TABLE, read_table, split_table
@@ -86,7 +88,6 @@ _PLACE: Final = "__lowwater_place"
 _SEED: Final = "__lowwater_seed"
 _ROW_GROUP: Final = 64 << 20
 """Bytes of emitted rows that are buffered before they are written."""
-_DETAIL: Final = ("finished", "late", "untimed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +134,7 @@ class _Job:
     places: Sequence[int]
     """Place where each range starts, and the end of the key space."""
     schema: Any
-    low: int
-    promised: int
-    reference: int
+    terms: Terms
     budgeted: bool
     injector: bool
     window: timedelta | None
@@ -199,9 +198,7 @@ def build_version(
             before=start,
             places=cut.places,
             schema=arrow_schema(schema),
-            low=terms.low,
-            promised=terms.promised,
-            reference=terms.reference,
+            terms=terms,
             budgeted=keyed.budgeted and terms.reference != MIN,
             injector=keyed.injector,
             window=keyed.window,
@@ -211,7 +208,7 @@ def build_version(
         )
         receipts.extend(_run(job, frame, keyed.key, event_time, cut))
         _check_stamps(receipts, batch)
-        return _manifest_of(receipts, job, terms.digest, cut)
+        return _manifest_of(receipts, job, cut)
 
     version = store.build(batch, terms.digest, fill)
     store.check_layout(version, cut.layout)
@@ -375,40 +372,38 @@ def _check_stamps(receipts: Sequence[Receipt], batch: int) -> None:
         raise ValueError(msg)
 
 
-def _manifest_of(receipts: Sequence[Receipt], job: _Job, digest: str, cut: Cut) -> Version:
-    entries: dict[int, RangeEntry] = {}
-    pending: dict[int, int] = {}
-    examples: list[tuple[int, int]] = []
-    totals = dict.fromkeys(_DETAIL, 0)
-    late: dict[int, int] = {}
-    for receipt in receipts:
-        detail = receipt.detail
-        entries.update((handle, RangeEntry.of(columns)) for handle, *columns in detail["ranges"])
-        for start, count in zip(*detail["pending"], strict=True):
-            pending[start] = pending.get(start, 0) + count
-        for name in _DETAIL:
-            totals[name] += detail[name]
-        for bucket, count in zip(*detail["arrived"], strict=True):
-            late[bucket] = late.get(bucket, 0) + count
-        if detail["late_example"] is not None:
-            examples.append(tuple(detail["late_example"]))
+def _manifest_of(receipts: Sequence[Receipt], job: _Job, cut: Cut) -> Version:
+    details = [receipt.detail for receipt in receipts]
+    entries = {handle: RangeEntry.of(columns) for detail in details for handle, *columns in detail["ranges"]}
     assert len(entries) == len(cut), "every range has a seed row, so every range was run"
-    starts = sorted(pending)
-    late_example, late_handle = min(examples, default=(None, None))
+    pending, late = _summed(details, "pending"), _summed(details, "arrived")
+    late_example, late_handle = min(
+        (detail["late_example"] for detail in details if detail["late_example"] is not None), default=(None, None)
+    )
     return Version(
         batch=job.destination.batch,
-        digest=digest,
-        low=job.low,
+        digest=job.terms.digest,
+        low=job.terms.low,
         ranges=[entries[handle] for handle in range(len(cut))],
-        pending=(starts, [pending[start] for start in starts]),
-        finished=totals["finished"],
-        late=totals["late"],
-        untimed=totals["untimed"],
-        late_example=late_example,
-        late_handle=late_handle,
+        pending=(sorted(pending), [pending[start] for start in sorted(pending)]),
+        counted=Counted(
+            sum(detail["finished"] for detail in details),
+            sum(detail["late"] for detail in details),
+            late_example,
+            late_handle,
+            Arrived(job.terms.reference, late) if job.budgeted else None,
+            sum(detail["untimed"] for detail in details),
+        ),
         layout=cut.layout,
-        arrived=Arrived(job.reference, late) if job.budgeted else None,
     )
+
+
+def _summed(details: Sequence[Mapping[str, Any]], name: str) -> dict[int, int]:
+    """Return the sums of the tasks' counts, by the places that come with them."""
+    sums: Counter[int] = Counter()
+    for detail in details:
+        sums.update(dict(zip(*detail[name], strict=True)))
+    return dict(sums)
 
 
 def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -421,7 +416,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     assert context is not None
     attempt = context.taskAttemptId()
     out = _Emitted(job, f"{attempt}.parquet")
-    pending = lowwater.Histogram(job.reference)
+    pending = lowwater.Histogram(job.terms.reference)
     entries: dict[int, RangeEntry] = {}
     rows_in = late = untimed = emitted_rows = 0
     examples: list[tuple[int, int]] = []
@@ -432,8 +427,8 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     for handle, data in _by_handle(job, batches):
         times = data.column(job.times).cast(pa.int64())
         low_time = pc.min(times).as_py()
-        if low_time is not None and low_time < job.promised:
-            late += pc.sum(pc.less(times, job.promised)).as_py()
+        if low_time is not None and low_time < job.terms.promised:
+            late += pc.sum(pc.less(times, job.terms.promised)).as_py()
             examples.append((low_time, handle))
         untimed += times.null_count
         rows_in += data.num_rows
@@ -450,7 +445,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
             arrived += _by_lateness(job, times if not job.injector else _times_of(job, emitted))
         pending.add_many(pending_times)
         entries[handle] = entry
-        lowest = lowest_stamp(job.before[handle].oldest, low_time, job.promised, job.window)
+        lowest = lowest_stamp(job.before[handle].oldest, low_time, job.terms.promised, job.window)
         if entry.oldest is not None and entry.oldest < lowest:
             early.append((handle, entry.oldest, lowest))
         record = least_record(pending_times, state, job.event_time)
@@ -463,19 +458,11 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     # A stage has finished the records that it no longer holds, an injector those that it has
     # emitted: an injector sees a record twice, first announced and then read.
     finished = emitted_rows if job.injector else max(0, held_before + rows_in - pending.total)
-    part = Part(
-        handles=list(entries),
-        oldest=[entry.oldest for entry in entries.values()],
-        starts=starts,
-        counts=counts,
-        reference=job.reference,
-        finished=finished,
-    )
     detail = {
         "ranges": [[handle, *entry.columns()] for handle, entry in entries.items()],
         "pending": [starts, counts],
         "arrived": [np.flatnonzero(arrived).tolist(), arrived[arrived > 0].tolist()],
-        "finished": part.finished,
+        "finished": finished,
         "late": late,
         "untimed": untimed,
         "late_example": min(examples, default=None),
@@ -484,7 +471,10 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
         "untold": untold,
     }
     if entries:
-        yield stage_part(job.destination, part, detail)
+        oldest = [entry.oldest for entry in entries.values()]
+        yield stage_part(
+            job.destination, detail, handles=list(entries), oldest=oldest, pending=pending, finished=finished
+        )
 
 
 _EDGES: Final = np.array(EDGES[:-1], dtype=np.int64)
@@ -498,8 +488,8 @@ def _by_lateness(job: _Job, times: pa.ChunkedArray | None) -> NDArray[np.int64]:
     if times is None:
         return np.zeros(len(EDGES), dtype=np.int64)
     # Without the lower bound the difference of two times could exceed 64 bits.
-    times_in_reach = np.maximum(times.drop_null().to_numpy(), job.reference - 2**62)
-    buckets = np.searchsorted(_EDGES, job.reference - times_in_reach)
+    times_in_reach = np.maximum(times.drop_null().to_numpy(), job.terms.reference - 2**62)
+    buckets = np.searchsorted(_EDGES, job.terms.reference - times_in_reach)
     return np.bincount(buckets, minlength=len(EDGES))
 
 
@@ -596,7 +586,7 @@ def _update_range(
     name = f"{handle:05}-{attempt}"
     entry = RangeEntry()
     new_state = None
-    low = lowwater.Watermark(job.low)
+    low = lowwater.Watermark(job.terms.low)
     segments = Segments(job.base) if before is None else _segments(job, before)
     after: NextSegments | None
     if isinstance(job.update, RelaidUpdate) and before is None:
@@ -670,21 +660,22 @@ def _by_handle(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[i
 
 def restage(session: Any, manifest: Version, reference: int, destination: Destination) -> list[Receipt]:
     """Stage again a version that an interrupted run has made, in one task; return its receipt."""
-    part = Part(
+    stage = partial(
+        stage_part,
+        destination,
+        {},
         handles=range(len(manifest.ranges)),
         oldest=manifest.held,
-        starts=manifest.pending[0],
-        counts=manifest.pending[1],
-        reference=reference,
-        finished=manifest.finished,
+        pending=lowwater.Histogram.from_columns(reference, *manifest.pending),
+        finished=manifest.counted.finished,
     )
-    one = session.range(0, 1, 1, 1).mapInArrow(partial(_stage_again, destination, part), RECEIPT)
+
+    def once(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if sum(batch.num_rows for batch in batches):
+            yield stage()
+
+    one = session.range(0, 1, 1, 1).mapInArrow(once, RECEIPT)
     return [receipt_of(row) for row in one.collect()]
-
-
-def _stage_again(destination: Destination, part: Part, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    if sum(batch.num_rows for batch in batches):
-        yield stage_part(destination, part, {})
 
 
 def rows_of(session: Any, store: StateStore, manifest: Version, schema: StructType) -> DataFrame:
