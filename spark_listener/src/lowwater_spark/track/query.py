@@ -127,7 +127,7 @@ class Tracked:
         stopping = self._stopping.wait(min(max(rest, GLANCE), self._interval))
         asks = True  # news may have come during the look, or the rest
         while not stopping and (remaining := due - time.monotonic()) > 0 and not self._news(asks=asks):
-            woken = run.wake.wait(min(run.pace(), remaining))
+            woken = run.wake.wait(min(run.batches.pace(), remaining))
             if woken:  # else it may come just now
                 run.wake.clear()
             asks, stopping = woken, self._stopping.is_set()
@@ -282,7 +282,7 @@ class TrackedQuery(Tracked):
         super().__init__(run, interval=interval, owned=owned, driving=driving)
         self.query = query
         if (interval := interval_of(query)) > 0:
-            run.triggered_every(interval)
+            run.batches.triggered_every(interval)
         self._events = Events(query) if run.listens else None
         self._query_failure: BaseException | None = None
         """Spark's error if the query had failed before :meth:`stop`, or None."""

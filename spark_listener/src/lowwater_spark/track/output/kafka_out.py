@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import shutil
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lowwater_spark.checkpoint.identity import identity
 from lowwater_spark.checkpoint.location import local
+from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.complete.mark import Standing
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.kafka_client import client_settings, confluent, consumer_of
@@ -40,7 +40,7 @@ from lowwater_spark.track.output.kafka_slot import (
     published_of,
     until,
 )
-from lowwater_spark.track.output.outputs import BatchOutput, FoundBatch, OutputTurn
+from lowwater_spark.track.output.outputs import BatchOutput, FoundBatch, OutputTurn, remember, remembered
 from lowwater_spark.track.state.handover import publish_directory, sweep
 from lowwater_spark.track.state.store import Place
 
@@ -91,9 +91,6 @@ _PAUSE: Final = 0.1
 
 _SILENT: Final = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "REQUEST_TIMED_OUT"})
 """Names of the errors that a client raises when no broker answers."""
-
-_keeping: Final = threading.Lock()
-"""Lock for the manifest's section: threads of one function may open several topics at once."""
 
 
 class _Topic(NamedTuple):
@@ -222,7 +219,7 @@ class KafkaOut(BatchOutput):
                 f"Create it: kafka-topics.sh --bootstrap-server {self.settings['bootstrap.servers']} --create --topic {self.topic} --partitions 8 "
                 "--replication-factor 3 --config min.insync.replicas=2 --config unclean.leader.election.enable=false",
             )
-        stored: Mapping[str, Any] | None = self._sections().get(self.place.name, {}).get(self.topic)
+        stored: Mapping[str, Any] | None = remembered(*self._note, SECTION)
         if stored is None:
             self.slots = slots or min(session.sparkContext.defaultParallelism, _SLOTS)
             marks = self._marks_topic(output)
@@ -243,7 +240,7 @@ class KafkaOut(BatchOutput):
                 )
                 raise ValueError(msg)
             self._end_others(life)
-            self._keep(stored)
+            remember(*self._note, stored, SECTION)
         self._take(stored, cluster, output, slots)
         sweep(self.folder, self.ordinal)
 
@@ -281,7 +278,7 @@ class KafkaOut(BatchOutput):
         if (life := _life(turn)) > self.life:
             # A run of an earlier life must not write rows behind what this one promises.
             self._end_others(life)
-            self._keep({**self._sections()[self.place.name][self.topic], "life": life})
+            remember(*self._note, {**remembered(*self._note, SECTION), "life": life}, SECTION)
             self.life = life
         turn.probe("rows staged")
         staged = self._read(turn.batch)
@@ -298,14 +295,10 @@ class KafkaOut(BatchOutput):
 
     # -- what stays --------------------------------------------------------------------------------
 
-    def _sections(self) -> Mapping[str, Any]:
-        return self.place.manifest[SECTION] or {}
-
-    def _keep(self, settings: Mapping[str, Any]) -> None:
-        with _keeping:
-            everything = self._sections()
-            mine = {**everything.get(self.place.name, {}), self.topic: settings}
-            self.place.manifest.keep(SECTION, {**everything, self.place.name: mine})
+    @property
+    def _note(self) -> tuple[Manifest, str, str]:
+        """The place in the manifest's section that has the settings of the topic."""
+        return self.place.manifest, self.place.name, self.topic
 
     def _take(self, stored: Mapping[str, Any], cluster: str, output: _Topic, slots: int | None) -> None:
         """Adopt the settings that the checkpoint stores.

@@ -300,25 +300,24 @@ class OpenOutputs:
 # -- what a checkpoint notes -----------------------------------------------------------------------
 
 _SECTION: Final = "outputs"
-"""Name of the section in the checkpoint's manifest."""
+"""Name of the section in the checkpoint's manifest that has the newest batches."""
 
 _keeping: Final = threading.Lock()
-"""Lock for that section: a function may write to several outputs at a time."""
+"""Lock for these sections: a function may write to several outputs at a time."""
 
 
-def remembered(manifest: Manifest, writer: str, output: str) -> int | None:
-    """Return the batch that is noted for a stage's output, or None."""
-    batch: int | None = (manifest[_SECTION] or {}).get(writer, {}).get(output)
-    return batch
+def remembered(manifest: Manifest, writer: str, output: str, section: str = _SECTION) -> Any:
+    """Return what is noted for a stage's output, by default its newest batch, or None."""
+    return (manifest[section] or {}).get(writer, {}).get(output)
 
 
-def remember(manifest: Manifest, writer: str, output: str, batch: int) -> None:
-    """Note a batch for an output, durably.
+def remember(manifest: Manifest, writer: str, output: str, value: object, section: str = _SECTION) -> None:
+    """Note a batch, or what another section has, for a stage's output, durably.
 
     Costs and raises as a change of the manifest; no cost if it is noted already.
     """
     with _keeping:
-        everything = manifest[_SECTION] or {}
+        everything = manifest[section] or {}
         mine = everything.get(writer, {})
-        if mine.get(output) != batch:
-            manifest.keep(_SECTION, {**everything, writer: {**mine, output: batch}})
+        if mine.get(output) != value:
+            manifest.keep(section, {**everything, writer: {**mine, output: value}})

@@ -40,7 +40,7 @@ from lowwater.watermark import MIN
 from lowwater_spark.columns import columns_of, event_micros
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame
 
@@ -144,9 +144,9 @@ class Rows:
     def _measures(self) -> list[Column]:
         from pyspark.sql import functions as sf
 
-        measures = [self._actions.all_rows(), self._actions.untimed(self._frame, self._keyed.event_time)]
-        if self._promised != MIN:
-            measures.append(self._actions.oldest(self._frame, self._keyed.event_time))
+        measures = [*self._actions.measures(self._frame, self._keyed.event_time)]
+        if self._promised == MIN:
+            measures.pop()  # no row is late
         if self._reference != MIN:
             lateness = lateness_of(event_micros(self._frame, self._keyed.event_time), self._reference)
             histogram = sf.to_json(sf.histogram_numeric(bucket(lateness).cast("double"), sf.lit(_BINS)))
@@ -235,36 +235,21 @@ class Actions:
         self._warned_stages: set[str] = set()
         self._manager: Any = None
         self._listener: Any = None
-        self._all_rows: Column | None = None
-        self._oldest: Column | None = None
-        self._untimed: Column | None = None
+        self._measures: Sequence[Column] = ()
 
-    def all_rows(self) -> Column:
-        """Return the measure of all rows, the same for all batches."""
-        from pyspark.sql import functions as sf
+    def measures(self, frame: DataFrame, event_time: str | Column) -> Sequence[Column]:
+        """Return the measures of all rows, of rows without an event time, and of the least one.
 
-        if self._all_rows is None:
-            self._all_rows = sf.expr("count(1) AS rows")
-        return self._all_rows
-
-    def oldest(self, frame: DataFrame, event_time: str | Column) -> Column:
-        """Return the measure of the least event time, the same for all batches.
-
-        The frames of all batches have the same columns. Raises as :func:`event_micros`.
+        They are the same for all batches, whose frames have the same columns. Raises as
+        :func:`event_micros`.
         """
         from pyspark.sql import functions as sf
 
-        if self._oldest is None:
-            self._oldest = sf.min(event_micros(frame, event_time)).alias("oldest")
-        return self._oldest
-
-    def untimed(self, frame: DataFrame, event_time: str | Column) -> Column:
-        """Return the measure of rows without an event time, the same for all batches."""
-        from pyspark.sql import functions as sf
-
-        if self._untimed is None:
-            self._untimed = sf.count_if(event_micros(frame, event_time).isNull()).alias("untimed")
-        return self._untimed
+        if not self._measures:
+            time = event_micros(frame, event_time)
+            untimed = sf.count_if(time.isNull()).alias("untimed")
+            self._measures = [sf.expr("count(1) AS rows"), untimed, sf.min(time).alias("oldest")]
+        return self._measures
 
     def expect(self, frame: DataFrame) -> str:
         """Return the name of the metric for a batch's frame; empty without a listener."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_spark.columns import columns_of, quoted
-from lowwater_spark.track.plan.operators import items
+from lowwater_spark.track.plan.operators import items, nodes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -89,7 +89,7 @@ def key_text(frame: DataFrame, key: Sequence[str | Column]) -> str:
 def key_zone(frame: DataFrame, key: Sequence[str | Column]) -> str:
     """Return the session's time zone if a key depends on it, as an hour does; else empty."""
     zones = set()
-    for node in itertools.chain.from_iterable(map(_nodes, _expressions(frame, key))):
+    for node in itertools.chain.from_iterable(map(nodes, _expressions(frame, key))):
         loader = node.getClass().getClassLoader()
         aware = loader.loadClass("org.apache.spark.sql.catalyst.expressions.TimeZoneAwareExpression").isInstance(node)
         # Every cast has a zone, but few use it.
@@ -104,16 +104,10 @@ def _expressions(frame: DataFrame, key: Sequence[str | Column]) -> Iterator[Any]
         yield expression.child() if expression.getClass().getSimpleName() == "Alias" else expression
 
 
-def _nodes(expression: Any) -> Iterator[Any]:
-    yield expression
-    for child in items(expression.children()):
-        yield from _nodes(child)
-
-
 def _variables(expression: Any) -> str:
     """Return the order of lambda variables in an expression: its SQL has one name for all."""
     variables = [
-        node.exprId().id() for node in _nodes(expression) if node.getClass().getSimpleName() == "NamedLambdaVariable"
+        node.exprId().id() for node in nodes(expression) if node.getClass().getSimpleName() == "NamedLambdaVariable"
     ]
     numbers = {variable: str(number) for number, variable in enumerate(dict.fromkeys(variables))}
     return f" with variables {' '.join(numbers[variable] for variable in variables)}" if variables else ""

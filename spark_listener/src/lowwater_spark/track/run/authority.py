@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 import lowwater
@@ -470,8 +471,29 @@ class Authority:
         if pending is None and arrived is None and arguments == self._last_report and not lease.lost:
             return
         self._last_report = None
+        shares = list(reading.heuristics.values())
+        reference = max([t for t in (reading.low, *shares) if t != MAX], default=0)
+        advance = partial(
+            lease.advance,
+            oldest=list(values),
+            pending=None if pending is None else lowwater.Histogram.from_columns(reference, *pending),
+            finished=finished,
+            arrived=arrived,
+            oldest_operation=None if since is None else int(since * 1_000_000),
+            waiting_for=in_short(waiting_for),
+            remarks=remarks,
+        )
+        snapshot = self._snapshot(reading)
         with self._noticing():
-            self._renew(lease, reading, values, pending, finished, arrived, since, in_short(waiting_for), remarks)
+            if snapshot is not None:
+                advance(snapshot)
+            else:
+                if reading.low == MAX:
+                    self._finish(lease, [handle for handle, value in enumerate(values) if value == MAX])
+                if len(self._finished) < len(values):
+                    # Above all that is held: finished ranges are MAX, the others keep their values.
+                    held = (value for value in values if value != MAX)
+                    advance(None, frontier=reading.low if reading.low != MAX else max(held))
         self._last_report = arguments
 
     def tell(self, waiting_for: Sequence[str]) -> None:
@@ -492,51 +514,6 @@ class Authority:
             self.renew(reading, values, remarks=remarks._replace(ended=True, failure=in_short([failure])))
         except errors.LowwaterError as refusal:
             logger.debug("the end of %s is not reported: %s", self.full_name, refusal)
-
-    def _renew(
-        self,
-        lease: lowwater.Lease,
-        reading: Reading,
-        values: Sequence[int],
-        pending: tuple[Sequence[int], Sequence[int]] | None,
-        finished: int,
-        arrived: lowwater.Arrived | None,
-        since: float | None,
-        waits: str,
-        remarks: lowwater.Remarks,
-    ) -> None:
-        shares = list(reading.heuristics.values())
-        reference = max([t for t in (reading.low, *shares) if t != MAX], default=0)
-        histogram = None if pending is None else lowwater.Histogram.from_columns(reference, *pending)
-        operation = None if since is None else int(since * 1_000_000)
-        snapshot = self._snapshot(reading)
-        if snapshot is not None:
-            lease.advance(
-                snapshot,
-                oldest=list(values),
-                pending=histogram,
-                finished=finished,
-                arrived=arrived,
-                oldest_operation=operation,
-                waiting_for=waits,
-                remarks=remarks,
-            )
-            return
-        if reading.low == MAX:
-            self._finish(lease, [handle for handle, value in enumerate(values) if value == MAX])
-        if len(self._finished) < len(values):
-            lease.advance(
-                None,
-                oldest=list(values),
-                # Above all that is held: finished ranges are MAX, the others keep their values.
-                frontier=reading.low if reading.low != MAX else max(value for value in values if value != MAX),
-                pending=histogram,
-                finished=finished,
-                arrived=arrived,
-                oldest_operation=operation,
-                waiting_for=waits,
-                remarks=remarks,
-            )
 
     def _finish(self, lease: lowwater.Lease, handles: Sequence[int]) -> None:
         new = set(handles) - self._finished

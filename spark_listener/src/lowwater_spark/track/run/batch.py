@@ -292,7 +292,8 @@ class Batch:
     @_ends_the_batch
     def newest_in(self, output: str) -> int | None:
         """Return the newest batch that :meth:`note_in` noted for an output, or None."""
-        return remembered(self._place.manifest, self._part.authority.full_name, output)
+        batch: int | None = remembered(self._place.manifest, self._part.authority.full_name, output)
+        return batch
 
     @_ends_the_batch
     def note_in(self, output: str) -> None:
@@ -447,16 +448,8 @@ class Batch:
 
     def _write(self, frame: DataFrame, kinds: Sequence[str], place: str | os.PathLike[str], **options: Any) -> bool:
         check_windows(frame, self._keyed.window)
-        turn, shared = self._turn(), self._shared
-        output = shared.outputs.open(
-            kinds, frame, turn, os.fspath(place), options, window=self._keyed.window, taken=shared.taken
-        )
-        return write_once(output, frame, turn)
-
-    def _turn(self) -> OutputTurn:
-        """Return the batch as its outputs see it."""
-        authority = self._part.authority
-        return OutputTurn(
+        shared, authority = self._shared, self._part.authority
+        turn = OutputTurn(
             self.id,
             self._entry.digest,
             self.replayed,
@@ -465,8 +458,12 @@ class Batch:
             self._place,
             self._claim,
             self._standing,
-            lambda point: self._shared.probe(point, self.id),
+            lambda point: shared.probe(point, self.id),
         )
+        output = shared.outputs.open(
+            kinds, frame, turn, os.fspath(place), options, window=self._keyed.window, taken=shared.taken
+        )
+        return write_once(output, frame, turn)
 
     @_ends_the_batch
     def stateful(

@@ -161,13 +161,31 @@ class Hook:
             for part in parts
         )
 
-    def settle(self) -> None:
-        """Commit the prepared reports of a batch that is in the commit log."""
+    def settle(self, evidence: int | None = None) -> None:
+        """Commit the prepared reports of a batch that Spark has committed.
+
+        ``evidence`` is the number of a batch that begins, so the one before it is committed; None:
+        the commit log says it.
+        """
         running = self._running
-        if running is not None and self.ready():
+        if running is not None and (evidence is not None or self.ready()):
             self.run.heads.knock(running.plan.lines)
         with self.run.lock:
-            self._settle()
+            running = self._running
+            if running is None or not running.ended:
+                return
+            number = running.plan.batch
+            if not ((evidence is not None and evidence > number) or self.run.log.committed(number)):
+                return
+            # This read comes first: if it fails, the next look repeats it, and then commits.
+            self.run.heads.settle(running.plan.lines)
+            self.probe("committed", number)
+            self._running = None  # a refused commit ends the run, so none is repeated
+            # Earlier stages commit before later ones, which lag and never lead after a crash.
+            holding = [part.settle(*ended) for part, ended in zip(self.run.parts, running.ended, strict=True)]
+            if not any(holding):
+                self.probe("told", number)
+            self._clean(number)
 
     def report(self, *, last: bool) -> None:
         """Report the newest reading that counts, and request a batch if needed."""
@@ -180,7 +198,7 @@ class Hook:
         """Ignore Spark's events about batches: the batches themselves count late rows."""
 
     def triggered_every(self, seconds: float) -> None:
-        """Let ticks wait for as long as the query's trigger takes."""
+        """Let ticks wait for as long as the query's trigger takes. Needs no lock."""
         self.ticks.trigger = seconds
 
     @property
@@ -428,11 +446,8 @@ class Hook:
 
     def _read_plan(self, number: int) -> Plan:
         """Settle the last batch, read the source logs, and return the next batch's durable plan."""
-        before = self._running
-        if before is not None:  # the clock has not settled it yet
-            self.run.heads.knock(before.plan.lines)
+        self.settle(number)  # unless the clock has done it
         with self.run.lock:
-            self._settle(evidence=number)
             plan = self.run.log.plan(number)
             if plan is None:
                 msg = f"batch {number} runs, but {self.run.checkpoint}/offsets/{number} does not exist; lowwater needs Spark's own offset log"
@@ -459,28 +474,6 @@ class Hook:
                 self.run.unread = str(failure)
                 logger.warning("batch %d waits, and tries again: %s", number, failure)
                 time.sleep(pause)
-
-    def _settle(self, evidence: int | None = None) -> None:
-        """Commit the prepared reports.
-
-        ``evidence`` is the number of a batch that begins, so the one before it is committed. The
-        caller holds the lock.
-        """
-        running = self._running
-        if running is None or not running.ended:
-            return
-        number = running.plan.batch
-        if not ((evidence is not None and evidence > number) or self.run.log.committed(number)):
-            return
-        # This read comes first: if it fails, the next look repeats it, and then commits.
-        self.run.heads.settle(running.plan.lines)
-        self.probe("committed", number)
-        self._running = None  # a refused commit ends the run, so none is repeated
-        # Earlier stages commit before later ones, which lag and never lead after a crash.
-        holding = [part.settle(*ended) for part, ended in zip(self.run.parts, running.ended, strict=True)]
-        if not any(holding):
-            self.probe("told", number)
-        self._clean(number)
 
     def _clean(self, committed: int) -> None:
         """Delete files that no replay needs. A failure is logged, and the other places go on."""

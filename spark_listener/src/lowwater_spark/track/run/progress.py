@@ -81,12 +81,8 @@ class Progress:
         self._observed = UNREAD
         self._listed = 0.0
         self._candidates = Candidates[Reading](sources)
-        self._reading = committed.reading
-
-    @property
-    def reading(self) -> Reading:
+        self.reading = committed.reading
         """Newest reading that counts with the committed state."""
-        return self._reading
 
     @property
     def promised(self) -> int:
@@ -95,12 +91,12 @@ class Progress:
         It is the least of the inputs' watermark and Spark's bound. Spark's bound follows from the
         committed batch's watermark: the next batch emits the rows from there to its own.
         """
-        return min(self._reading.low, self.committed.spark_bound)
+        return min(self.reading.low, self.committed.spark_bound)
 
     def restart(self, committed: Committed) -> None:
         """Begin with a durable state, and forget earlier readings."""
         self.committed = committed
-        self._reading = committed.reading
+        self.reading = committed.reading
 
     def relay(self, ranges: int, held: Sequence[int | None]) -> None:
         """Adopt another cut: its number of ranges, and the oldest stamp that each one holds."""
@@ -132,7 +128,7 @@ class Progress:
 
         It is never below one that was used before.
         """
-        return _later(self._reading, self._candidates.newest_reached(lines, forget=False))
+        return _later(self.reading, self._candidates.newest_reached(lines, forget=False))
 
     def settle(self, committed: Committed, holding: str) -> None:
         """Record a committed batch.
@@ -145,7 +141,7 @@ class Progress:
             committed = dataclasses.replace(committed, reading=UNREAD)
         self.committed = committed
         self.holding = holding
-        self._reading = _later(self._reading, committed.reading)
+        self.reading = _later(self.reading, committed.reading)
 
     def is_outdated(self, reading: Reading) -> bool:
         """Return whether a reading belongs to other inputs than the registered ones.
@@ -158,8 +154,8 @@ class Progress:
 
     def renew(self) -> Reading:
         """Return the newest reading that counts now."""
-        self._reading = _later(self._reading, self._candidates.newest_reached(self.committed.lines, forget=True))
-        return self._reading
+        self.reading = _later(self.reading, self._candidates.newest_reached(self.committed.lines, forget=True))
+        return self.reading
 
     def bound(self, reading: Reading) -> int:
         """Return the lowest stamp that a range without held stamps can still emit, microseconds."""
@@ -171,7 +167,7 @@ class Progress:
 
     def advance(self, reading: Reading) -> None:
         """Adopt a reading that counts with the committed state, from another stage of the query."""
-        self._reading = _later(self._reading, reading)
+        self.reading = _later(self.reading, reading)
 
     def values(self, reading: Reading) -> list[int]:
         """Return each range's value, microseconds: its held stamp or the lowest of a later row."""

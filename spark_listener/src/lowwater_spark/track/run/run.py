@@ -198,10 +198,6 @@ class Run:
         except OSError:
             return True  # the look will meet the error and report it
 
-    def pace(self) -> float:
-        """Return the seconds until the next check for news that no event announces."""
-        return self.batches.pace()
-
     @property
     def idle(self) -> bool:
         """True if every expected change has an event.
@@ -327,13 +323,6 @@ class Run:
             with self.lock:
                 for part in self.parts:
                     part.authority.tell(self.waiting_for())
-
-    def triggered_every(self, seconds: float) -> None:
-        """Adopt the interval of the query's trigger.
-
-        Needs no lock, which a batch may hold for long.
-        """
-        self.batches.triggered_every(seconds)
 
     @property
     def listens(self) -> bool:

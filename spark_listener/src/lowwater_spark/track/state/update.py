@@ -283,7 +283,9 @@ def _run(job: _Job, frame: DataFrame, key: Sequence[str | Column], event_time: s
     own = _own_columns(session._jvm, cut, placed.schema.json())
     seeds = session.range(0, len(cut), 1, 1).select(*own.seed)
     rows = placed.select("*", own.row).union(seeds)
-    spread = _by_range(rows, cut, own.handle, own.task)
+    tasks = cut.spread(partitions_of(session), pins=can_pin())
+    # Before PySpark 4.1 the hash decides: some tasks have several ranges, others none.
+    spread = rows.repartitionById(tasks, own.task) if can_pin() else rows.repartition(tasks, own.handle)
     return [receipt_of(row) for row in map_in_arrow(spread, partial(_update_ranges, job), RECEIPT).collect()]
 
 
@@ -340,15 +342,6 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     # PySpark 4.0 has no such argument, and always uses UTC.
     zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
     return to_arrow_schema(schema, **zone)
-
-
-def _by_range(rows: DataFrame, cut: Cut, handle: Column, task: Column) -> DataFrame:
-    """Return the rows, partitioned so that all rows of one handle are in one partition."""
-    tasks = cut.spread(partitions_of(rows.sparkSession), pins=can_pin())
-    if can_pin():
-        return rows.repartitionById(tasks, task)
-    # Before PySpark 4.1 the hash decides: some tasks have several ranges, others none.
-    return rows.repartition(tasks, handle)
 
 
 def _check_stamps(receipts: Sequence[Receipt], batch: int) -> None:
