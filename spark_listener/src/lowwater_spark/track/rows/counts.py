@@ -40,7 +40,7 @@ from lowwater.watermark import MIN
 from lowwater_spark.columns import columns_of, event_micros
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from pyspark.sql import Column, DataFrame
 
@@ -158,7 +158,7 @@ class Rows:
         # An action may read no row at all, for example when the other side of a join is empty.
         if measured is None or measured.rows == 0:
             [row] = self._source().agg(*self._measures()).collect()
-            measured = _measured(row.asDict())
+            measured = _Measured(**row.asDict())
         late = measured.oldest is not None and measured.oldest < self._promised
         counted = self._find_late(measured.rows) if late else Counted(measured.rows)
         return dataclasses.replace(counted, arrived=self._arrived(measured.arrived), untimed=measured.untimed)
@@ -199,16 +199,12 @@ class _Measured(NamedTuple):
     """The result of a metric on a batch's frame."""
 
     rows: int
-    oldest: int | None
+    oldest: int | None = None
     """Least event time, microseconds; None if no row has one, or none can be late."""
-    arrived: str | None
+    arrived: str | None = None
     """Lateness buckets as JSON; None without a budget."""
     untimed: int = 0
     """Number of rows without an event time."""
-
-
-def _measured(values: Mapping[str, Any]) -> _Measured:
-    return _Measured(values["rows"], values.get("oldest"), values.get("arrived"), values["untimed"])
 
 
 class Actions:
@@ -349,12 +345,12 @@ class Actions:
                     self._unread[emitted] = False
             if not metric or not metrics.contains(metric):
                 return
-            result = _measured(json.loads(metrics.apply(metric).json()))
+            result = _Measured(**json.loads(metrics.apply(metric).json()))
             # This action has read one row at most. If the user calls it first and then reads by
             # ``rdd`` or ``foreachPartition``, which send no events, one row would be counted and
             # late ones missed. So let a job count.
             if function == "isEmpty":
-                result = _Measured(0, result.oldest, None)
+                result = _Measured(0, result.oldest)
             self._results.append(result)
             self._delivered.set()
         except Exception as failure:  # noqa: BLE001 - it runs in Spark's thread

@@ -426,10 +426,8 @@ class Part:
         """Count and log the rows of an injector's batch that break its declarations."""
         self.source_state = source_state
         if source_state.late_example is not None:
-            self.late_rows += source_state.late
             example = source_state.late_example
-            if self.late_row is None or example.micros < self.late_row.micros:
-                self.late_row = LateRow(batch, example.micros, None, str(example))
+            self.add_late(source_state.late, LateRow(batch, example.micros, None, str(example)))
             logger.warning(
                 "batch %d of %s has %d rows older than was declared of its source, the oldest %s: the declaration is too small",
                 batch,
@@ -466,14 +464,18 @@ class Part:
             )
         self.untimed_rows += rows
 
+    def add_late(self, rows: int, example: LateRow) -> None:
+        """Add late rows, and keep the oldest of all examples."""
+        self.late_rows += rows
+        if self.late_row is None or example.micros < self.late_row.micros:
+            self.late_row = example
+
     def count_late(self, batch: int, outcome: Outcome) -> None:
         """Count and log the rows of a batch below the promised watermark."""
         if not outcome.counted.late or outcome.counted.late_example is None:
             return
-        self.late_rows += outcome.counted.late
         row = LateRow(batch, outcome.counted.late_example, outcome.counted.late_handle, cut=self.keyed.cut)
-        if self.late_row is None or row.micros < self.late_row.micros:
-            self.late_row = row
+        self.add_late(outcome.counted.late, row)
         logger.warning(
             "batch %d of %s has %d rows below what its inputs had promised, the oldest at %s, in key range %s",
             batch,

@@ -268,9 +268,7 @@ class Plain:
             if event.oldest is None or promised is None or event.oldest >= promised:
                 continue
             part = self._part
-            part.late_rows += 1
-            if part.late_row is None or event.oldest < part.late_row.micros:
-                part.late_row = LateRow(event.batch, event.oldest, None)
+            part.add_late(1, LateRow(event.batch, event.oldest, None))
             logger.warning(
                 "batch %d of %s has rows below what had been promised, the oldest at %s",
                 event.batch,

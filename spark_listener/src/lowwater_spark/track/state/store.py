@@ -374,6 +374,7 @@ def _entry(manifest: Version) -> dict[str, Any]:
 
 
 def _manifest(entry: Mapping[str, Any]) -> Version:
+    arrived = entry.get("arrived")
     return Version(
         batch=entry["batch"],
         digest=entry["digest"],
@@ -385,12 +386,8 @@ def _manifest(entry: Mapping[str, Any]) -> Version:
             entry["late"],
             entry["late_example"],
             entry.get("late_handle"),
-            _arrived(*entry["arrived"]) if "arrived" in entry else None,
+            None if arrived is None else Arrived(arrived[0], dict(zip(*arrived[1:], strict=True))),
             entry.get("untimed", 0),
         ),
         layout=layout_from_json(entry["layout"]) if "layout" in entry else EQUAL,
     )
-
-
-def _arrived(reference: int, buckets: Sequence[int], counts: Sequence[int]) -> Arrived:
-    return Arrived(reference, dict(zip(buckets, counts, strict=True)))
