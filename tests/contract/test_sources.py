@@ -17,15 +17,18 @@ import pytest
 
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources import iceberg, kinds
+from lowwater_spark.sources import iceberg_log, kinds
 from lowwater_spark.sources.base import NONE, Line, OpenSource, Source, SourceDeclared
 from lowwater_spark.sources.control import ControlSource, Offset
-from lowwater_spark.sources.delta import Commit, DeltaSource, Table, app_id, marked
+from lowwater_spark.sources.delta import DeltaSource
+from lowwater_spark.sources.delta_log import Commit, Table
 from lowwater_spark.sources.files import FileSource
 from lowwater_spark.sources.head import Candidates, Heads
+from lowwater_spark.sources.iceberg import IcebergSource
 from lowwater_spark.sources.kafka import KafkaSource
 from lowwater_spark.sources.sink_log import SINK_LOG
 from lowwater_spark.sources.ticks import Ticks, tick_directory
+from lowwater_spark.sources.versioned import app_id, marked
 from lowwater_spark.sources.writers import mark_writer
 from tests.spark.kafka_answers import OPTIONS, Answers
 from tests.spark.support import begun, lines, row
@@ -237,8 +240,8 @@ class FolderTable:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def table(self) -> iceberg.Table:
-        return iceberg.Table.parse((self._folder / "metadata.json").read_text())
+    def table(self) -> iceberg_log.Table:
+        return iceberg_log.Table.parse((self._folder / "metadata.json").read_text())
 
     def layout(self, snapshot: int) -> Sequence[tuple[int, int]]:
         raise NotImplementedError
@@ -253,7 +256,7 @@ class Iceberg(Kind):
         self.taken = 0
         self.expired = 0
         self.id = "t"
-        self.of_plan = iceberg.IcebergSource("t", {}, FolderTable(self.folder))
+        self.of_plan = IcebergSource("t", {}, FolderTable(self.folder))
         self.folder.mkdir(parents=True)
         self.put()
         self.begin("sources/0/offsets/0", self.plan())
@@ -263,7 +266,7 @@ class Iceberg(Kind):
 
     def write(self, writer: str, *names: str) -> None:
         summary = {"operation": "append", "manifests-created": "1", "added-data-files": str(len(names))}
-        summary |= {iceberg.MARK: marked(writer)} if writer else {}
+        summary |= {iceberg_log.MARK: marked(writer)} if writer else {}
         last = {"parent-snapshot-id": self.snapshots[-1]["snapshot-id"]} if self.snapshots else {}
         # Their numbers say nothing of their order.
         number = 1000 - 7 * len(self.snapshots)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lowwater_spark.sources.kafka import BROKERS, BrokerView, Identity, KafkaSource, Partition
+from lowwater_spark.sources.base import Partition
+from lowwater_spark.sources.kafka import BROKERS, KafkaSource
+from lowwater_spark.sources.kafka_cluster import BrokerView, Identity
 from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark
 
 OPTIONS = {"subscribe": "t", "startingoffsets": "earliest", BROKERS: "1"}

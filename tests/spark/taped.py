@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.base import NONE, Leaf, Line, Logged, OpenSource, Source, SourceDeclared
+from lowwater_spark.sources.base import NONE, Leaf, Line, OpenSource, Source, SourceDeclared
 from lowwater_spark.sources.opaque import OpenOpaque
 from lowwater_spark.sources.roots import Replaced, identity_of
 
@@ -39,6 +39,8 @@ class TapeInput(Source):
     path: str
     inputs: frozenset[str] | None = None
 
+    kind = TAPE
+
     @classmethod
     def planned(cls, leaf: Leaf) -> TapeInput | None:
         return cls(leaf.options["path"]) if leaf.format == TAPE else None
@@ -50,10 +52,6 @@ class TapeInput(Source):
     @classmethod
     def guess(cls, line: Line) -> str:
         return f"{TAPE}:/data/tape" if f'"{TAPE}"' in line else ""
-
-    @property
-    def kind(self) -> str:
-        return TAPE
 
     @property
     def name(self) -> str:
@@ -76,7 +74,7 @@ class TapeInput(Source):
         return OpenTape(self, manifest.pin(TAPE, number))
 
 
-class OpenTape(Logged):
+class OpenTape(OpenSource):
     def __init__(self, source: TapeInput, pin: object) -> None:
         self._source = source
         self._pin = pin
@@ -105,9 +103,6 @@ class OpenTape(Logged):
 
     def reached(self, head: int, offset: Line | None) -> bool:
         return rows_of(offset) >= head
-
-    def same(self, one: int, other: int) -> bool:
-        return one == other
 
     def missing(self, head: int, limit: int) -> list[str]:
         return [f"{self._source.name}, row {row}" for row in range(rows_of(self._planned), head)][:limit]

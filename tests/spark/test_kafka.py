@@ -21,21 +21,18 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.base import EARLIER
+from lowwater_spark.sources.base import EARLIER, Partition
 from lowwater_spark.sources.control import END
 from lowwater_spark.sources.kafka import (
     BROKERS,
     KAFKA,
-    NO_ID,
-    BrokerView,
     Ends,
     KafkaSource,
     OpenKafka,
-    Partition,
-    agreed,
     unread,
 )
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
+from lowwater_spark.sources.kafka_cluster import NO_ID, BrokerView, agreed
 from lowwater_spark.sources.kafka_marks import marks_topic
 from lowwater_spark.track.plan.checked import check_plan
 from tests.kit.clock import Clock

@@ -16,8 +16,8 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.kafka import PACE, Partition
-from lowwater_spark.sources.paced import CHUNK, LIMIT, Pace, paced
+from lowwater_spark.sources.base import Partition
+from lowwater_spark.sources.paced import CHUNK, LIMIT, PACE, Pace, paced
 from lowwater_spark.sources.paced_reader import PacedReader
 from tests.kit.kafka import Kafka, Row
 from tests.kit.times import at

@@ -18,8 +18,8 @@ from lowwater_spark.complete.folder import WATERMARK, complete_folder
 from lowwater_spark.complete.mark import COMPLETE, Claim, Completeness, History, Mark, Standing, Version, follow, read
 from lowwater_spark.complete.snapshots import said_of, snapshots_of
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.delta import app_id, writer_of
-from lowwater_spark.sources.iceberg import Snapshot, Table, Written
+from lowwater_spark.sources.iceberg_log import Snapshot, Table, Written
+from lowwater_spark.sources.versioned import app_id, writer_of
 
 WRITERS = ("a", "b")
 

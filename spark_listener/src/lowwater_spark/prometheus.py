@@ -39,11 +39,11 @@ T = TypeVar("T")
 QUERY: Final = ("query", "computation")
 
 
-def _gauge(name: str, says: str, *labels: str) -> Figure:
+def _gauge(name: str, says: str, labels: tuple[str, ...] = QUERY) -> Figure:
     return Figure("gauge", f"lowwater_spark_{name}", says, labels)
 
 
-def _counter(name: str, says: str, *labels: str) -> Figure:
+def _counter(name: str, says: str, labels: tuple[str, ...] = QUERY) -> Figure:
     return Figure("counter", f"lowwater_spark_{name}_total", says, labels)
 
 
@@ -53,113 +53,96 @@ def _moment(watermark: Watermark) -> float | None:
 
 
 _TRACKED: Final[dict[Figure, Callable[[Status], float | None]]] = {
-    _gauge("committed_batch", "The last committed batch; absent before the first.", *QUERY): lambda s: s.batch,
+    _gauge("committed_batch", "The last committed batch; absent before the first."): lambda s: s.batch,
     _gauge(
         "low_watermark_timestamp_seconds",
         "Input low watermark, of an injector the frontier, that the committed batches have reached, while it is a time.",
-        *QUERY,
     ): lambda s: _moment(s.low),
     _gauge(
-        "reported_watermark_timestamp_seconds", "The least that the key ranges report, while it is a time.", *QUERY
+        "reported_watermark_timestamp_seconds", "The least that the key ranges report, while it is a time."
     ): lambda s: _moment(s.reported),
-    _gauge("holding", "1 while the stage reports nothing new, for a reason that its status has.", *QUERY): (
+    _gauge("holding", "1 while the stage reports nothing new, for a reason that its status has."): (
         lambda s: bool(s.holding)
     ),
     _counter(
         "late_rows",
         "Rows below what the inputs had promised before: broken promises. Of a query with a sink of Spark's own, the batches that had any.",
-        *QUERY,
     ): lambda s: s.late_rows,
-    _counter(
-        "untimed_rows",
-        "Rows without an event time: they hold no watermark, and are in no window.",
-        *QUERY,
-    ): lambda s: s.untimed_rows,
+    _counter("untimed_rows", "Rows without an event time: they hold no watermark, and are in no window."): lambda s: (
+        s.untimed_rows
+    ),
     _gauge(
         "unsent_rows",
         "Rows of weak productions that no broker has acknowledged yet: they are in the state, are sent again, and the low watermark does not pass them.",
-        *QUERY,
     ): lambda s: s.unsent_rows,
     _gauge(
         "unsent_since_timestamp_seconds",
         "When the first of these rows was produced, by the clock of its batch; absent without any.",
-        *QUERY,
     ): lambda s: s.unsent_since,
 }
+
+_FIRST: Final = " Of a query of several stages: under the name of the first."
 
 _WHOLE: Final[dict[Figure, Callable[[Status], float]]] = {
     _counter(
         "dropped_rows",
-        "Rows that Spark's own operators have dropped, for being below Spark's watermark, as Spark counts them. Of a query of several "
-        "stages: under the name of the first.",
-        *QUERY,
+        "Rows that Spark's own operators have dropped, for being below Spark's watermark, as Spark counts them."
+        + _FIRST,
     ): lambda s: s.dropped_rows,
     _counter(
         "ticks",
-        "Empty batches that were asked for, so that the stages follow their inputs. Of a query of several stages: under the name of the first.",
-        *QUERY,
+        "Empty batches that were asked for, so that the stages follow their inputs." + _FIRST,
     ): lambda s: s.ticks,
     _gauge(
         "remembered_files",
-        "Files that were read and whose names are kept in the driver's memory. Of a query of several stages: under the name of the first.",
-        *QUERY,
+        "Files that were read and whose names are kept in the driver's memory." + _FIRST,
     ): lambda s: s.remembered_files,
     _counter(
         "removed_batches",
-        "Handed-over batches whose files were removed (`keep=`). Of a query of several stages: under the name of the first.",
-        *QUERY,
+        "Handed-over batches whose files were removed (`keep=`)." + _FIRST,
     ): lambda s: s.removed_batches,
-    _counter(
-        "removed_bytes",
-        "Bytes of these files. Of a query of several stages: under the name of the first.",
-        *QUERY,
-    ): lambda s: s.removed_bytes,
+    _counter("removed_bytes", "Bytes of these files." + _FIRST): lambda s: s.removed_bytes,
     _gauge(
         "removal_held_back_seconds",
-        "How long the oldest handed-over batch has been kept beyond `keep=` because a reader has not read it; 0 when there was none at the last "
-        "write. Of a query of several stages: under the name of the first.",
-        *QUERY,
+        "How long the oldest handed-over batch has been kept beyond `keep=` because a reader has not read it; 0 when there was none at the last write."
+        + _FIRST,
     ): lambda s: s.removal_held_back,
 }
 """Figures of a query as a whole, so that sums over stages count it once."""
 
 _ATTACHED: Final[dict[Figure, Callable[[QueryStatus], float | None]]] = {
-    _counter("attached_batches", "Batches that Spark reported.", *QUERY): lambda q: q.batches,
-    _counter("attached_rows", "Rows that were read.", *QUERY): lambda q: q.rows,
-    _counter("attached_dropped_rows", "Rows that Spark dropped as late, as Spark counts them.", *QUERY): (
+    _counter("attached_batches", "Batches that Spark reported."): lambda q: q.batches,
+    _counter("attached_rows", "Rows that were read."): lambda q: q.rows,
+    _counter("attached_dropped_rows", "Rows that Spark dropped as late, as Spark counts them."): (
         lambda q: q.late_rows
     ),
-    _gauge("attached_state_rows", "Rows in the query's state after the last batch.", *QUERY): lambda q: q.state_rows,
-    _gauge("attached_batch_seconds", "How long the last batch took.", *QUERY): lambda q: q.batch_seconds,
+    _gauge("attached_state_rows", "Rows in the query's state after the last batch."): lambda q: q.state_rows,
+    _gauge("attached_batch_seconds", "How long the last batch took."): lambda q: q.batch_seconds,
     _gauge(
-        "attached_watermark_timestamp_seconds",
-        "Spark's watermark that the last batch ran with, while it is a time.",
-        *QUERY,
+        "attached_watermark_timestamp_seconds", "Spark's watermark that the last batch ran with, while it is a time."
     ): lambda q: _moment(q.watermark),
     _gauge(
-        "attached_reported_timestamp_seconds",
-        "What the authority has taken over of it, durably, while it is a time.",
-        *QUERY,
+        "attached_reported_timestamp_seconds", "What the authority has taken over of it, durably, while it is a time."
     ): lambda q: _moment(q.reported),
-    _gauge("attached_running", "1 while the query runs, idle or not.", *QUERY): lambda q: q.state != "ended",
+    _gauge("attached_running", "1 while the query runs, idle or not."): lambda q: q.state != "ended",
 }
 
 _ATTACHMENT: Final[dict[Figure, Callable[[AttachStatus], float]]] = {
-    _counter("attach_delivered", "Values that the authority has answered."): lambda s: s.delivered,
-    _counter("attach_failures", "Values that it has not; they are said again."): lambda s: s.failures,
-    _counter("attach_conflated", "Values that a newer one of the same query replaced before they were sent."): (
+    _counter("attach_delivered", "Values that the authority has answered.", ()): lambda s: s.delivered,
+    _counter("attach_failures", "Values that it has not; they are said again.", ()): lambda s: s.failures,
+    _counter("attach_conflated", "Values that a newer one of the same query replaced before they were sent.", ()): (
         lambda s: s.conflated
     ),
-    _counter("attach_dropped_events", "Events of queries beyond the thousand that are remembered."): (
+    _counter("attach_dropped_events", "Events of queries beyond the thousand that are remembered.", ()): (
         lambda s: s.dropped
     ),
-    _counter("attach_swallowed_errors", "Errors that were kept from Spark; they are bugs."): lambda s: s.swallowed,
+    _counter("attach_swallowed_errors", "Errors that were kept from Spark; they are bugs.", ()): lambda s: s.swallowed,
 }
 
 _BREAKER: Final = _gauge(
     "attach_authority",
     "1 for how the authority is seen: it answers, is away (tried again at the next value), or is left alone for a while.",
-    "state",
+    ("state",),
 )
 _STATES: Final = ("answers", "away", "left alone")
 
@@ -225,14 +208,10 @@ class Collector(BaseCollector):
         yield from _families(_WHOLE, whole)
         yield from _families(_ATTACHED, attached)
         for figure, read in _ATTACHMENT.items():
-            yield _family(figure, {(): sum(map(read, statuses))} if statuses else {})
-        authority_states = {
-            (state,): float(any(status.authority == state for status in statuses if status.enabled))
-            for state in _STATES
-        }
-        yield _family(
-            _BREAKER,
-            {(state.replace(" ", "_"),): value for (state,), value in authority_states.items()} if statuses else {},
+            yield figure.value(sum(map(read, statuses)) if statuses else None)
+        yield _BREAKER.family(
+            ([state.replace(" ", "_")], float(any(status.authority == state for status in statuses if status.enabled)))
+            for state in (_STATES if statuses else ())
         )
 
 
@@ -250,14 +229,7 @@ def _families(
 ) -> Iterable[Metric]:
     for figure, read in figures.items():
         values = {labels: read(status) for labels, status in read_from.items()}
-        yield _family(figure, {labels: value for labels, value in values.items() if value is not None})
-
-
-def _family(figure: Figure, series: dict[Any, float]) -> Metric:
-    family = figure.family()
-    for labels, value in series.items():
-        family.add_metric(list(labels), value)
-    return family
+        yield figure.family((labels, value) for labels, value in values.items() if value is not None)
 
 
 def register(*watched: TrackedQuery | Attachment, registry: CollectorRegistry = REGISTRY) -> Collector:

@@ -268,12 +268,12 @@ def _declare(
     range_bounds(_RANGES if ranges is None else ranges)
     keys: tuple[Any, ...] = tuple(key) if isinstance(key, list | tuple) else (key,)
     time = event_time if column is None else column
-    keyed = Keyed(keys, time, _RANGES if ranges is None else ranges, injector=not inputs, window=window)
     budgets = (lateness_budget,) if isinstance(lateness_budget, int | float) else tuple(lateness_budget)
+    count = _RANGES if ranges is None else ranges
+    keyed = Keyed(keys, time, count, injector=not inputs, window=window, budgeted=bool(budgets))
     declared = Stage(spark, name, inputs, keyed, tuple(heuristics), address, client, default_ranges=ranges is None)
-    keyed = dataclasses.replace(keyed, budgeted=bool(budgets))
     return dataclasses.replace(
-        declared, keyed=keyed, event_time=event_time, lateness_budgets=budgets, max_skew=options.get("max_skew")
+        declared, event_time=event_time, lateness_budgets=budgets, max_skew=options.get("max_skew")
     )
 
 
@@ -423,9 +423,6 @@ class Stage:
         writer_options = writer_of(df, checkpoint=checkpoint, output_mode=output_mode, trigger=trigger, name=name)
         writer_options.check_no_sink()
         frame, query_name = writer_options.frame, writer_options.name or self.name
-        check_session(self.spark)
-        check_session(frame.sparkSession)  # the query runs with its settings
-        self._check_time(frame)
         # Stages that the frame's plan bounds. A later stage that stamps by the times of an earlier
         # stage's rows is bounded by that one, and an injector reports its own frontier.
         stamped = [
@@ -433,22 +430,7 @@ class Stage:
             for stage, inner in zip(stages, earlier, strict=True)
             if stage.inputs and not (inner and stage.keyed.event_time is stage.event_time)
         ]
-        checked = check_plan(
-            frame.sparkSession,
-            frame,
-            retention=self.retention,
-            event_time=self.keyed.event_time,
-            also=[stage.keyed.event_time for stage in stamped if stage is not self],
-        )
-        if checked.retention is None:
-            for stage in stamped:
-                check_arriving(frame, stage.keyed.event_time)
-                check_windows(frame, stage.keyed.window)
-        check_output_mode(checked, writer_options.output_mode, function=True)
-        _check_columns(frame, self.keyed)
-        self._warn_of_windows(frame, checked)
-        folder = absolute(writer_options.checkpoint, self.spark, single_driver=single_driver)
-        self._check_running(folder, query_name)
+        checked, folder = self._check(writer_options, stamped, single_driver=single_driver, function=True)
         reads = [stage.inputs for stage, inner in zip(stages, earlier, strict=True) if stage.inputs and not inner]
         checked = self._waiting_for(checked, reads[0]) if reads else checked
         checked = _check_bounds(
@@ -545,19 +527,7 @@ class Stage:
             df, checkpoint=checkpoint, output_mode=output_mode, trigger=trigger, name=name, **sink_options
         )
         frame, query_name = writer_options.frame, writer_options.name or self.name
-        check_session(self.spark)
-        check_session(frame.sparkSession)  # the query runs with its settings
-        writer_options.check_sink()
-        self._check_time(frame)
-        checked = check_plan(frame.sparkSession, frame, retention=self.retention, event_time=self.keyed.event_time)
-        if checked.retention is None:
-            check_arriving(frame, self.keyed.event_time)
-            check_windows(frame, self.keyed.window)
-        check_output_mode(checked, writer_options.output_mode)
-        _check_columns(frame, self.keyed)
-        self._warn_of_windows(frame, checked)
-        folder = absolute(writer_options.checkpoint, self.spark, single_driver=single_driver)
-        self._check_running(folder, query_name)
+        checked, folder = self._check(writer_options, [self], single_driver=single_driver, function=False)
         checked = self._waiting_for(checked, self.inputs)
         keyed = dataclasses.replace(self.keyed, ranges=1) if self.default_ranges else self.keyed
         driving = Driving.of(self.spark, frame, checked, folder, self.inputs, writer_options.trigger)
@@ -578,6 +548,38 @@ class Stage:
             parts = [Part(authority, keyed, folder)]
             run = Run(folder, checked, parts, Plain(output), skip_removed=skip_removed)
             return begin(run, stream_writer)
+
+    def _check(
+        self, options: Writer, stamped: Sequence[Stage], *, single_driver: bool, function: bool
+    ) -> tuple[Checked, Location]:
+        """Return a query's plan and checkpoint, which nothing has touched yet.
+
+        The frame's plan bounds the stamps of the stages ``stamped``. ``function``: a function
+        handles the batches. Raises for a query that cannot be tracked exactly.
+        """
+        frame = options.frame
+        check_session(self.spark)
+        check_session(frame.sparkSession)  # the query runs with its settings
+        if not function:
+            options.check_sink()
+        self._check_time(frame)
+        checked = check_plan(
+            frame.sparkSession,
+            frame,
+            retention=self.retention,
+            event_time=self.keyed.event_time,
+            also=[stage.keyed.event_time for stage in stamped if stage is not self],
+        )
+        if checked.retention is None:
+            for stage in stamped:
+                check_arriving(frame, stage.keyed.event_time)
+                check_windows(frame, stage.keyed.window)
+        check_output_mode(checked, options.output_mode, function=function)
+        _check_columns(frame, self.keyed)
+        self._warn_of_windows(frame, checked)
+        folder = absolute(options.checkpoint, self.spark, single_driver=single_driver)
+        self._check_running(folder, options.name or self.name)
+        return checked, folder
 
     @contextlib.contextmanager
     def _beginning(
@@ -633,16 +635,11 @@ class Stage:
 
     def _output(self, writer_options: Writer) -> Path | None:
         """Return the local directory of a file sink; None for any other sink."""
-        if (
-            writer_options.path is None
-            or writer_options.format is None
-            or not is_file_format(self.spark, writer_options.format)
-        ):
-            return None
-        try:
-            return Path(local_directory(self.spark, os.fspath(writer_options.path), "The path"))
-        except Unsupported:
-            return None
+        path, kind = writer_options.path, writer_options.format
+        if path is not None and kind is not None and is_file_format(self.spark, kind):
+            with contextlib.suppress(Unsupported):
+                return Path(local_directory(self.spark, os.fspath(path), "The path"))
+        return None
 
     def _check_time(self, frame: DataFrame) -> None:
         """Raise ValueError for a frame of windows that has lost the declared event time."""
@@ -673,7 +670,7 @@ class Stage:
                 f"the event_time of {self.name} is a window's, and not that of the frame that it reads ({', '.join(sorted(own))}): declare that one, "
                 "and the window's as stamp=. The next release refuses it.",
                 DeprecationWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def _check_running(self, checkpoint: Location, name: str) -> None:
@@ -718,10 +715,7 @@ class Stage:
         return list(parts.values())
 
     def _registration(self, checkpoint: Location, checked: Checked, *, adopt: bool, estimated: bool) -> Registration:
-        log = CheckpointLog(checkpoint)
-        last = log.last_committed()
-        first = 0 if last is None else last + 1
-        planned = log.plan(first)
+        first, planned = CheckpointLog(checkpoint).next()
         for source, line in zip(checked.sources, () if planned is None else planned.lines, strict=False):
             source.check(line)
         return Registration(

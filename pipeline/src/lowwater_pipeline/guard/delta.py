@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater_pipeline.guard.claim import Claim
 from lowwater_pipeline.guard.errors import Damaged, GuardError, InDoubt, Unfit
 from lowwater_pipeline.guard.row import Row, check_steps, judge, raised
-from lowwater_pipeline.guard.run import batch_before, claim_of, first_batch, output_of
-from lowwater_spark.sources.delta import DELTA, Commit, Table, app_id, marked
-from lowwater_spark.sources.delta_log import DeltaLog, path_of
+from lowwater_pipeline.guard.run import GuardedOutput
+from lowwater_spark.sources.delta import DELTA
+from lowwater_spark.sources.delta_log import Commit, DeltaLog, Table, path_of
+from lowwater_spark.sources.versioned import app_id, marked
 from lowwater_spark.track.output.delta_out import check_table, sync_versions
 
 if TYPE_CHECKING:
@@ -179,18 +180,7 @@ class DeltaGuard:
     def _row(self, commit: Commit) -> Row:
         mark = commit.mark
         try:
-            return Row(
-                mark["server_token"],
-                mark["computation"],
-                mark["identity"],
-                int(mark["incarnation"]),
-                int(mark["token"]),
-                mark["nonce"],
-                int(mark["configuration"]),
-                mark["life"],
-                int(mark["last"]),
-                mark["digest"],
-            )
+            return Row.of({**mark, "batch": mark["last"]})
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged(f"{commit} of {self.log.path} does not say what stands there: {error!r}") from error
 
@@ -236,7 +226,7 @@ class DeltaWriter:
         return self.guard.write(self, batch, digest, frame, after)
 
 
-class DeltaOutput:
+class DeltaOutput(GuardedOutput[DeltaWriter]):
     """One Delta table that one tracked stage appends to, under its claim.
 
     Make one for each output, beside the stage; it serves all runs of the process. ``table`` and
@@ -245,29 +235,20 @@ class DeltaOutput:
     """
 
     def __init__(self, table: str, name: str, *, configuration: int = 0) -> None:
-        self.table = table
-        self.name = name
-        self.configuration = configuration
-        self.probe: Callable[[str], None] = lambda point: None
-        """Called at the named points of a write; for tests."""
-        self._claim: Claim | None = None
-        """The run's claim, stored before its raise: a repeated raise must have the same nonce."""
-        self._writer: DeltaWriter | None = None
-        self._last: tuple[DeltaWriter, int] | None = None
+        super().__init__(table, name, configuration)
 
     def own(self, batch: lws.Batch, spark: SparkSession) -> DeltaWriter:
         """Raise the claim of the batch's run, once, and return its writer.
 
         Raises Unclaimed, Fenced and what :meth:`DeltaGuard.raise_` raises.
         """
-        claim = claim_of(batch, self.configuration, self.table)
-        if self._claim is None or not self._claim.same_grant(claim):
-            self._claim, self._writer = claim, None
-        if self._writer is None:
+
+        def raise_(claim: Claim, begin: int) -> DeltaWriter:
             guard = DeltaGuard(spark, self.table, self.name, computation=claim.computation)
             guard.probe = self.probe
-            self._writer = guard.raise_(self._claim, begin=first_batch(batch, self.name))
-        return self._writer
+            return guard.raise_(claim, begin=begin)
+
+        return self._owned(batch, raise_)
 
     def write(self, batch: lws.Batch, frame: DataFrame) -> bool:
         """Append the rows of a batch, once and whole; return False if they were there.
@@ -276,31 +257,13 @@ class DeltaOutput:
         :meth:`DeltaWriter.write`.
         """
         writer = self.own(batch, frame.sparkSession)
-        if self._last == (writer, batch.id):
-            msg = f"batch {batch.id} has been written to {self.table} already; a second write would be skipped. Unite the rows first."
-            raise Unfit(msg)
-        written = writer.write(batch.id, batch.digest, frame, after=batch_before(batch, self.name, writer.found[0]))
-        self._last = writer, batch.id
-        batch.note_in(output_of(self.name))
-        return written
+        return self._written(batch, writer, lambda after: writer.write(batch.id, batch.digest, frame, after=after))
 
 
 def _fields(row: Row) -> dict[str, Any]:
-    """Return a row as a version's metadata.
-
-    Numbers of 64 bits are texts, because readers that use doubles would confuse two of them.
-    """
-    return {
-        "server_token": row.server_token,
-        "identity": row.identity,
-        "incarnation": str(row.incarnation),
-        "token": str(row.token),
-        "nonce": row.nonce,
-        "configuration": str(row.configuration),
-        "life": row.life,
-        "last": str(row.batch),
-        "digest": row.digest,
-    }
+    """Return a row as a version's metadata, beside the computation's name."""
+    texts = row.texts().items()
+    return {"last" if name == "batch" else name: text for name, text in texts if name != "computation"}
 
 
 def _conflicts(failure: Exception) -> bool:

@@ -22,13 +22,13 @@ import json
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lowwater_pipeline.guard.claim import Claim, slot_bounds, slots_between
 from lowwater_pipeline.guard.errors import InDoubt, Unfit
-from lowwater_pipeline.guard.row import MAX_BATCH, Row, check_steps, damaged, judge, raised
+from lowwater_pipeline.guard.row import Row, check_begin, check_steps, damaged, judge, raised
 from lowwater_spark.checkpoint.durable import make_directory, sync_directory, sync_tree, write_once
 
 __all__ = ["FileGuard", "FileWriter"]
@@ -82,9 +82,7 @@ class FileGuard:
         for. Costs an entry, with three fsyncs. Raises OSError.
         """
         slots = slots_between(bounds, self.slots)
-        if type(begin) is not int or not 0 <= begin <= MAX_BATCH:
-            msg = f"begin={begin!r}: the number of the first batch is a whole number from 0 on"
-            raise Unfit(msg)
+        check_begin(begin)
         make_directory(self.log)
 
         def change(rows: Mapping[int, Row]) -> dict[int, Row]:
@@ -156,7 +154,7 @@ class FileGuard:
                 "format": _FORMAT,
                 "slots": self.slots,
                 "directory": directory,
-                "rows": {str(slot): _fields(row) for slot, row in sorted(rows.items())},
+                "rows": {str(slot): row.texts() for slot, row in sorted(rows.items())},
             }
             self.probe("judged")
             if write_once(self._path(newest.number + 1), json.dumps(entry).encode()):
@@ -198,7 +196,7 @@ class FileGuard:
         try:
             entry: dict[str, Any] = json.loads(path.read_bytes())
             format_, slots, directory = entry["format"], entry["slots"], entry["directory"]
-            rows = {int(slot): _row(values) for slot, values in entry["rows"].items()}
+            rows = {int(slot): Row.of(values) for slot, values in entry["rows"].items()}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise damaged(f"{path} of the guard {self.name}", repr(error)) from error
         if format_ != _FORMAT:
@@ -252,29 +250,5 @@ class FileWriter:
         without being on the disk, and a repeat that returns False proves nothing: check the disk,
         and begin a new guard.
         """
-        steps = dict.fromkeys(self.slots, batch) if isinstance(batch, int) else dict(batch)
-        check_steps(self.slots, steps, digest, self.guard.name)
+        steps = check_steps(self.slots, batch, digest, self.guard.name)
         return self.guard.write(self.claim, steps, digest, fill)
-
-
-def _fields(row: Row) -> dict[str, Any]:
-    """Return a row as an entry's JSON.
-
-    Numbers of 64 bits are texts, because readers that use doubles would confuse two of them.
-    """
-    return {name: str(value) if type(value) is int else value for name, value in asdict(row).items()}
-
-
-def _row(fields: Mapping[str, str]) -> Row:
-    return Row(
-        fields["server_token"],
-        fields["computation"],
-        fields["identity"],
-        int(fields["incarnation"]),
-        int(fields["token"]),
-        fields["nonce"],
-        int(fields["configuration"]),
-        fields["life"],
-        int(fields["batch"]),
-        fields["digest"],
-    )

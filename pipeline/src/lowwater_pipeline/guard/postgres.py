@@ -21,6 +21,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import astuple
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, LiteralString, NamedTuple, Self, TypeVar
@@ -31,7 +32,7 @@ from psycopg.rows import tuple_row
 
 from lowwater_pipeline.guard.claim import Claim, slot_bounds, slots_between
 from lowwater_pipeline.guard.errors import Blocked, GuardError, InDoubt, Rewound, Unfit
-from lowwater_pipeline.guard.row import MAX_BATCH, Row, check_steps, damaged, judge, raised
+from lowwater_pipeline.guard.row import FIELDS, Row, check_begin, check_steps, damaged, judge, raised
 
 __all__ = ["PostgresGuard", "PostgresWriter"]
 
@@ -167,9 +168,7 @@ class PostgresGuard:
         bounds that are not those of slots, and what psycopg raises.
         """
         slots = slots_between(bounds, self.slots)
-        if type(begin) is not int or not 0 <= begin <= MAX_BATCH:
-            msg = f"begin={begin!r}: the number of the first batch is a whole number from 0 on"
-            raise Unfit(msg)
+        check_begin(begin)
 
         def work(cursor: _Cursor, begun: _Begun) -> dict[int, Row]:
             self._make(cursor, slots)
@@ -178,7 +177,7 @@ class PostgresGuard:
             self.probe("raise checked")
             cursor.executemany(
                 f"UPDATE lowwater_guard SET ({_COLUMNS}) = (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s) WHERE guard = %s AND slot = %s",
-                [(*_values(row), self.name, slot) for slot, row in new_rows.items() if row != rows[slot]],
+                [(*astuple(row), self.name, slot) for slot, row in new_rows.items() if row != rows[slot]],
             )
             return new_rows
 
@@ -409,19 +408,7 @@ class PostgresGuard:
             return None
         if any(value is None for value in values):
             raise damaged(self._where(slot), "some of its columns are NULL")
-        server_token, computation, identity, incarnation, token, nonce, configuration, life, batch, digest = values
-        return Row(
-            server_token,
-            computation,
-            identity,
-            int(incarnation),
-            int(token),
-            nonce,
-            int(configuration),
-            life,
-            batch,
-            digest,
-        )
+        return Row.of(dict(zip(FIELDS, values, strict=True)))
 
     def _where(self, slot: int) -> str:
         return f"slot {slot} of the guard {self.name}"
@@ -458,8 +445,7 @@ class PostgresWriter:
         Costs four round trips beside those of ``fill``. Durable as far as the database keeps what
         it has acknowledged.
         """
-        steps = dict.fromkeys(self.slots, batch) if isinstance(batch, int) else dict(batch)
-        check_steps(self.slots, steps, digest, self.guard.name)
+        steps = check_steps(self.slots, batch, digest, self.guard.name)
         return self.guard.write(self.claim, steps, digest, fill, after)
 
 
@@ -526,21 +512,6 @@ class _Holders:
                 logger.warning("ended the session %d of PostgreSQL, which held a guard's row", pid)
             except psycopg.Error as failure:
                 self.problem = str(failure)
-
-
-def _values(row: Row) -> tuple[object, ...]:
-    return (
-        row.server_token,
-        row.computation,
-        row.identity,
-        row.incarnation,
-        row.token,
-        row.nonce,
-        row.configuration,
-        row.life,
-        row.batch,
-        row.digest,
-    )
 
 
 def _one(cursor: _Cursor) -> tuple[Any, ...]:

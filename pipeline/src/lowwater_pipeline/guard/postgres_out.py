@@ -24,17 +24,16 @@ from __future__ import annotations
 import hashlib
 import itertools
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import sql
 
-from lowwater_pipeline.guard.claim import Claim
 from lowwater_pipeline.guard.errors import StagingLost, Unfit
 from lowwater_pipeline.guard.postgres import PATIENCE, PostgresGuard, PostgresWriter
-from lowwater_pipeline.guard.run import batch_before, claim_of, first_batch, output_of
+from lowwater_pipeline.guard.run import GuardedOutput
 from lowwater_spark.columns import map_in_arrow
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute WHERE a
 """Selects the type of each column of a table, such as numeric(10,2)."""
 
 
-class PostgresOutput:
+class PostgresOutput(GuardedOutput[PostgresWriter]):
     """One table of PostgreSQL that one tracked stage appends to.
 
     Make one for each output, beside the stage; it serves all runs of the process. ``dsn`` is
@@ -75,16 +74,9 @@ class PostgresOutput:
     def __init__(
         self, dsn: str, table: str, *, name: str | None = None, configuration: int = 0, patience: float = PATIENCE
     ) -> None:
+        super().__init__(table, table if name is None else name, configuration)
         self.dsn = dsn
-        self.table = table
-        self.configuration = configuration
-        self.guard = PostgresGuard(dsn, table if name is None else name, patience=patience)
-        self.probe: Callable[[str], None] = lambda point: None
-        """Called at the named points of a batch; for tests."""
-        self._claim: Claim | None = None
-        """The run's claim, stored before its raise: a repeated raise must have the same nonce."""
-        self._writer: PostgresWriter | None = None
-        self._last: tuple[PostgresWriter, int] | None = None
+        self.guard = PostgresGuard(dsn, self.name, patience=patience)
 
     def close(self) -> None:
         """Close the connection. The next batch makes a new one."""
@@ -97,12 +89,7 @@ class PostgresOutput:
         Unclaimed when the authority has not acknowledged a claim of the run yet, Fenced when a
         newer run was raised, and another GuardError.
         """
-        claim = claim_of(batch, self.configuration, self.table)
-        if self._claim is None or not self._claim.same_grant(claim):
-            self._claim, self._writer = claim, None
-        if self._writer is None:
-            self._writer = self.guard.raise_(self._claim, begin=first_batch(batch, self.guard.name))
-        return self._writer
+        return self._owned(batch, lambda claim, begin: self.guard.raise_(claim, begin=begin))
 
     def write(self, batch: lws.Batch, frame: DataFrame) -> bool:
         """Append the rows of a batch, once and whole; return False if they were there.
@@ -117,18 +104,14 @@ class PostgresOutput:
         transaction that moves the rows.
         """
         writer = self.own(batch)
-        if self._last == (writer, batch.id):
-            msg = f"batch {batch.id} has been written to {self.table} already; a second write would be skipped. Unite the rows first."
-            raise Unfit(msg)
-        after = batch_before(batch, self.guard.name, writer.found[0])
-        if writer.found[0].batch == batch.id:
-            # An earlier run has written it, or the write is refused: no rows need to be staged.
-            written = writer.write(batch.id, batch.digest, _nothing, after=after)
-        else:
-            written = self._append(writer, batch, frame, after)
-        self._last = writer, batch.id
-        batch.note_in(output_of(self.guard.name))
-        return written
+
+        def write(after: int) -> bool:
+            if writer.found[0].batch == batch.id:
+                # An earlier run has written it, or the write is refused: no rows need to be staged.
+                return writer.write(batch.id, batch.digest, _nothing, after=after)
+            return self._append(writer, batch, frame, after)
+
+        return self._written(batch, writer, write)
 
     def _append(self, writer: PostgresWriter, batch: lws.Batch, frame: DataFrame, after: int) -> bool:
         """Have the tasks stage the rows, and move them."""

@@ -24,8 +24,9 @@ import redis
 from lowwater_pipeline.guard.claim import Claim, slot_bounds, slots_between
 from lowwater_pipeline.guard.errors import GuardError, InDoubt, Rewound, Unfit
 from lowwater_pipeline.guard.row import (
-    MAX_BATCH,
+    FIELDS,
     Row,
+    check_begin,
     check_steps,
     damaged,
     refused,
@@ -199,19 +200,6 @@ return {'written'}
 """
 )
 
-_FIELDS: Final = (
-    "server_token",
-    "computation",
-    "identity",
-    "incarnation",
-    "token",
-    "nonce",
-    "configuration",
-    "life",
-    "batch",
-    "digest",
-)
-
 
 class RedisGuard:
     """One guard in one Redis. Several guards of one Redis are independent. Not thread-safe.
@@ -249,9 +237,7 @@ class RedisGuard:
         not expire.
         """
         slots = slots_between(bounds, self.slots)
-        if type(begin) is not int or not 0 <= begin <= MAX_BATCH:
-            msg = f"begin={begin!r}: the number of the first batch is a whole number from 0 on"
-            raise Unfit(msg)
+        check_begin(begin)
         keys = [self.key(0), *map(self.key, slots)]
         arguments = [
             str(self.slots),
@@ -327,7 +313,7 @@ class RedisGuard:
         for slot in range(self.slots):
             fields = cast(dict[Any, Any], self.client.hgetall(self.key(slot)))
             values = {_text(name): _text(value) for name, value in fields.items()}
-            rows[slot] = self._row(slot, [values.get(name, "") for name in _FIELDS])
+            rows[slot] = self._row(slot, [values.get(name, "") for name in FIELDS])
         return rows
 
     def _checked(self, command: Command) -> tuple[str, list[str | bytes]]:
@@ -381,20 +367,8 @@ class RedisGuard:
             raise damaged(self._where(slot), values[0])
         if not any(values):
             return None
-        server, computation, identity, incarnation, token, nonce, configuration, life, batch, digest = values
         try:
-            return Row(
-                server,
-                computation,
-                identity,
-                int(incarnation),
-                int(token),
-                nonce,
-                int(configuration),
-                life,
-                int(batch),
-                digest,
-            )
+            return Row.of(dict(zip(FIELDS, values, strict=True)))
         except ValueError as error:
             raise damaged(self._where(slot), error) from error
 
@@ -431,8 +405,7 @@ class RedisWriter:
         other commands and for a key of another type, another GuardError, and what the client raises
         when Redis refuses all writes. Redis serves no other client while it runs.
         """
-        steps = dict.fromkeys(self.slots, batch) if isinstance(batch, int) else dict(batch)
-        check_steps(self.slots, steps, digest, self.guard.name)
+        steps = check_steps(self.slots, batch, digest, self.guard.name)
         return self.guard.write(self.claim, steps, digest, commands)
 
 

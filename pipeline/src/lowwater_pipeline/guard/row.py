@@ -14,8 +14,8 @@ raise, and has read a state that others could still change.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Final, Self
 
 from lowwater_pipeline.guard.claim import Claim
 from lowwater_pipeline.guard.errors import (
@@ -31,7 +31,7 @@ from lowwater_pipeline.guard.errors import (
     WrongOwner,
 )
 
-__all__ = ["NOTHING", "Row", "check_steps", "judge", "raised", "refused", "refused_raise"]
+__all__ = ["FIELDS", "NOTHING", "Row", "check_begin", "check_steps", "judge", "raised", "refused", "refused_raise"]
 
 NOTHING: Final = -1
 """Number before the first batch."""
@@ -61,6 +61,28 @@ class Row:
     digest: str
     """Digest of that batch; empty when none was written."""
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Return the row of these fields, whose numbers may be texts.
+
+        Raises KeyError, TypeError and ValueError for others.
+        """
+        own: dict[str, Any] = {name: int(values[name]) if name in _NUMBERS else values[name] for name in FIELDS}
+        return cls(**own)
+
+    def texts(self) -> dict[str, str]:
+        """Return the fields as texts.
+
+        Readers that use doubles would confuse two numbers of 64 bits.
+        """
+        return {name: str(value) for name, value in asdict(self).items()}
+
+
+FIELDS: Final = tuple(field.name for field in fields(Row))
+"""Names of a row's fields, in their order in every store."""
+
+_NUMBERS: Final = frozenset({"incarnation", "token", "configuration", "batch"})
+
 
 def raised(row: Row | None, claim: Claim, life: str, begin: int, where: str) -> Row:
     """Return the row after a claim's raise. Raises a GuardError when the raise is refused.
@@ -73,18 +95,7 @@ def raised(row: Row | None, claim: Claim, life: str, begin: int, where: str) -> 
         raise problem
     if row is not None and row.token == claim.token:
         return row
-    fresh = Row(
-        claim.server_token,
-        claim.computation,
-        claim.identity,
-        claim.incarnation,
-        claim.token,
-        claim.nonce,
-        claim.configuration,
-        life,
-        begin - 1,
-        "",
-    )
+    fresh = Row(**asdict(claim), life=life, batch=begin - 1, digest="")
     if row is not None and row.identity == claim.identity:
         return replace(fresh, batch=row.batch, digest=row.digest)
     return fresh
@@ -183,17 +194,29 @@ def refused(
     return None
 
 
-def check_steps(slots: range, steps: Mapping[int, int], digest: str, guard: str) -> None:
-    """Raise Unfit for numbers or a digest that are no batch of this writer."""
+def check_begin(begin: int) -> None:
+    """Raise Unfit for a value that is no number of a first batch."""
+    if type(begin) is not int or not 0 <= begin <= MAX_BATCH:
+        msg = f"begin={begin!r}: the number of the first batch is a whole number from 0 on"
+        raise Unfit(msg)
+
+
+def check_steps(slots: range, batch: int | Mapping[int, int], digest: str, guard: str) -> dict[int, int]:
+    """Return the number of a batch in each slot that it touches: the same in all, or as given.
+
+    Raises Unfit for numbers or a digest that are no batch of this writer.
+    """
+    steps = dict.fromkeys(slots, batch) if isinstance(batch, int) else dict(batch)
     if not steps or not all(slot in slots for slot in steps):
         msg = f"a batch of this writer touches one or more of the slots {slots.start} to {slots.stop - 1} of the guard {guard}, not {sorted(steps)}"
         raise Unfit(msg)
     if not all(type(batch) is int and 0 <= batch <= MAX_BATCH for batch in steps.values()):
-        msg = f"the number of a batch is a whole number from 0 on, one more than the last: {dict(steps)}"
+        msg = f"the number of a batch is a whole number from 0 on, one more than the last: {steps}"
         raise Unfit(msg)
     if not 0 < len(digest) <= MAX_DIGEST or "\0" in digest:
         msg = f"digest={digest!r}: it tells the content of one batch from another's under the same number, in 1 to {MAX_DIGEST} characters"
         raise Unfit(msg)
+    return steps
 
 
 def _stranger(row: Row, claim: Claim, where: str) -> GuardError | None:

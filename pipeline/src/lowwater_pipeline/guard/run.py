@@ -3,16 +3,70 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from lowwater_pipeline.guard.claim import Claim
-from lowwater_pipeline.guard.errors import Unclaimed
+from lowwater_pipeline.guard.errors import Unclaimed, Unfit
 
 if TYPE_CHECKING:
     import lowwater_spark as lws
     from lowwater_pipeline.guard.row import Row
 
-__all__ = ["batch_before", "claim_of", "first_batch", "output_of"]
+__all__ = ["GuardedOutput", "batch_before", "claim_of", "first_batch", "output_of"]
+
+
+class _Writer(Protocol):
+    """The owner of an output until the next raise."""
+
+    @property
+    def found(self) -> Mapping[int, Row]:
+        """Row after the raise."""
+        ...
+
+
+W = TypeVar("W", bound=_Writer)
+
+
+class GuardedOutput(Generic[W]):
+    """One output that one tracked stage writes under its claim, whatever its store is."""
+
+    def __init__(self, table: str, name: str, configuration: int) -> None:
+        self.table = table
+        self.name = name
+        """Name of the guard."""
+        self.configuration = configuration
+        self.probe: Callable[[str], None] = lambda point: None
+        """Called at the named points of a write; for tests."""
+        self._claim: Claim | None = None
+        """The run's claim, stored before its raise: a repeated raise must have the same nonce."""
+        self._writer: W | None = None
+        self._last: tuple[W, int] | None = None
+
+    def _owned(self, batch: lws.Batch, raise_: Callable[[Claim, int], W]) -> W:
+        """Raise the claim of the batch's run, once, and return its writer.
+
+        ``raise_`` gets the claim and the number of the first batch.
+        """
+        claim = claim_of(batch, self.configuration, self.table)
+        if self._claim is None or not self._claim.same_grant(claim):
+            self._claim, self._writer = claim, None
+        if self._writer is None:
+            self._writer = raise_(self._claim, first_batch(batch, self.name))
+        return self._writer
+
+    def _written(self, batch: lws.Batch, writer: W, write: Callable[[int], bool]) -> bool:
+        """Write a batch, and note it; ``write`` gets the number of the last batch before.
+
+        Raises Unfit for a second write, and what ``write`` raises.
+        """
+        if self._last == (writer, batch.id):
+            msg = f"batch {batch.id} has been written to {self.table} already; a second write would be skipped. Unite the rows first."
+            raise Unfit(msg)
+        written = write(batch_before(batch, self.name, writer.found[0]))
+        self._last = writer, batch.id
+        batch.note_in(output_of(self.name))
+        return written
 
 
 def claim_of(batch: lws.Batch, configuration: int, where: str) -> Claim:

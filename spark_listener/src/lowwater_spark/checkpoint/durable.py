@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -53,19 +54,12 @@ def write_once(path: Location, data: bytes) -> bool:
     """
     if isinstance(path, HadoopPath):
         return path.write_once(data)
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with beside.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+    with _beside(path, data) as beside:
         try:
             os.link(beside, path)
             fresh = True
         except FileExistsError:
             fresh = False
-    finally:
-        beside.unlink(missing_ok=True)
     # An existing name may not be durable yet: its writer may have been killed before the sync.
     sync_directory(path.parent)
     return fresh
@@ -200,6 +194,15 @@ def write_over(path: Location, data: bytes, *, durable: bool = True) -> None:
     if isinstance(path, HadoopPath):
         path.write_over(data)
         return
+    with _beside(path, data, durable=durable) as beside:
+        beside.replace(path)
+    if durable:
+        sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def _beside(path: Path, data: bytes, *, durable: bool = True) -> Iterator[Path]:
+    """Write a file beside a path, for the time of a ``with`` block that may rename it."""
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with beside.open("xb") as file:
@@ -207,8 +210,6 @@ def write_over(path: Location, data: bytes, *, durable: bool = True) -> None:
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        beside.replace(path)
+        yield beside
     finally:
         beside.unlink(missing_ok=True)
-    if durable:
-        sync_directory(path.parent)

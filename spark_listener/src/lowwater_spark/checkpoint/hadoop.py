@@ -30,6 +30,7 @@ import errno
 import uuid
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -128,6 +129,7 @@ _known: Final[weakref.WeakKeyDictionary[Any, dict[str, HadoopFiles]]] = weakref.
 """File systems by the gateway to the JVM, and by scheme and authority."""
 
 
+@dataclass(order=True, unsafe_hash=True, repr=False, slots=True)
 class HadoopPath:
     """A file or directory on a file system of Hadoop, with the methods of :class:`pathlib.Path`.
 
@@ -135,12 +137,9 @@ class HadoopPath:
     or a few requests: a millisecond each on HDFS, tens of them on S3.
     """
 
-    __slots__ = ("_files", "_java", "uri")
-
-    def __init__(self, files: HadoopFiles, uri: str) -> None:
-        self.uri = uri
-        self._files = files
-        self._java: Any = None
+    _files: HadoopFiles = field(compare=False)
+    uri: str
+    _java: Any = field(default=None, init=False, compare=False)
 
     def __truediv__(self, name: str) -> Self:
         """Return the path of this name in the directory."""
@@ -153,18 +152,6 @@ class HadoopPath:
     def __repr__(self) -> str:
         """Return the URI in the form of a call."""
         return f"HadoopPath({self.uri!r})"
-
-    def __eq__(self, other: object) -> bool:
-        """Return whether both have the same URI."""
-        return isinstance(other, HadoopPath) and self.uri == other.uri
-
-    def __hash__(self) -> int:
-        """Return a hash of the URI."""
-        return hash(self.uri)
-
-    def __lt__(self, other: HadoopPath) -> bool:
-        """Order by the URI."""
-        return self.uri < other.uri
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as text: a batch in an update's closure goes to tasks, which need no path."""
@@ -204,30 +191,28 @@ class HadoopPath:
 
     def exists(self) -> bool:
         """Return whether a file or a directory exists here."""
-        with _as_os_error(self.uri):
-            return bool(self._files.system.exists(self._path()))
+        return bool(self._call("exists"))
 
     def is_dir(self) -> bool:
         """Return whether this is a directory."""
         with contextlib.suppress(FileNotFoundError), _as_os_error(self.uri):
-            return bool(self._status().isDirectory())
+            return bool(self.stat().isDirectory())
         return False
 
     def is_file(self) -> bool:
         """Return whether this is a file."""
         with contextlib.suppress(FileNotFoundError), _as_os_error(self.uri):
-            return bool(self._status().isFile())
+            return bool(self.stat().isFile())
         return False
 
-    def stat(self) -> object:
+    def stat(self) -> Any:
         """Return Hadoop's status. Raises FileNotFoundError."""
-        with _as_os_error(self.uri):
-            return self._status()
+        return self._call("getFileStatus")
 
     def size(self) -> int:
         """Return the size of a file in bytes. Raises FileNotFoundError."""
         with _as_os_error(self.uri):
-            return int(self._status().getLen())
+            return int(self.stat().getLen())
 
     def iterdir(self) -> Iterator[Self]:
         """Return the entries of the directory. Raises FileNotFoundError."""
@@ -251,25 +236,17 @@ class HadoopPath:
 
     def read_bytes(self) -> bytes:
         """Return the content of a file. Raises FileNotFoundError."""
-        with _as_os_error(self.uri):
-            file = self._files.system.open(self._path())
-            try:
-                return bytes(file.readAllBytes())
-            finally:
-                file.close()
+        with _as_os_error(self.uri), contextlib.closing(self._call("open")) as file:
+            return bytes(file.readAllBytes())
 
     def read_range(self, start: int, length: int) -> bytes:
         """Return ``length`` bytes from ``start`` on, fewer where the file ends.
 
         Raises FileNotFoundError.
         """
-        with _as_os_error(self.uri):
-            file = self._files.system.open(self._path())
-            try:
-                file.seek(start)
-                return bytes(file.readNBytes(length))
-            finally:
-                file.close()
+        with _as_os_error(self.uri), contextlib.closing(self._call("open")) as file:
+            file.seek(start)
+            return bytes(file.readNBytes(length))
 
     def read_text(self, encoding: str = "utf-8") -> str:
         """Return the content of a file as text. Raises FileNotFoundError."""
@@ -279,17 +256,13 @@ class HadoopPath:
 
     def mkdir(self) -> None:
         """Create the directory and its missing parents, unless it exists."""
-        with _as_os_error(self.uri):
-            created = self._files.system.mkdirs(self._path())
-        if not created:
+        if not self._call("mkdirs"):
             msg = f"{self.uri}: the directory cannot be created"
             raise OSError(msg)
 
     def unlink(self, *, missing_ok: bool = False) -> None:
         """Delete a file. Raises FileNotFoundError."""
-        with _as_os_error(self.uri):
-            deleted = self._files.system.delete(self._path(), False)  # noqa: FBT003 - Hadoop's own order
-        if not deleted and not missing_ok:
+        if not self._call("delete", False) and not missing_ok:  # noqa: FBT003 - Hadoop's own order
             raise FileNotFoundError(errno.ENOENT, "there is no such file", self.uri)
 
     def write_once(self, data: bytes) -> bool:
@@ -319,8 +292,7 @@ class HadoopPath:
 
     def remove_tree(self) -> None:
         """Delete a file or a directory with its content, if it exists."""
-        with _as_os_error(self.uri):
-            self._files.system.delete(self._path(), True)  # noqa: FBT003 - Hadoop's own order
+        self._call("delete", True)  # noqa: FBT003 - Hadoop's own order
 
     def write_over(self, data: bytes) -> None:
         """Create or replace a whole file."""
@@ -388,8 +360,10 @@ class HadoopPath:
             finally:
                 file.close()
 
-    def _status(self) -> Any:
-        return self._files.system.getFileStatus(self._path())
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """Return the answer of the file system's method for this path. Raises OSError."""
+        with _as_os_error(self.uri):
+            return getattr(self._files.system, method)(self._path(), *arguments)
 
     def _path(self) -> Any:
         if self._java is None:

@@ -21,6 +21,7 @@ __all__ = [
     "local",
     "local_directory",
     "location_of",
+    "numbers_in",
     "real",
     "refuse_pattern",
     "spark_path",
@@ -90,12 +91,15 @@ def _scheme(spark: SparkSession, path: str) -> str:
 
 
 def _located(spark: SparkSession, path: str, scheme: str) -> Location:
-    if scheme != "file":
-        return HadoopFiles.of(spark, path).at(path)
+    return Path(_local(spark, path)) if scheme == "file" else HadoopFiles.of(spark, path).at(path)
+
+
+def _local(spark: SparkSession, path: str) -> str:
+    """Return the absolute path that Spark makes of one in the local file system."""
     jvm: Any = spark._jvm
     raw = jvm.org.apache.hadoop.fs.Path(path)
     system = raw.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
-    return Path(str(system.makeQualified(raw).toUri().getPath()))
+    return str(system.makeQualified(raw).toUri().getPath())
 
 
 def _unknown(what: str, path: str, scheme: str, schemes: frozenset[str], fix: str) -> Unsupported:
@@ -137,6 +141,23 @@ def way(above: Location, below: Location) -> str:
     return PurePosixPath(str(below)).relative_to(str(above)).as_posix()
 
 
+def numbers_in(folder: Location, prefix: str = "", suffix: str = "") -> list[int]:
+    """Return the numbers of a directory's entries whose names are prefix, digits and suffix.
+
+    None of them when there is no such directory.
+    """
+    try:
+        names = [entry.name for entry in folder.iterdir()]
+    except FileNotFoundError:
+        return []
+    digits = [
+        name[len(prefix) : len(name) - len(suffix)]
+        for name in names
+        if name.startswith(prefix) and name.endswith(suffix)
+    ]
+    return [int(number) for number in digits if number.isdecimal()]
+
+
 def glance(location: Location) -> float:
     """Return the least seconds between two looks for a name.
 
@@ -152,17 +173,13 @@ def local_directory(spark: SparkSession, path: str, what: str) -> str:
 
     Raises Unsupported for another file system.
     """
-    jvm: Any = spark._jvm
-    hadoop: Any = spark._jsparkSession.sessionState().newHadoopConf()
-    raw = jvm.org.apache.hadoop.fs.Path(path)
-    scheme = raw.toUri().getScheme() or raw.getFileSystem(hadoop).getUri().getScheme()
-    if scheme != "file":
+    if (scheme := _scheme(spark, path)) != "file":
         raise Unsupported(
             f"{what} {path}",
             f"the driver must list and rename in it as in a local directory, and {scheme}: is none",
             "Use a directory on a local or NFS file system.",
         )
-    return str(raw.getFileSystem(hadoop).makeQualified(raw).toUri().getPath())
+    return _local(spark, path)
 
 
 def refuse_pattern(path: str, what: str) -> None:

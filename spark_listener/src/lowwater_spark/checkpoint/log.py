@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowwater_spark.checkpoint.lines import lines_of
-from lowwater_spark.checkpoint.location import Location
+from lowwater_spark.checkpoint.location import Location, numbers_in
 from lowwater_spark.errors import CheckpointMismatch
 
 __all__ = ["CheckpointLog", "Plan"]
@@ -51,7 +51,7 @@ class CheckpointLog:
 
         None before the first commit. O(entries): Spark keeps some hundred.
         """
-        return max(_numbers(self._commits), default=None)
+        return max(numbers_in(self._commits), default=None)
 
     def committed(self, batch: int) -> bool:
         """Return whether a batch is in the commit log.
@@ -93,25 +93,32 @@ class CheckpointLog:
 
     def last_planned(self) -> int | None:
         """Return the number of the last batch in the offset log. O(entries)."""
-        return max(_numbers(self._offsets), default=None)
+        return max(numbers_in(self._offsets), default=None)
 
     def newest(self) -> Plan | None:
         """Return the newest planned batch; None before the first. O(entries)."""
         newest = self.last_planned()
         return None if newest is None else self.plan(newest)
 
+    def newest_committed(self) -> Plan | None:
+        """Return the newest committed batch; None before the first, and when its plan is gone."""
+        last = self.last_committed()
+        return None if last is None else self.plan(last)
+
+    def next(self) -> tuple[int, Plan | None]:
+        """Return the number of the first batch that is not committed, and its plan if it has one.
+
+        O(entries).
+        """
+        last = self.last_committed()
+        number = 0 if last is None else last + 1
+        return number, self.plan(number)
+
     def plans_after(self, batch: int, last: int) -> list[Plan]:
         """Return, in order, the plans after ``batch`` up to ``last`` that the log still has."""
-        plans = [self.plan(number) for number in sorted(_numbers(self._offsets)) if batch < number <= last]
+        plans = [self.plan(number) for number in sorted(numbers_in(self._offsets)) if batch < number <= last]
         return [plan for plan in plans if plan is not None]
 
     def path(self, plan: Plan) -> Location:
         """Return the entry of a planned batch."""
         return self._offsets / str(plan.batch)
-
-
-def _numbers(log: Location) -> list[int]:
-    try:
-        return [int(entry.name) for entry in log.iterdir() if entry.name.isdecimal()]
-    except FileNotFoundError:
-        return []

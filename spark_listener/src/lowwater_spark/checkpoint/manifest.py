@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lowwater_spark.checkpoint.durable import make_directory, sync_directory, write_once, write_over
-from lowwater_spark.checkpoint.location import Location
+from lowwater_spark.checkpoint.location import Location, numbers_in
 from lowwater_spark.errors import CheckpointMismatch
 
 __all__ = ["SECTIONS", "Manifest"]
@@ -255,12 +255,7 @@ class Manifest:
         return self._folder / f"{number}.json"
 
     def _numbers(self) -> list[int]:
-        try:
-            return [
-                int(path.stem) for path in self._folder.iterdir() if path.suffix == ".json" and path.stem.isdecimal()
-            ]
-        except FileNotFoundError:
-            return []
+        return numbers_in(self._folder, suffix=".json")
 
     # -- the seven files ---------------------------------------------------------------------------
 
@@ -282,19 +277,13 @@ class Manifest:
             self._old(f"lowwater/{name}.json") for name in ("query", "stages", "reading", "roots", "sink", "read")
         )
         return {
+            **dict.fromkeys(SECTIONS),  # in their order, in which the file has them
             "query": query,
             "stages": stages and stages["stages"],
             "reading": reading,
             "roots": roots and roots["roots"],
-            "kafka": None,
-            "kafka_ids": None,
-            "kafka_out": None,
-            "outputs": None,
-            "delta": None,
-            "iceberg": None,
             "sink": sink,
             "read": read,
-            "watched": None,
             "state": self._old_states(),
         }
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import lowwater
 from lowwater.watermark import MIN
-from lowwater_spark.checkpoint.location import Location
+from lowwater_spark.checkpoint.location import Location, numbers_in
 from lowwater_spark.complete.mark import Completeness, OutputWriter, Standing
 from lowwater_spark.sources.bookmarks import removed
 from lowwater_spark.sources.source_log import NOTHING
@@ -71,7 +71,7 @@ def first_of(folder: Location, batch: int) -> int:
 
     That is ``batch``, about to be written, in an empty directory; else 0.
     """
-    return 0 if _batches(folder) - {batch} else batch
+    return 0 if {*numbers_in(folder, "batch=")} - {batch} else batch
 
 
 def complete_folder(folder: Location, writers: Sequence[str], *, ignore_deletes: bool = False) -> Completeness:
@@ -79,7 +79,7 @@ def complete_folder(folder: Location, writers: Sequence[str], *, ignore_deletes:
 
     Raises OSError. Costs a listing, and reading one file.
     """
-    batches = _batches(folder)
+    batches = {*numbers_in(folder, "batch=")}
     newest = max(batches, default=NOTHING)
     content = _read(folder / f"batch={newest}") if batches else None
 
@@ -106,15 +106,6 @@ def complete_folder(folder: Location, writers: Sequence[str], *, ignore_deletes:
 
     others = strangers(os.fspath(folder), frozenset(writers)) if isinstance(folder, Path) else []
     return Completeness.of({name: state_of(name) for name in writers}, None, [name for _, name in others])
-
-
-def _batches(folder: Location) -> set[int]:
-    try:
-        names = [entry.name for entry in folder.iterdir()]
-    except FileNotFoundError:
-        return set()
-    numbers = [name.removeprefix("batch=") for name in names if name.startswith("batch=")]
-    return {int(number) for number in numbers if number.isdecimal()}
 
 
 def _read(batch: Location) -> dict[str, Any] | None:

@@ -21,13 +21,13 @@ under a name, the writer's *app*.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple, Self
 
 import lowwater
 from lowwater.watermark import MIN
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.delta import writer_of
+from lowwater_spark.sources.versioned import writer_of
 
 __all__ = [
     "COMPLETE",
@@ -90,17 +90,7 @@ class Mark:
 
     def to_json(self) -> dict[str, Any]:
         """Return the mark as plain JSON values, and in words under ``complete``."""
-        return {
-            "complete": str(self),
-            "through": self.through,
-            "life": self.life,
-            "epoch": self.epoch,
-            "checked": self.checked,
-            "rewound": self.rewound,
-            "deleted": self.deleted,
-            "after": list(self.after),
-            "before": self.before,
-        }
+        return {"complete": str(self), **asdict(self), "after": list(self.after)}
 
     @classmethod
     def from_json(cls, values: Any) -> Self | None:

@@ -21,12 +21,10 @@ from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.complete.mark import Completeness, History, Version, read
 from lowwater_spark.complete.snapshots import snapshots_of
 from lowwater_spark.complete.table import version_of
-from lowwater_spark.complete.through import check_asked
+from lowwater_spark.complete.through import asked
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.delta import Commit
-from lowwater_spark.sources.delta_log import path_of
-from lowwater_spark.sources.iceberg import MARK, Snapshot, Table
-from lowwater_spark.sources.iceberg_log import find
+from lowwater_spark.sources.delta_log import Commit, path_of
+from lowwater_spark.sources.iceberg_log import MARK, Snapshot, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -80,10 +78,7 @@ def register_function(
     if _NAME.fullmatch(name) is None:
         msg = f"{name!r} is no name for a function: use letters, digits and underscores"
         raise ValueError(msg)
-    if isinstance(writers, str) or not writers:
-        msg = f"writers names the computations that write into {table}, one at least: {writers!r}"
-        raise ValueError(msg)
-    iceberg = find(spark, os.fspath(table))
+    names, iceberg = asked(spark, table, writers)
     if iceberg is None:
         location = SparkPath.of_text(path_of(spark, table).rstrip("/"))
         if ":" in location.path:
@@ -99,7 +94,6 @@ def register_function(
           FROM text.`{path.replace("`", "``")}/_delta_log/*.json`
         """
     else:
-        check_asked(iceberg, table)
         if "/" in os.fspath(table):
             raise Unsupported(
                 f"register_function() of the Iceberg table {table}, by its path",
@@ -112,13 +106,12 @@ def register_function(
         """
     reader, function = (_READER, _Reader) if iceberg is None else (_LINEAGE_READER, _LineageReader)
     spark.udtf.register(reader, udtf(function, returnType="low timestamp, why string, version bigint"))  # type: ignore[arg-type]
-    writer_names = json.dumps([*dict.fromkeys(writers)])
     spark.sql(
         f"""
         CREATE OR REPLACE TEMPORARY FUNCTION {name}() RETURNS TIMESTAMP RETURN (
           SELECT low FROM {reader}(
             TABLE({rows}) WITH SINGLE PARTITION,
-            {_quoted(writer_names)}, {str(ignore_deletes).lower()}))
+            {_quoted(json.dumps(names))}, {str(ignore_deletes).lower()}))
         """
     )
 
@@ -141,12 +134,26 @@ def _answer(completeness: Completeness) -> Answer:
     return moment, completeness.why, completeness.version
 
 
-class _Reader:
-    """The table function for Delta: takes the lines of all commits, and returns one row."""
+class _TableFunction:
+    """A table function: takes the rows that describe a table's versions, and returns one row."""
+
+    _arguments: tuple[str, bool] | None = None
+
+    def terminate(self) -> Iterator[Answer]:
+        """Answer, unless there was no row."""
+        if self._arguments is not None:
+            writers, ignore_deletes = self._arguments
+            yield _answer(read(self._history(), json.loads(writers), ignore_deletes=ignore_deletes))
+
+    def _history(self) -> History:
+        raise NotImplementedError
+
+
+class _Reader(_TableFunction):
+    """The table function for Delta: takes the lines of all commits."""
 
     def __init__(self) -> None:
         self._lines: dict[int, list[str]] = defaultdict(list)
-        self._arguments: tuple[str, bool] | None = None
 
     def eval(self, row: Row, writers: str, ignore_deletes: bool) -> Iterator[tuple[Any, ...]]:
         """Take one line of a commit."""
@@ -156,27 +163,20 @@ class _Reader:
             self._lines[int(commit[1])].append(row["line"])
         yield from ()
 
-    def terminate(self) -> Iterator[Answer]:
-        """Answer."""
-        if self._arguments is None:
-            return
-        writers, ignore_deletes = self._arguments
+    def _history(self) -> History:
         versions: dict[int, Version] = {
             number: version_of(Commit.parse(number, "\n".join(lines))) for number, lines in self._lines.items()
         }
         apps = {app for version in versions.values() for app in version.writes}
-        newest = max(versions, default=-1)
-        history = History(newest, apps, versions.get)
-        yield _answer(read(history, json.loads(writers), ignore_deletes=ignore_deletes))
+        return History(max(versions, default=-1), apps, versions.get)
 
 
-class _LineageReader:
-    """The table function for Iceberg: takes the snapshots of a table, and returns one row."""
+class _LineageReader(_TableFunction):
+    """The table function for Iceberg: takes the snapshots of a table."""
 
     def __init__(self) -> None:
         self._snapshots: dict[int, Snapshot] = {}
         self._current: int | None = None
-        self._arguments: tuple[str, bool] | None = None
 
     def eval(self, row: Row, writers: str, ignore_deletes: bool) -> Iterator[tuple[Any, ...]]:
         """Take one snapshot."""
@@ -188,10 +188,5 @@ class _LineageReader:
             self._current = row["snapshot_id"]
         yield from ()
 
-    def terminate(self) -> Iterator[Answer]:
-        """Answer."""
-        if self._arguments is None:
-            return
-        writers, ignore_deletes = self._arguments
-        history = snapshots_of(Table("", "", self._current, self._snapshots))
-        yield _answer(read(history, json.loads(writers), ignore_deletes=ignore_deletes))
+    def _history(self) -> History:
+        return snapshots_of(Table("", "", self._current, self._snapshots))

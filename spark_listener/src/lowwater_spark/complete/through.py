@@ -18,7 +18,7 @@ from lowwater_spark.sources.iceberg_log import IcebergLog, find
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_asked", "complete_through"]
+__all__ = ["asked", "complete_through"]
 
 
 def complete_through(
@@ -45,12 +45,8 @@ def complete_through(
     OSError when the output cannot be read, Unsupported for a name that the catalog does not have,
     a branch or a tag, and an unknown file system, ValueError for a relative path or no writers.
     """
-    if isinstance(writers, str) or not writers:
-        msg = f"writers names the computations that write into {table}, one at least: {writers!r}"
-        raise ValueError(msg)
-    names, iceberg = tuple(dict.fromkeys(writers)), find(spark, os.fspath(table))
+    names, iceberg = asked(spark, table, writers)
     if iceberg is not None:
-        check_asked(iceberg, table)
         return read(snapshots_of(iceberg.table()), names, ignore_deletes=ignore_deletes)
     path = path_of(spark, table)
     if "/" in os.fspath(table) and not _is_table(spark, path):
@@ -61,14 +57,24 @@ def complete_through(
     return read(history_of(log, log.table().version, apps), names, ignore_deletes=ignore_deletes)
 
 
-def check_asked(iceberg: IcebergLog, table: str | os.PathLike[str]) -> None:
-    """Raise Unsupported for the name of a part of an Iceberg table."""
-    if iceberg.part:
+def asked(
+    spark: SparkSession, table: str | os.PathLike[str], writers: Sequence[str]
+) -> tuple[list[str], IcebergLog | None]:
+    """Return the distinct writers in a question, and the Iceberg table; None: it is none.
+
+    Raises ValueError without writers, and Unsupported for the name of a part of an Iceberg table.
+    """
+    if isinstance(writers, str) or not writers:
+        msg = f"writers names the computations that write into {table}, one at least: {writers!r}"
+        raise ValueError(msg)
+    iceberg = find(spark, os.fspath(table))
+    if iceberg is not None and iceberg.part:
         raise Unsupported(
             f"How far {os.fspath(table)}, a branch or a moment of the table {iceberg.name}, is complete",
             "the answer is of its main branch as of now",
             "Name the table itself.",
         )
+    return [*dict.fromkeys(writers)], iceberg
 
 
 def _is_table(spark: SparkSession, path: str) -> bool:

@@ -366,8 +366,7 @@ class Driving:
 
     def _lags(self) -> bool:
         """Return True if a committed batch counts for a source only after the run settles it."""
-        batch = self.log.last_committed()
-        plan = None if batch is None else self.log.plan(batch)
+        plan = self.log.newest_committed()
         return plan is not None and self._heads.lags(plan.lines)
 
     def _sync(self, newest: int) -> None:

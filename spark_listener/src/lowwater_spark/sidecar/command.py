@@ -71,13 +71,8 @@ def parser() -> CommandParser:
     look.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="the query's checkpointLocation: an absolute path or a URI"
     )
-    look.add_argument(
-        "--conf",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a setting of the Spark session that reads a URI",
-    )
+    conf: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME=VALUE"}
+    look.add_argument("--conf", **conf, help="a setting of the Spark session that reads a URI")
     follow = commands.add_parser(
         "track",
         help="track queries until told to stop",
@@ -103,30 +98,17 @@ def parser() -> CommandParser:
     )
     follow.add_argument(
         "--conf",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
+        **conf,
         help="a setting of the Spark session by which Kafka and URIs are reached, like spark.jars.packages=...",
     )
     follow.add_argument("--name", metavar="NAME", help="the computation, of a query that is declared here")
     follow.add_argument("--checkpoint", metavar="PATH", help="its checkpointLocation")
-    follow.add_argument(
-        "--input", dest="inputs", action="append", metavar="NAME", help="a computation whose output it reads"
-    )
-    follow.add_argument(
-        "--source",
-        dest="sources",
-        action="append",
-        metavar="KIND:WHAT[,OPTION=VALUE...]",
-        help="what it reads, in the order of the query",
-    )
-    follow.add_argument(
-        "--promise",
-        dest="promises",
-        action="append",
-        metavar="PROMISE",
-        help="what its checkpoint does not tell; see below",
-    )
+    for name, metavar, text in (
+        ("input", "NAME", "a computation whose output it reads"),
+        ("source", "KIND:WHAT[,OPTION=VALUE...]", "what it reads, in the order of the query"),
+        ("promise", "PROMISE", "what its checkpoint does not tell; see below"),
+    ):
+        follow.add_argument(f"--{name}", dest=f"{name}s", action="append", metavar=metavar, help=text)
     follow.add_argument(
         "--retention", metavar="DURATION", help="how far below Spark's watermark can come out what its state holds"
     )

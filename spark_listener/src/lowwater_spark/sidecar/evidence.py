@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_spark.checkpoint.lines import lines_of
-from lowwater_spark.checkpoint.location import Location
+from lowwater_spark.checkpoint.location import Location, numbers_in
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sidecar.declaration import HISTORY, Declaration
@@ -72,13 +72,13 @@ def operators(checkpoint: Location) -> dict[str, str]:
     A name is empty if this release of Spark does not write it. Raises OSError.
     """
     state = checkpoint / "state"
-    return {entry.name: _operator(entry) for entry in _entries(state) if entry.name.isdecimal()}
+    return {str(number): _operator(state / str(number)) for number in numbers_in(state)}
 
 
 def _operator(folder: Location) -> str:
     try:
-        newer = [entry for entry in _entries(folder / "_metadata" / "v2") if entry.name.isdecimal()]
-        file = max(newer, key=lambda entry: int(entry.name), default=folder / "_metadata" / "metadata")
+        newest = max(numbers_in(folder / "_metadata" / "v2"), default=None)
+        file = folder / "_metadata" / ("metadata" if newest is None else f"v2/{newest}")
         _, content = lines_of(file.read_bytes().decode())
         return str(json.loads(content)["operatorInfo"]["operatorName"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -196,15 +196,9 @@ class Evidence:
             self._keep(watched["id"], plan)
 
     def _keep(self, query: str, plan: Plan | None) -> None:
-        self._manifest.keep(
-            "watched",
-            {
-                "id": query,
-                "shape": self._declared.shape(),
-                "batch": None if plan is None else plan.batch,
-                "digest": None if plan is None else plan.digest,
-            },
-        )
+        batch, digest = (None, None) if plan is None else (plan.batch, plan.digest)
+        watched = {"id": query, "shape": self._declared.shape(), "batch": batch, "digest": digest}
+        self._manifest.keep("watched", watched)
 
     def _rewound(self, batch: int, how: str) -> CheckpointMismatch:
         return CheckpointMismatch(
@@ -217,10 +211,6 @@ class Evidence:
 
         Raises Unsupported, CheckpointMismatch, OSError.
         """
-        self._check_lines(plan)
-        return self.check_operators(plan.batch)
-
-    def _check_lines(self, plan: Plan) -> None:
         if len(plan.lines) != len(self._sources):
             raise Unsupported(
                 f"{self._checkpoint}",
@@ -229,6 +219,7 @@ class Evidence:
             )
         for source, line in zip(self._sources, plan.lines, strict=True):
             source.check(line)
+        return self.check_operators(plan.batch)
 
     def check_operators(self, batch: int) -> bool:
         """Compare Spark's operators as of a batch with the declaration; return True if read.

@@ -121,14 +121,8 @@ def track(
     CheckpointMismatch; OSError (FileNotFoundError before the query's first start); and what the
     authority refuses.
     """
-    settings = {
-        "name": name,
-        "checkpoint": checkpoint,
-        "inputs": inputs,
-        "sources": list(sources),
-        "promises": promises,
-    }
-    declaration = Declaration.parse({**settings, **declared})
+    declared |= {"name": name, "checkpoint": checkpoint, "inputs": inputs, "promises": promises}
+    declaration = Declaration.parse({**declared, "sources": list(sources)})
     home = Path(state) / quote(name, safe="").replace(".", "%2E")
     return _Beginning(declaration, home, spark, step).begin(address, client, interval)
 
@@ -257,9 +251,7 @@ def settings_here(address: str | None = None) -> SparkSettings:
 
 def _as_committed(registration: Registration, log: CheckpointLog) -> Registration:
     """Return a registration for the checkpoint as it is now."""
-    last = log.last_committed()
-    generation = 0 if last is None else last + 1
-    planned = log.plan(generation)
+    generation, planned = log.next()
     return replace(
         registration, generation=generation, digest=b"" if planned is None else bytes.fromhex(planned.digest)
     )
@@ -267,8 +259,7 @@ def _as_committed(registration: Registration, log: CheckpointLog) -> Registratio
 
 def _lines(checkpoint: Location) -> Sequence[Line]:
     """Return the lines of the newest committed batch; none before the first."""
-    last = CheckpointLog(checkpoint).last_committed()
-    plan = None if last is None else CheckpointLog(checkpoint).plan(last)
+    plan = CheckpointLog(checkpoint).newest_committed()
     return () if plan is None else plan.lines
 
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from lowwater_spark.errors import Unsupported
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,16 +46,15 @@ __all__ = [
     "EARLIER",
     "NONE",
     "Awaited",
-    "Fileless",
     "Leaf",
     "Line",
-    "Logged",
     "OpenSource",
     "Partition",
     "Rowless",
     "Source",
     "SourceDeclared",
     "Vector",
+    "foreign",
     "skips_earlier",
     "up",
 ]
@@ -69,6 +68,13 @@ NONE: Final[Line] = "-"
 EARLIER: Final = "lowwater.earlierRows"
 """Option that declares, with the value ``skip``, that the stage does not need rows from before the
 source's beginning."""
+
+
+def foreign(line: Line, why: str) -> CheckpointMismatch:
+    """Return the error for a line of another source; ``why`` says what the line is not."""
+    return CheckpointMismatch(
+        f"{line!r} {why}: the checkpoint belongs to a query with another source. Start that query again, or this one from a new checkpoint, with adopt=True."
+    )
 
 
 def skips_earlier(options: Mapping[str, str]) -> bool:
@@ -146,8 +152,14 @@ class Awaited(Protocol[H, O_contra]):
         ...
 
 
-class OpenSource(Awaited[Any, Line], Protocol):
-    """A source of a running query. One thread at a time calls it."""
+class OpenSource(ABC):
+    """A source of a running query: :class:`Awaited`, with Spark's lines as offsets.
+
+    One thread at a time calls it. The answers here are those of a source that is no directory of
+    files, and whose rows are in one order, so that its head is a place in it.
+    """
+
+    __slots__ = ()
 
     @property
     def outputs(self) -> Mapping[str, Output]:
@@ -155,117 +167,90 @@ class OpenSource(Awaited[Any, Line], Protocol):
 
         The newest listing decides. Only a file source has any.
         """
-        ...
+        return {}
 
     @property
     def remembered(self) -> int:
         """Number of paths of read files that are held in memory. O(1), from any thread."""
-        ...
+        return 0
 
     @property
     def planned_is_read(self) -> bool:
         """True when a planned batch surely reads what its plan names, or fails.
 
-        Otherwise only a committed and confirmed batch counts as read.
+        Otherwise only a committed and confirmed batch counts as read: until a planned batch has
+        run, other rows may take the place of those planned.
         """
-        ...
+        return False
 
+    @abstractmethod
     def read_to(self, line: Line) -> None:
         """Read Spark's log of the source up to a planned batch.
 
         Raises CheckpointMismatch for a line of another source, OSError.
         """
-        ...
 
+    @abstractmethod
     def head(self, settled: Line) -> Any:
         """Return the listing of all that is in the source now, for :meth:`wait`.
 
         The listing may leave out rows of the batches up to ``settled``, which are committed for
         good. Raises OSError.
         """
-        ...
 
-    def knock(self, line: Line) -> None:
+    def wait(self, listed: Any, planned: Line | None) -> Any:
+        """See Awaited. Without files that could be gone, all of a listing is still to be read."""
+        return listed
+
+    def look(self, head: Any) -> None:  # noqa: B027 - how far a batch has read is in its plan
+        """See Awaited."""
+
+    def renewed(self, head: Any, listed: Any, planned: Line | None) -> Any:
+        """See Awaited. A newer listing adds nothing to a place."""
+        return head
+
+    @abstractmethod
+    def reached(self, head: Any, offset: Line | None) -> bool:
+        """See Awaited."""
+
+    def same(self, one: Any, other: Any) -> bool:
+        """See Awaited."""
+        return bool(one == other)
+
+    @abstractmethod
+    def missing(self, head: Any, limit: int) -> list[str]:
+        """See Awaited."""
+
+    def knock(self, line: Line) -> None:  # noqa: B027 - most sources answer at once
         """Ask the outside world for what :meth:`confirm` needs, after a batch was committed.
 
         Called without the caller's lock, so that an absent source delays no other thread; two
         threads may call it. :meth:`confirm` is called with the lock. Returns at once when the
         source needs no answer. Raises OSError.
         """
-        ...
 
-    def confirm(self, line: Line) -> None:
+    def confirm(self, line: Line) -> None:  # noqa: B027 - some sources cannot become another one
         """Check that a committed batch was read from the same source as those before it.
 
         The batch does not count before this has returned. Raises OSError when the source cannot
         tell now, CheckpointMismatch when it is another source.
         """
-        ...
 
     def evidence(self, line: Line) -> list[Location]:
         """Return the files, beside the plan, that tell what a batch has read.
 
         The caller makes them durable before the batch counts.
         """
-        ...
+        return []
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most sources have stored what helps the next run
         """End the run: store what helps the next one, which can do without.
 
         Raises CheckpointMismatch, OSError.
         """
-        ...
 
 
-class Fileless:
-    """Answers of a source that is no directory of files."""
-
-    __slots__ = ()
-
-    @property
-    def outputs(self) -> Mapping[str, Output]:
-        """No directories."""
-        return {}
-
-    @property
-    def remembered(self) -> int:
-        """Zero paths."""
-        return 0
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class Logged(Fileless):
-    """Answers of a source whose rows are in one order, so that its head is a place in it."""
-
-    __slots__ = ()
-
-    @property
-    def planned_is_read(self) -> bool:
-        """False: until a planned batch has run, other rows may take the place of those planned."""
-        return False
-
-    def wait(self, listed: Any, planned: Line | None) -> Any:
-        """Return the whole head: each of its rows is still to be read."""
-        return listed
-
-    def look(self, head: Any) -> None:
-        """Do nothing: how far a batch has read is in its plan."""
-
-    def renewed(self, head: Any, listed: Any, planned: Line | None) -> Any:
-        """Return the head unchanged: a newer listing adds nothing to it."""
-        return head
-
-    def knock(self, line: Line) -> None:
-        """Do nothing: :meth:`confirm` asks for what it needs."""
-
-    def evidence(self, line: Line) -> list[Location]:
-        """Return no file: the plan of a batch tells what it has read."""
-        return []
-
-
-class Rowless(Fileless):
+class Rowless(OpenSource):
     """Answers of a source without rows that W covers: no reading waits for it."""
 
     __slots__ = ()
@@ -278,35 +263,12 @@ class Rowless(Fileless):
     def head(self, settled: Line) -> None:
         """Return None."""
 
-    def wait(self, listed: None, planned: Line | None) -> None:
-        """Return None: there is no head."""
-
-    def look(self, head: None) -> None:
-        """Do nothing."""
-
-    def renewed(self, head: None, listed: None, planned: Line | None) -> None:
-        """Return None: there is no head."""
-
     def reached(self, head: None, offset: Line | None) -> bool:
-        """Return True."""
-        return True
-
-    def same(self, one: None, other: None) -> bool:
         """Return True."""
         return True
 
     def missing(self, head: None, limit: int) -> list[str]:
         """Return no names."""
-        return []
-
-    def knock(self, line: Line) -> None:
-        """Do nothing: :meth:`confirm` needs no answer."""
-
-    def confirm(self, line: Line) -> None:
-        """Do nothing: the source cannot become another one."""
-
-    def evidence(self, line: Line) -> list[Location]:
-        """Return no files."""
         return []
 
 
@@ -318,6 +280,9 @@ class Source(ABC):
     """
 
     __slots__ = ()
+
+    kind: str
+    """Kind of the source. A checkpoint keeps the kinds of its sources."""
 
     # -- from a plan or a declaration --------------------------------------------------------------
 
@@ -361,11 +326,6 @@ class Source(ABC):
     @abstractmethod
     def name(self) -> str:
         """Name of the source in errors, like ``the files in /data/in``."""
-
-    @property
-    @abstractmethod
-    def kind(self) -> str:
-        """Kind of the source. A checkpoint keeps the kinds of its sources."""
 
     @abstractmethod
     def waiting_for(self, inputs: frozenset[str]) -> Source:

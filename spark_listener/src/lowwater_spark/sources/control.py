@@ -239,15 +239,12 @@ class ControlSource(Source, Rowless):
     directory: str
     """Directory of the clock's next value."""
 
+    kind = FORMAT
+
     @property
     def name(self) -> str:
         """Name of the source in errors."""
         return "the control of lws.drive()"
-
-    @property
-    def kind(self) -> str:
-        """Format of the source."""
-        return FORMAT
 
     def waiting_for(self, inputs: frozenset[str]) -> ControlSource:
         """Return the source unchanged: it has no rows of any writer."""

@@ -17,18 +17,16 @@ overwrite), because the watermark may have passed those.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Leaf, Line, SourceDeclared, up
+from lowwater_spark.sources.delta_log import Commit, DeltaLog, Table, TableLog
 from lowwater_spark.sources.roots import Replaced
-from lowwater_spark.sources.versioned import ANEW, BACK, STEP, OpenTable, TableSource
+from lowwater_spark.sources.versioned import ANEW, BACK, STEP, OpenTable, TableSource, fields_of, writer_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,20 +35,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DELTA",
-    "EXTERNAL",
-    "Commit",
     "DeltaSource",
     "Head",
     "Offset",
-    "OpenDelta",
     "SETTINGS",
-    "Table",
-    "TableLog",
-    "app_id",
-    "mark_of",
-    "marked",
     "unread",
-    "writer_of",
 ]
 
 DELTA: Final = "delta"
@@ -58,158 +47,6 @@ DELTA: Final = "delta"
 
 EXTERNAL: Final = "lowwater.externalLogStore"
 """Option that declares, for a table on S3, that no writer keeps commits outside of its log."""
-
-_NAMED: Final = 5
-"""Number of a version's files whose names are kept for messages."""
-
-_FORMAT: Final = 1
-
-_APP: Final = "lowwater:"
-
-
-# -- the log of a table ----------------------------------------------------------------------------
-
-
-class Table(NamedTuple):
-    """A table as of its newest version."""
-
-    version: int
-    """Number of the newest version; -1: there is no table."""
-    id: str
-    """The table's id; it differs for a table that was dropped and created again."""
-    location: str
-    features: frozenset[str] = frozenset()
-    properties: Mapping[str, str] = MappingProxyType({})
-
-    @property
-    def on_s3(self) -> bool:
-        """True when the table is on S3, where Delta's writers may need a LogStore to stay apart."""
-        return SparkPath.of_text(self.location).scheme.startswith("s3")
-
-    @property
-    def refusal(self) -> str:
-        """Reason why the table's log does not have all of its commits; empty: it has."""
-        if managed := self.features & {"catalogManaged", "catalogOwned", "catalogOwned-preview"}:
-            return f"a catalog has its newest commits (the feature {min(managed)})"
-        if coordinated := [name for name in self.properties if name.startswith("delta.coordinatedCommits.")]:
-            return f"a coordinator has its newest commits (the property {min(coordinated)})"
-        return ""
-
-
-class Commit(NamedTuple):
-    """One version of a table, from the table's log."""
-
-    version: int
-    added: int
-    """Number of files with new rows. Offsets count the files of a version from 0."""
-    removes: bool
-    """True when the version removes rows."""
-    operation: str
-    writer: str
-    """Full name of the computation that wrote the version; empty: it names none."""
-    table: str
-    """The table's id, if the version sets it; else empty."""
-    files: tuple[str, ...] = ()
-    """Names of the first files that the version adds."""
-    mark: Mapping[str, Any] = MappingProxyType({})
-    """Mark that lowwater has left in the commit; empty: none."""
-    batches: Mapping[str, int] = MappingProxyType({})
-    """Number of the batch that the version is, by the app that counts it."""
-
-    @classmethod
-    def parse(cls, version: int, text: str) -> Commit:
-        r"""Return a version from the JSON of its commit. Raises OSError for another text.
-
-        >>> new = '{"add":{"path":"a","dataChange":true}}'
-        >>> moved = '{"add":{"path":"b","dataChange":false}}'
-        >>> Commit.parse(7, f"{new}\n{moved}").added
-        1
-        """
-        added, removes, operation, writer, table = 0, False, "", "", ""
-        files: list[str] = []
-        batches: dict[str, int] = {}
-        mark: Mapping[str, Any] = {}
-        try:
-            for action in map(json.loads, lines_of(text)):
-                if (add := action.get("add")) and add["dataChange"]:
-                    added += 1
-                    files += [add["path"]] if added <= _NAMED else []
-                elif (remove := action.get("remove")) and remove["dataChange"]:
-                    removes = True
-                elif info := action.get("commitInfo"):
-                    operation, mark = str(info.get("operation", "")), mark_of(info.get("userMetadata"))
-                elif meta := action.get("metaData"):
-                    table = meta["id"]
-                elif txn := action.get("txn"):
-                    writer = writer or writer_of(txn["appId"])
-                    batches[txn["appId"]] = txn["version"]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            msg = f"version {version} of a table is no commit of Delta: {error!r}"
-            raise OSError(msg) from error
-        writer = writer or str(mark.get("computation", ""))
-        return cls(version, added, removes, operation, writer, table, tuple(files), mark, batches)
-
-    @property
-    def strange(self) -> bool:
-        """True when the version has new rows and names no computation."""
-        return bool(self.added) and not self.writer
-
-    @property
-    def rewrites(self) -> bool:
-        """True when the version adds older rows again, which a watermark may have passed."""
-        return bool(self.added) and (self.removes or self.operation == "RESTORE")
-
-    def __str__(self) -> str:
-        """Return the version in words."""
-        return f"version {self.version} ({self.operation or 'of an operation that it does not name'})"
-
-
-def mark_of(metadata: Any) -> Mapping[str, Any]:
-    """Return lowwater's mark from a commit's metadata; empty when there is none."""
-    try:
-        content = json.loads(metadata)["lowwater"]
-    except (KeyError, TypeError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def marked(computation: str, **content: object) -> str:
-    """Return the mark that a computation leaves in the metadata of its commits, as JSON.
-
-    >>> marked("hourly", batch=7)
-    '{"lowwater": {"format": 1, "computation": "hourly", "batch": 7}}'
-    """
-    return json.dumps({"lowwater": {"format": _FORMAT, "computation": computation, **content}})
-
-
-def app_id(computation: str, identity: str) -> str:
-    """Return the name under which a table counts the batches of a computation's checkpoint.
-
-    >>> app_id("default/hourly", "c0ffee"), writer_of("lowwater:c0ffee:default/hourly")
-    ('lowwater:c0ffee:default/hourly', 'default/hourly')
-    """
-    return f"{_APP}{identity}:{computation}"
-
-
-def writer_of(app: str) -> str:
-    """Return the computation that counts its batches under an app; empty for a foreign app."""
-    return app.removeprefix(_APP).partition(":")[2] if app.startswith(_APP) else ""
-
-
-class TableLog(Protocol):
-    """Questions that a source asks one table. Each call raises OSError when there is no answer."""
-
-    def table(self) -> Table:
-        """Return the table as of now."""
-        ...
-
-    def commit(self, version: int) -> Commit | None:
-        """Return one version; None when it is not in the log any more."""
-        ...
-
-    def apps(self) -> Mapping[str, int]:
-        """Return the number of the last batch by each app that counts batches in the table."""
-        ...
 
 
 # -- offsets ---------------------------------------------------------------------------------------
@@ -234,17 +71,8 @@ class Offset(NamedTuple):
         """
         if line == NONE:
             return None
-        try:
-            content = json.loads(line)
-            read = cls(
-                content["reservoirId"], content["reservoirVersion"], content["index"], content["isStartingVersion"]
-            )
-            supported = content["sourceVersion"] in (1, 3)
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointMismatch(_OTHER.format(line=line)) from error
-        if not supported or [type(part) for part in read] != [str, int, int, bool]:
-            raise CheckpointMismatch(_OTHER.format(line=line))
-        return read
+        fields = {"reservoirId": str, "reservoirVersion": int, "index": int, "isStartingVersion": bool}
+        return cls(*fields_of(line, "a Delta table", fields, "sourceVersion", (1, 3)))
 
     def __str__(self) -> str:
         """Return the offset in words."""
@@ -324,7 +152,7 @@ SETTINGS: Final = ("spark.databricks.delta.streaming.trailingCommitValidation.en
 class DeltaSource(TableSource):
     """A streaming Delta source, as the query's plan has it."""
 
-    format = DELTA
+    kind = DELTA
     title = "Delta"
     harmless = _HARMLESS
     harmful = _OPTIONS
@@ -332,8 +160,6 @@ class DeltaSource(TableSource):
     @classmethod
     def planned(cls, leaf: Leaf) -> DeltaSource | None:
         """Return the source of Delta's stream."""
-        from lowwater_spark.sources.delta_log import DeltaLog
-
         if leaf.of_tables or leaf.format.lower() not in _FORMATS:
             return None
         path = leaf.options["path"]
@@ -350,8 +176,6 @@ class DeltaSource(TableSource):
     @classmethod
     def declared(cls, declared: SourceDeclared, session: Callable[[], SparkSession]) -> DeltaSource:
         """Return the source of a declared table."""
-        from lowwater_spark.sources.delta_log import DeltaLog
-
         return cls(declared.path, {"path": declared.path}, DeltaLog(session(), declared.path))
 
     @classmethod
@@ -392,9 +216,9 @@ class DeltaSource(TableSource):
         writers = {writer_of(app) for app in self.log.apps()} - {""}
         self.check_alone(writers, _recent(self.log, table.version))
 
-    def check(self, line: Line) -> None:
-        """Raise CheckpointMismatch for a line that is no offset of Delta."""
-        Offset.of(line)
+    def offset(self, line: Line) -> Offset | None:
+        """Return the offset in a line, see :meth:`Offset.of`."""
+        return Offset.of(line)
 
     def open_table(self, manifest: Manifest, number: int) -> OpenDelta:
         """Return the source for one run of a query that waits for the table's head."""
@@ -454,12 +278,8 @@ class OpenDelta(OpenTable):
 
     def __init__(self, source: DeltaSource, manifest: Manifest, number: int) -> None:
         super().__init__(source, manifest, number, lambda entry: Pin(*entry))
-        self._committed: Offset | None = None
-        self._planned: Offset | None = None
         self._settled = -1
         """Newest version of which a committed batch has taken a file."""
-        self._knocked: tuple[Line, str] = ("", "")
-        """Last line given to :meth:`knock`, and the table's id after that."""
         self._commits: dict[int, Commit] = {}
         """Versions that batches may still have to read."""
         self._checked: int = self._pin.checked
@@ -473,38 +293,24 @@ class OpenDelta(OpenTable):
         Raises CheckpointMismatch.
         """
         offset = Offset.of(line)
-        if offset is None:
-            return
-        if offset.table != self._pin.table:
+        if offset is not None and offset.table != self._pin.table:
             raise CheckpointMismatch(self._replaced(offset.table))
-        before = self._committed
-        if before is not None and (offset.version, offset.file) < (before.version, before.file):
-            raise self._gone_back(before, offset)
-        self._planned = offset
+        super().read_to(line)
+
+    def _is_below(self, offset: Offset | None, before: Offset) -> bool:
+        return offset is not None and (offset.version, offset.file) < (before.version, before.file)
 
     def knock(self, line: Line) -> None:
-        """Ask for the table's id and the unchecked versions, which :meth:`confirm` needs.
+        """Ask for the table and the unchecked versions, which :meth:`confirm` needs.
 
         Raises OSError.
         """
         table = self._log.table()
         for version in range(self._checked + 1, _last_read(Offset.of(line)) + 1):
-            if version not in self._commits:
-                self._commits[version] = self._commit(version)
-        self._knocked = line, table.id
+            self._commit(version)
+        self._knocked = line, table
 
-    def confirm(self, line: Line) -> None:
-        """Check that the table is the pinned one, and check the versions that a batch has read.
-
-        Raises CheckpointMismatch, and OSError when the log cannot be read.
-        """
-        if self._knocked[0] != line:
-            self.knock(line)
-        if self._knocked[1] != self._pin.table:
-            raise CheckpointMismatch(self._replaced(self._knocked[1]))
-        offset = Offset.of(line)
-        if offset is None:
-            return
+    def _settle(self, offset: Offset, table: Table) -> None:
         self._settled = _last_read(offset)
         self._check_to(self._settled)
         self._committed = offset
@@ -541,8 +347,7 @@ class OpenDelta(OpenTable):
             for version in [number for number in list(self._commits) if number < begin]:  # another thread may knock
                 del self._commits[version]
             for version in range(begin, table.version + 1):
-                if version not in self._commits:
-                    self._commits[version] = self._commit(version)
+                self._commit(version)
         self._raise_what_holds()
         return Head(table.version, read is None and self._never_had_rows(table.version))
 
@@ -552,8 +357,7 @@ class OpenDelta(OpenTable):
         Raises OSError when one is not in the log any more.
         """
         for version in range(self._checked + 1, last + 1):
-            commit = self._commits.get(version) or self._commit(version)
-            self._commits[version] = commit
+            commit = self._commit(version)
             if commit.table not in ("", self._pin.table):
                 self._break(self._replaced(commit.table))
             elif commit.rewrites:
@@ -565,12 +369,14 @@ class OpenDelta(OpenTable):
             self._checked = version
 
     def _commit(self, version: int) -> Commit:
-        commit: Commit | None = self._log.commit(version)
+        """Return a version, which is read once. Raises OSError."""
+        commit: Commit | None = self._commits.get(version) or self._log.commit(version)
         if commit is None:
             msg = (
                 f"version {version} of {self._source.name} is not in its log any more, so its rows are unknown. {ANEW}"
             )
             raise OSError(msg)
+        self._commits[version] = commit
         return commit
 
     def _never_had_rows(self, last: int) -> bool:
@@ -584,20 +390,12 @@ class OpenDelta(OpenTable):
                 return False
         return True
 
-    def reached(self, head: Head, offset: Line | None) -> bool:
-        """Return whether an offset has taken all files up to the head."""
-        if self._held:
-            return False
-        read = None if offset is None else Offset.of(offset)
+    def _covers(self, head: Head, read: Offset | None) -> bool:
         if read is None:
             return head.empty
         if read.table != self._pin.table or read.initial:
             return False
         return read.version > head.version or unread(read, head.version, self._commits) == []
-
-    def same(self, one: Head, other: Head) -> bool:
-        """Return whether both heads are the same version."""
-        return one.version == other.version
 
     def missing(self, head: Head, limit: int) -> list[str]:
         """Return in words up to ``limit`` unread versions, with an unread file of each."""
@@ -614,9 +412,3 @@ class OpenDelta(OpenTable):
                 f"{self._source.name}: some files of version {read.version}, with which the query begins, are unread"
             )
         return lines[:limit]
-
-
-_OTHER: Final = (
-    "{line!r} is not the offset of a Delta table in the offset log: the checkpoint belongs to a query with another source. Start that query again, or this one "
-    "from a new checkpoint, with adopt=True."
-)

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from lowwater_spark.checkpoint.location import Location, local_directory, refuse_pattern
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.base import Leaf, Line, Source, SourceDeclared
+from lowwater_spark.sources.base import Leaf, Line, OpenSource, Source, SourceDeclared
 from lowwater_spark.sources.bookmarks import BOOKMARKS, Extent, Output, ReadRecord, Scan, batch_number, removed, unread
 from lowwater_spark.sources.roots import Roots, identity_of
 from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
@@ -123,15 +123,12 @@ class FileSource(Source):
     """Value of maxFileAge, milliseconds: Spark skips a file that is older than the newest one by
     more."""
 
+    kind = FILES  # for every format
+
     @property
     def name(self) -> str:
         """Name of the source in errors."""
         return f"the files in {self.root}"
-
-    @property
-    def kind(self) -> str:
-        """Kind of the source: ``files``, for every format."""
-        return FILES
 
     def waiting_for(self, inputs: frozenset[str]) -> FileSource:
         """Return the source for a stage with these inputs, by full names."""
@@ -407,14 +404,7 @@ def _list(
     source: FileSource, folder: str, columns: tuple[str, ...], settled: Settled | None
 ) -> Iterator[File | Intruder]:
     """Yield the files and intruders of a folder; ``columns`` are the partition columns above it."""
-    try:
-        with os.scandir(folder) as listing:
-            entries = list(listing)
-    except FileNotFoundError:
-        if folder == source.root:
-            raise
-        return  # removed during the walk, so there is nothing to read
-    for entry in entries:
+    for entry in _entries(source, folder):
         folder_too = entry.is_dir()
         if entry.name == SINK_LOG:
             yield Intruder(entry.path)
@@ -440,6 +430,20 @@ def _list(
             yield from _below(source, entry, below, settled)
         else:
             yield File(entry.path + os.sep, NO_FILE)
+
+
+def _entries(source: FileSource, folder: str) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder; none when it was removed during the walk.
+
+    Raises FileNotFoundError for the root.
+    """
+    try:
+        with os.scandir(folder) as listing:
+            return list(listing)
+    except FileNotFoundError:
+        if folder == source.root:
+            raise
+        return []
 
 
 def _below(
@@ -490,15 +494,7 @@ def _names(source: FileSource, settled: Settled | None) -> set[str]:
     """Return the paths of all files outside of settled batches. O(entries), without a stat."""
     paths, folders = set[str](), [source.root]
     while folders:
-        folder = folders.pop()
-        try:
-            with os.scandir(folder) as listing:
-                entries = list(listing)
-        except FileNotFoundError:
-            if folder == source.root:
-                raise
-            continue
-        for entry in entries:
+        for entry in _entries(source, folders.pop()):
             folder_too = entry.is_dir()
             if hidden(entry.name, folder=folder_too):
                 continue
@@ -533,7 +529,7 @@ def _waited_for(intruder: Intruder) -> File:
     return File(intruder.path + reason, NO_FILE)
 
 
-class OpenFiles:
+class OpenFiles(OpenSource):
     """A file source of a running query: Spark's log of it, its directory, and its bookmarks.
 
     Its offset is a place in Spark's log, its head the set of files that no committed batch has
@@ -552,10 +548,7 @@ class OpenFiles:
 
     @property
     def outputs(self) -> Mapping[str, Output]:
-        """Directories in the source into which lowwater hands batches over, by their paths.
-
-        The newest listing decides.
-        """
+        """See OpenSource."""
         return self._settled.outputs
 
     @property
@@ -631,14 +624,8 @@ class OpenFiles:
         """Return up to ``limit`` paths that no batch has taken."""
         return self._log.missing(head, limit)
 
-    def knock(self, line: Line) -> None:
-        """Do nothing: the log tells what a batch has read."""
-
-    def close(self) -> None:
-        """Do nothing: Spark's log and the bookmarks have all that the next run needs."""
-
-    def confirm(self, line: Line) -> None:
-        """Do nothing: each listing checks the directory, and log entries have absolute paths."""
+    # Neither knock() nor confirm() does anything: each listing checks the directory, and the log
+    # tells what a batch has read, by absolute paths.
 
     def evidence(self, line: Line) -> list[Location]:
         """Return the log's entry of a batch."""
@@ -653,18 +640,12 @@ class Settled:
 
     def __init__(self, log: SourceLog) -> None:
         self._log = log
-        self._offset = NOTHING
         self._batches: dict[str, tuple[int, int]] = {}
         """Settled batches of the last whole listing: inode and number of files, by path."""
-        self._current: dict[str, tuple[int, int]] = {}
-        """Settled batches that this listing has found, likewise."""
         self._identity: object = None
-        self.files = 0
-        """Number of files in the batches that this listing did not look into."""
         self.outputs: dict[str, Output] = {}
         """Directories into which lowwater writes, by path, of the newest whole listing."""
-        self._scans: dict[str, Scan] = {}
-        self._met: set[str] = set()
+        self.begin(NOTHING)
 
     @property
     def batches(self) -> Container[str]:
@@ -683,10 +664,12 @@ class Settled:
             self.outputs.clear()
         self._identity = identity
         self._offset = offset
-        self._current = {}
-        self._scans = {}
-        self._met = set()
+        self._current: dict[str, tuple[int, int]] = {}
+        """Settled batches that this listing has found: inode and number of files, by path."""
+        self._scans: dict[str, Scan] = {}
+        self._met: set[str] = set()
         self.files = 0
+        """Number of files in the batches that this listing did not look into."""
 
     def begin_again(self) -> None:
         """Begin the same listing again, after one that has missed a file."""

@@ -24,18 +24,16 @@ joins the lineage after it was made elsewhere (on a branch, or staged).
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.base import EARLIER, NONE, Leaf, Line, SourceDeclared, skips_earlier, up
-from lowwater_spark.sources.delta import mark_of, writer_of
+from lowwater_spark.sources.iceberg_log import START, IcebergLog, Snapshot, Table, find, is_iceberg
 from lowwater_spark.sources.roots import Replaced
-from lowwater_spark.sources.versioned import ANEW, BACK, STEP, OpenTable, TableSource
+from lowwater_spark.sources.versioned import ANEW, BACK, STEP, OpenTable, TableSource, fields_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,186 +42,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ICEBERG",
-    "MARK",
     "SETTINGS",
     "Head",
     "IcebergSource",
     "Offset",
-    "OpenIceberg",
-    "Snapshot",
-    "Table",
-    "Written",
     "unread",
 ]
 
 ICEBERG: Final = "iceberg"
 """Format of the source, as Spark names it."""
-
-MARK: Final = "lowwater"
-"""Property of a snapshot's summary that has lowwater's mark: the computation that made it."""
-
-_START: Final = -1
-"""Snapshot id that stands for a table without a snapshot."""
-
-
-# -- the table -------------------------------------------------------------------------------------
-
-
-class Snapshot(NamedTuple):
-    """One snapshot of a table, from the table's metadata."""
-
-    id: int
-    parent: int | None
-    """Id of the parent; None: the first snapshot."""
-    operation: str
-    added: int | None = None
-    """Number of files with new rows; None: the summary does not tell it exactly."""
-    writer: str = ""
-    """Full name of the computation that made the snapshot; empty: it names none."""
-    origin: int | None = None
-    """Staged snapshot whose rows this one publishes; None: it publishes none."""
-    mark: Mapping[str, Any] = MappingProxyType({})
-    """Mark that lowwater has left in the summary; empty: none."""
-
-    @classmethod
-    def parse(cls, content: Mapping[str, Any]) -> Snapshot:
-        """Return a snapshot from its JSON in a table's metadata.
-
-        >>> summary = {"operation": "append", "added-data-files": "2", "manifests-created": "1"}
-        >>> Snapshot.parse({"snapshot-id": 7, "summary": summary}).added
-        2
-        """
-        summary = dict(content.get("summary") or {})
-        mark = mark_of(summary.get(MARK))
-        origin = summary.get("source-snapshot-id")
-        return cls(
-            content["snapshot-id"],
-            content.get("parent-snapshot-id"),
-            str(summary.get("operation", "")),
-            _added(summary),
-            str(mark.get("computation", "")),
-            None if origin is None else int(origin),
-            mark,
-        )
-
-    @property
-    def passed_over(self) -> bool:
-        """True when the snapshot only rearranges rows, so that the stream skips it."""
-        return self.operation == "replace"
-
-    @property
-    def ends_streams(self) -> bool:
-        """True when Iceberg's stream fails at this snapshot."""
-        return self.operation not in ("append", "replace")
-
-    @property
-    def strange(self) -> bool:
-        """True when the snapshot may have new rows and names no computation."""
-        return self.operation != "replace" and self.added != 0 and not self.writer
-
-    def __str__(self) -> str:
-        """Return the snapshot in words."""
-        return f"snapshot {self.id} ({self.operation or 'of an operation that it does not name'})"
-
-
-def _added(summary: Mapping[str, str]) -> int | None:
-    """Return the number of files that a snapshot adds; None when its manifests must be read.
-
-    The stream counts files by their positions in the snapshot's manifests. When the snapshot has
-    several manifests and has merged older ones into them, positions and number may differ.
-    """
-    created, replaced = summary.get("manifests-created"), summary.get("manifests-replaced")
-    if created == "0":
-        return 0
-    if created != "1" and replaced != "0":
-        return None
-    files = summary.get("added-data-files")
-    return None if files is None else int(files)
-
-
-class Written(NamedTuple):
-    """Last batch of one writer, from a property of the table."""
-
-    batch: int
-    digest: str
-    run: int
-    snapshot: int
-    life: int = 0
-    """Incarnation of the computation at that batch; 0: unknown."""
-
-    @classmethod
-    def parse(cls, text: str) -> Written:
-        """Return the batch that a property's value describes. Raises OSError for another value.
-
-        >>> Written.parse('{"batch": 7, "digest": "d", "run": 1, "snapshot": 5}')
-        Written(batch=7, digest='d', run=1, snapshot=5, life=0)
-        """
-        try:
-            content = json.loads(text)
-            batch = cls(
-                content["batch"], content["digest"], content["run"], content["snapshot"], content.get("life", 0)
-            )
-            if [type(field_value) for field_value in batch] != [int, str, int, int, int]:
-                raise TypeError
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            msg = f"the property of a table describes no batch: {text!r}"
-            raise OSError(msg) from error
-        return batch
-
-
-class Table(NamedTuple):
-    """A table as of its newest metadata."""
-
-    id: str
-    """The table's uuid; it differs for a table that was dropped and created again."""
-    location: str
-    current: int | None
-    """Id of the current snapshot; None: the table has none yet."""
-    snapshots: Mapping[int, Snapshot]
-    """All snapshots that have not expired, by id; those of branches and staged ones too."""
-    properties: Mapping[str, str] = MappingProxyType({})
-    sequence: int = 0
-    """Sequence number of the newest snapshot, in the lineage or not. It never goes down, but stays
-    0 in tables of Iceberg's format 1."""
-
-    @classmethod
-    def parse(cls, text: str) -> Table:
-        """Return a table from the JSON of its metadata. Raises OSError for another text."""
-        try:
-            content = json.loads(text)
-            snapshots = {snapshot["snapshot-id"]: Snapshot.parse(snapshot) for snapshot in content.get("snapshots", ())}
-            current = content.get("current-snapshot-id")
-            current = None if current in (None, _START) else snapshots[current].id
-            sequence = content.get("last-sequence-number", 0)
-            return cls(
-                content["table-uuid"], content["location"], current, snapshots, content.get("properties", {}), sequence
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            msg = f"the metadata of a table are not Iceberg's: {error!r}"
-            raise OSError(msg) from error
-
-    @property
-    def lineage(self) -> list[Snapshot]:
-        """The current snapshot and its ancestors that have not expired, the oldest first."""
-        lineage: list[Snapshot] = []
-        at = self.current
-        while at is not None and (snapshot := self.snapshots.get(at)) is not None:
-            lineage.append(snapshot)
-            at = snapshot.parent
-        lineage.reverse()
-        return lineage
-
-    @property
-    def writers(self) -> set[str]:
-        """Full names of the computations that have ever written batches into the table."""
-        return {writer_of(name) for name in self.properties} - {""}
-
-    @property
-    def refusal(self) -> str:
-        """Reason why lowwater cannot wait for the table's rows; empty: it can."""
-        if self.properties.get("write.wap.enabled", "").lower() == "true":
-            return "rows that are written into it may be published later (write.wap.enabled), when the watermark has passed them"
-        return ""
 
 
 # -- offsets ---------------------------------------------------------------------------------------
@@ -233,7 +60,7 @@ class Offset(NamedTuple):
     """Offset of Iceberg's source."""
 
     snapshot: int
-    """Id of a snapshot; :data:`_START` before the first."""
+    """Id of a snapshot; :data:`START` before the first."""
     position: int
     """Number of the snapshot's files that were taken, by their positions in its manifests."""
     whole: bool
@@ -247,15 +74,9 @@ class Offset(NamedTuple):
         """
         if line == NONE:
             return None
-        try:
-            content = json.loads(line)
-            read = cls(content["snapshot_id"], content["position"], content["scan_all_files"])
-            supported = content["version"] == 1
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointMismatch(_OTHER.format(line=line)) from error
-        if not supported or [type(part) for part in read] != [int, int, bool]:
-            raise CheckpointMismatch(_OTHER.format(line=line))
-        return None if read.snapshot == _START else read
+        fields = {"snapshot_id": int, "position": int, "scan_all_files": bool}
+        read = cls(*fields_of(line, "an Iceberg table", fields, "version", (1,)))
+        return None if read.snapshot == START else read
 
     def __str__(self) -> str:
         """Return the offset in words."""
@@ -326,7 +147,7 @@ class IcebergSource(TableSource):
     branch: str = ""
     """Branch that the query names with the table; empty: none."""
 
-    format = ICEBERG
+    kind = ICEBERG
     title = "Iceberg"
     harmless = _HARMLESS
     harmful = _OPTIONS
@@ -334,8 +155,6 @@ class IcebergSource(TableSource):
     @classmethod
     def planned(cls, leaf: Leaf) -> IcebergSource | None:
         """Return the source of Iceberg's stream, however the table is named."""
-        from lowwater_spark.sources.iceberg_log import IcebergLog, is_iceberg
-
         if not leaf.of_tables or not is_iceberg(leaf.relation.table()):
             return None
         log = IcebergLog.of(leaf.spark, leaf.relation.table())
@@ -349,8 +168,6 @@ class IcebergSource(TableSource):
     @classmethod
     def declared(cls, declared: SourceDeclared, session: Callable[[], SparkSession]) -> IcebergSource:
         """Return the source of a declared table."""
-        from lowwater_spark.sources.iceberg_log import find
-
         log = find(session(), declared.path)
         if log is None:
             raise Unsupported(
@@ -365,11 +182,6 @@ class IcebergSource(TableSource):
         """Return an example for an offset of Iceberg."""
         return f"{ICEBERG}:catalog.database.table" if '"snapshot_id"' in line else ""
 
-    @property
-    def skips(self) -> bool:
-        """True when the query declares that it does not need earlier rows."""
-        return skips_earlier(self.options)
-
     def check_whole(self) -> None:
         """Raise Unsupported for a branch."""
         if self.branch not in ("", "main"):
@@ -379,7 +191,7 @@ class IcebergSource(TableSource):
 
     def is_harmless(self, option: str, value: str) -> bool:
         """Return whether an option with a value leaves no row out that the stage needs."""
-        return TableSource.is_harmless(self, option, value) or (option == _FROM and self.skips)
+        return TableSource.is_harmless(self, option, value) or (option == _FROM and skips_earlier(self.options))
 
     def pin(self) -> Pin:
         """Return the pin of the table as it is now.
@@ -389,7 +201,7 @@ class IcebergSource(TableSource):
         table = self.log.table()
         lineage = table.lineage
         first = lineage[0] if lineage else None
-        if first is not None and first.parent is not None and not self.skips:
+        if first is not None and first.parent is not None and not skips_earlier(self.options):
             raise Unsupported(
                 f"{up(self.name)}, whose first snapshots have expired",
                 f"a new stream begins with the files that {first} adds, and never reads older rows, though the table may still have them",
@@ -416,9 +228,9 @@ class IcebergSource(TableSource):
         recent = table.lineage[-BACK:]
         self.check_alone(table.writers | {snapshot.writer for snapshot in recent} - {""}, recent)
 
-    def check(self, line: Line) -> None:
-        """Raise CheckpointMismatch for a line that is no offset of Iceberg."""
-        Offset.of(line)
+    def offset(self, line: Line) -> Offset | None:
+        """Return the offset in a line, see :meth:`Offset.of`."""
+        return Offset.of(line)
 
     def open_table(self, manifest: Manifest, number: int) -> OpenIceberg:
         """Return the source for one run of a query that waits for the table's head."""
@@ -480,8 +292,6 @@ class OpenIceberg(OpenTable):
 
     def __init__(self, source: IcebergSource, manifest: Manifest, number: int) -> None:
         super().__init__(source, manifest, number, Pin.of)
-        self._committed: Offset | None = None
-        self._planned: Offset | None = None
         self._lineage: list[Snapshot] = []
         """Checked snapshots that batches may still have to read, the oldest first."""
         self._cut = 0
@@ -494,8 +304,6 @@ class OpenIceberg(OpenTable):
         """True once this run has stored the pin for its first committed batch."""
         self._looked: Table | None = None
         """Table at the last look."""
-        self._knocked: tuple[Line, Table | None] = ("", None)
-        """Last line given to :meth:`knock`, and the table as it was after that."""
         self._asking = threading.Lock()
         """Guards a question to the table and the look at its answer: an older answer that was
         looked at after a newer one would look like a rollback."""
@@ -509,22 +317,13 @@ class OpenIceberg(OpenTable):
 
     # -- lines -------------------------------------------------------------------------------------
 
-    def read_to(self, line: Line) -> None:
-        """Compare a planned line with the committed one. Raises CheckpointMismatch."""
-        offset = Offset.of(line)
-        before = self._committed
-        with self._lock:
-            below = before is not None and self._is_below(offset, before)
-        if below:
-            raise self._gone_back(before, offset or "the beginning")
-        self._planned = offset
-
     def _is_below(self, offset: Offset | None, before: Offset) -> bool:
         if offset is None:
             return True
         if offset.snapshot == before.snapshot:
             return offset.position < before.position
-        here, earlier = self._places.get(offset.snapshot), self._places.get(before.snapshot)
+        with self._lock:
+            here, earlier = self._places.get(offset.snapshot), self._places.get(before.snapshot)
         return here is not None and earlier is not None and here < earlier
 
     def knock(self, line: Line) -> None:
@@ -538,20 +337,7 @@ class OpenIceberg(OpenTable):
                 self._look(table)
         self._knocked = line, table
 
-    def confirm(self, line: Line) -> None:
-        """Check that the table is the pinned one and that the first batch missed no snapshot.
-
-        Raises CheckpointMismatch, and OSError when the table cannot be read.
-        """
-        if self._knocked[0] != line:
-            self.knock(line)
-        table = self._knocked[1]
-        assert table is not None
-        if table.id != self._pin.table:
-            raise CheckpointMismatch(self._replaced(table.id))
-        offset = Offset.of(line)
-        if offset is None:
-            return
+    def _settle(self, offset: Offset, table: Table) -> None:
         with self._lock:
             if not self._pin.begun:
                 self._begin(table)
@@ -583,7 +369,7 @@ class OpenIceberg(OpenTable):
             # The first batch began at the oldest snapshot of that time. A snapshot that the table
             # still has was there then.
             whole = self._pin.first is None and oldest in table.snapshots
-        if whole or self._source.skips:
+        if whole or skips_earlier(self._source.options):
             self._keep(self._pin._replace(begun=True))
         else:
             self._break(
@@ -655,7 +441,7 @@ class OpenIceberg(OpenTable):
     def _new(self, table: Table, lineage: Sequence[Snapshot]) -> Sequence[Snapshot]:
         """Return the part of a table's lineage after the newest checked snapshot."""
         if self._tip is None:
-            if lineage and lineage[0].parent is not None and not self._source.skips:
+            if lineage and lineage[0].parent is not None and not skips_earlier(self._source.options):
                 self._break(
                     f"snapshots of {self._source.name} have expired before they were read, so their rows never will be. {ANEW}"
                 )
@@ -720,11 +506,7 @@ class OpenIceberg(OpenTable):
         with self._lock:
             super()._break(reason)
 
-    def reached(self, head: Head, offset: Line | None) -> bool:
-        """Return whether an offset has taken all files up to the head."""
-        if self._held:
-            return False
-        read = None if offset is None else Offset.of(offset)
+    def _covers(self, head: Head, read: Offset | None) -> bool:
         with self._lock:
             if read is None:
                 return self._without_rows(head)
@@ -744,17 +526,13 @@ class OpenIceberg(OpenTable):
         """Return the lineage from a place up to the head."""
         return self._lineage[place - self._cut : head.place - self._cut + 1]
 
-    def same(self, one: Head, other: Head) -> bool:
-        """Return whether both heads are the same snapshot."""
-        return one.snapshot == other.snapshot
-
     def missing(self, head: Head, limit: int) -> list[str]:
         """Return in words up to ``limit`` unread snapshots, with the reason where a stream ends."""
         read = self._planned
         with self._lock:
             place = None if read is None else self._places.get(read.snapshot)
             if read is None or place is None:
-                begin = self._lineage[0].id if self._lineage else _START
+                begin = self._lineage[0].id if self._lineage else START
                 read, place = Offset(begin, 0, whole=False), self._cut
             waiting = unread(read, self._between(place, head))
         lines = []
@@ -768,9 +546,3 @@ class OpenIceberg(OpenTable):
             rest = added - (read.position if snapshot.id == read.snapshot else 0)
             lines.append(f"{self._source.name}, {snapshot}: {rest} of its {added} files are unread")
         return lines[:limit]
-
-
-_OTHER: Final = (
-    "{line!r} is not the offset of an Iceberg table in the offset log: the checkpoint belongs to a query with another source. Start that query again, or this "
-    "one from a new checkpoint, with adopt=True."
-)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import contextlib
+from collections.abc import Iterator
 
-__all__ = ["call_jvm"]
-
-T = TypeVar("T")
+__all__ = ["jvm_call"]
 
 
-def call_jvm(whom: str, what: str, ask: Callable[[], T]) -> T:
-    """Return the result of ``ask``.
-
-    Raises OSError that names what was asked of whom, and why there is no answer.
-    """
+@contextlib.contextmanager
+def jvm_call(whom: str, what: str) -> Iterator[None]:
+    """Turn a failure in a ``with`` block into an OSError: what was asked of whom, and the cause."""
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkException
 
     try:
-        return ask()
+        yield
+        return
     except Py4JJavaError as failure:
         thrown = failure.java_exception
         reason = f"{thrown.getClass().getSimpleName()}: {thrown.getMessage()}"

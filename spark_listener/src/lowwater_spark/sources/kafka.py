@@ -11,8 +11,8 @@ topic that was deleted and created again has other rows under the same offsets.
 
 A broker that was away answers, for some tenths of a second after it is back, from old knowledge: a
 new partition is missing, or it gives the end of a partition that another broker leads by now. So
-the brokers are asked one by one until all but one have answered, and their answers are merged
-(:func:`agreed`). The merge has no gap: each acknowledged row was written with ``acks=all`` and
+the brokers are asked one by one until all but one have answered, and their answers are merged by
+:func:`agreed`. The merge has no gap: each acknowledged row was written with ``acks=all`` and
 ``min.insync.replicas`` of at least 2, so two brokers know its partition and the epoch of the leader
 that acknowledged it (a follower cannot fetch without the epoch). One of the two has answered. A
 broker forgets neither: when it starts, it first learns everything that the cluster knows. An end
@@ -41,7 +41,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.checkpoint.location import Location
@@ -51,17 +51,19 @@ from lowwater_spark.sources.base import (
     NONE,
     Leaf,
     Line,
-    Logged,
     OpenSource,
     Partition,
     Source,
     SourceDeclared,
     Vector,
+    foreign,
     skips_earlier,
 )
+from lowwater_spark.sources.kafka_admin import KafkaAdmin
+from lowwater_spark.sources.kafka_cluster import NO_ID, Cluster, Identity, agreed
 from lowwater_spark.sources.kafka_marks import Begun, SlotMark, marks_topic
 from lowwater_spark.sources.opaque import OpenOpaque
-from lowwater_spark.sources.paced import FORMAT
+from lowwater_spark.sources.paced import FORMAT, PACE
 from lowwater_spark.sources.roots import Replaced
 
 if TYPE_CHECKING:
@@ -74,20 +76,11 @@ __all__ = [
     "HEAD",
     "KAFKA",
     "MARKS",
-    "NO_ID",
-    "PACE",
-    "Cluster",
     "Ends",
-    "Identity",
     "KafkaSource",
-    "Reach",
     "OpenKafka",
-    "Partition",
     "Pin",
-    "BrokerView",
-    "agreed",
     "below",
-    "led_anew",
     "marked",
     "unread",
     "vector_of",
@@ -102,102 +95,14 @@ KAFKA: Final = "kafka"
 BROKERS: Final = "lowwater.brokers"
 """Option that declares how many brokers the cluster has, those that are down included."""
 
-PACE: Final = "lowwater.pace"
-"""Option of ``read_kafka()``: the directory in which the injector writes how far the partitions
-are."""
-
 HEAD: Final = "lowwater.head"
 """Option that chooses the head; without it the head is the ends of the partitions."""
 
 MARKS: Final = "marks"
 """Only value of :data:`HEAD`: the marks of ``batch.write_kafka``, the only writer of the topics."""
 
-NO_ID: Final = "A" * 22
-"""Id that Kafka's client gives to every topic of a broker that knows no ids."""
-
 _IN_SYNC: Final = "min.insync.replicas"
 _UNCLEAN: Final = "unclean.leader.election.enable"
-
-
-class Identity(NamedTuple):
-    """Description of the topics, merged from the answers of brokers."""
-
-    cluster: str
-    """Id of the cluster; empty when it has none."""
-    brokers: int
-    """Number of brokers that are up."""
-    ids: Mapping[str, str]
-    """Id of each topic; it differs for a topic that was deleted and created again."""
-    counts: Mapping[str, int]
-    """Number of partitions of each topic."""
-    epochs: Mapping[Partition, int] = MappingProxyType({})
-    """Leader epoch of each partition, which grows with each leader."""
-    leaders: Mapping[Partition, int] = MappingProxyType({})
-    """Broker that leads each partition; -1: none at the moment."""
-
-    @property
-    def partitions(self) -> list[Partition]:
-        """All partitions of all topics."""
-        return [Partition(topic, number) for topic in sorted(self.counts) for number in range(self.counts[topic])]
-
-
-class BrokerView(NamedTuple):
-    """Description of the topics by one broker. Its fields are those of :class:`Identity`."""
-
-    cluster: str
-    brokers: frozenset[int]
-    """Numbers of the brokers that this one believes to be up."""
-    ids: Mapping[str, str]
-    epochs: Mapping[Partition, int]
-    """Leader epochs of all partitions that this broker knows."""
-    leaders: Mapping[Partition, int] = MappingProxyType({})
-
-    @classmethod
-    def parse(cls, answer: Mapping[str, Any]) -> BrokerView:
-        """Return the content of Kafka's answer to a metadata request.
-
-        Raises OSError for a topic that the broker does not know.
-        """
-        ids, epochs, leaders = {}, {}, {}
-        for topic in answer["topics"]:
-            if topic["errorCode"]:
-                msg = f"a broker does not describe the topic {topic['name']} (error {topic['errorCode']})"
-                raise OSError(msg)
-            ids[topic["name"]] = topic["topicId"]
-            for entry in topic["partitions"]:
-                place = Partition(topic["name"], entry["partitionIndex"])
-                epochs[place], leaders[place] = entry["leaderEpoch"], entry["leaderId"]
-        brokers = frozenset(entry["nodeId"] for entry in answer["brokers"])
-        return cls(answer["clusterId"] or "", brokers, ids, epochs, leaders)
-
-
-def agreed(answers: Sequence[BrokerView]) -> Identity:
-    """Return the merge of the brokers' answers: all partitions, each with its newest epoch.
-
-    Raises OSError when the brokers give different ids to the cluster or a topic.
-
-    >>> old = BrokerView("c", frozenset({1, 2}), {"t": "1"}, {Partition("t", 0): 3})
-    >>> epochs = {Partition("t", 0): 4, Partition("t", 1): 0}
-    >>> new = BrokerView("c", frozenset({2, 3}), {"t": "1"}, epochs)
-    >>> merged = agreed([old, new])
-    >>> merged.brokers, dict(merged.counts), sorted(merged.epochs.values())
-    (3, {'t': 2}, [0, 4])
-    """
-    first = answers[0]
-    epochs: dict[Partition, int] = {}
-    leaders: dict[Partition, int] = {}
-    for answer in answers:
-        if (answer.cluster, answer.ids) != (first.cluster, first.ids):
-            msg = f"the brokers do not agree which topics {', '.join(sorted(first.ids))} are"
-            raise OSError(msg)
-        for place, epoch in answer.epochs.items():
-            if epoch >= epochs.get(place, epoch):
-                epochs[place], leaders[place] = epoch, answer.leaders.get(place, -1)
-    counts = {
-        topic: 1 + max((place.number for place in epochs if place.topic == topic), default=-1) for topic in first.ids
-    }
-    brokers = len(frozenset[int]().union(*(answer.brokers for answer in answers)))
-    return Identity(first.cluster, brokers, first.ids, counts, epochs, leaders)
 
 
 class Ends(NamedTuple):
@@ -210,71 +115,6 @@ class Ends(NamedTuple):
     ``holders`` only explain; they decide nothing."""
     holders: Mapping[Partition, str] = MappingProxyType({})
     """Transactional ids of the transactions that were open at two looks in a row."""
-
-
-class Cluster(Protocol):
-    """Questions that a source asks its Kafka cluster.
-
-    Each call raises OSError when there is no answer, or none for one of the partitions.
-    """
-
-    def ids(self, topics: tuple[str, ...]) -> tuple[str, Mapping[str, str]]:
-        """Return the ids of the cluster and of the topics, as any one broker gives them.
-
-        Raises Unsupported without Kafka's client.
-        """
-        ...
-
-    def views(self, topics: tuple[str, ...], enough: int) -> list[BrokerView]:
-        """Ask one broker after the other until ``enough`` have answered; return the answers."""
-        ...
-
-    def existing(self, topics: tuple[str, ...]) -> frozenset[str]:
-        """Return those of the topics that exist."""
-        ...
-
-    def settings(self, topics: tuple[str, ...], names: tuple[str, ...]) -> Mapping[str, Mapping[str, str]]:
-        """Return the values in force of some settings, by topic and setting."""
-        ...
-
-    def beginnings(self, partitions: list[Partition]) -> Vector:
-        """Return the first offset that each partition still has."""
-        ...
-
-    def ends(self, partitions: list[Partition], epochs: Mapping[Partition, int], *, committed: bool) -> Vector:
-        """Return each partition's high watermark, or with ``committed`` its last stable offset.
-
-        An answer from a leader of another epoch than ``epochs`` has is refused with OSError.
-        """
-        ...
-
-    def epoch_ends(self, epochs: Mapping[Partition, int], now: Identity) -> Vector:
-        """Return where the rows of an epoch and of earlier ones end in each leader's log.
-
-        An answer from a leader of another epoch than ``now`` has is refused with OSError.
-        """
-        ...
-
-    def holder(self, place: Partition, since: int) -> str:
-        """Return the transactional id of the transaction open in a partition since an offset.
-
-        Empty when the transaction has ended.
-        """
-        ...
-
-    def marks(self, topics: tuple[str, ...]) -> list[SlotMark | Begun]:
-        """Return the writers' records in topics of marks.
-
-        The newest may be missing: a broker that was away may not know them.
-        """
-        ...
-
-    def marks_between(self, since: Vector, ends: Vector) -> list[SlotMark | Begun]:
-        """Return all records between two vectors of offsets of topics of marks, or raise OSError.
-
-        Records of open and aborted transactions are among them.
-        """
-        ...
 
 
 def vector_of(line: Line) -> dict[Partition, int]:
@@ -296,9 +136,9 @@ def vector_of(line: Line) -> dict[Partition, int]:
             for number, offset in partitions.items()
         }
     except (AttributeError, TypeError, ValueError) as error:
-        raise CheckpointMismatch(_OTHER.format(line=line)) from error
+        raise foreign(line, _OTHER) from error
     if any(type(offset) is not int or offset < 0 for offset in vector.values()):
-        raise CheckpointMismatch(_OTHER.format(line=line))
+        raise foreign(line, _OTHER)
     return dict(sorted(vector.items()))
 
 
@@ -362,11 +202,11 @@ class KafkaSource(Source):
     """Full names of the computations that the stage waits for. Empty: an injector that reports by
     the ends. None: the source has no head, and Kafka is asked for ids only."""
 
+    kind = KAFKA
+
     @classmethod
     def planned(cls, leaf: Leaf) -> KafkaSource | None:
         """Return the source of Spark's Kafka, or of ``read_kafka()``."""
-        from lowwater_spark.sources.kafka_admin import KafkaAdmin
-
         if not leaf.of_tables or leaf.format not in (KAFKA, FORMAT):
             return None
         deprecated = bool(leaf.changed(["spark.sql.streaming.kafka.useDeprecatedOffsetFetching"], "false"))
@@ -388,8 +228,6 @@ class KafkaSource(Source):
     @classmethod
     def declared(cls, declared: SourceDeclared, session: Callable[[], SparkSession]) -> KafkaSource:
         """Return the source of the declared topics, read from their beginning."""
-        from lowwater_spark.sources.kafka_admin import KafkaAdmin
-
         options = {**declared.options, "subscribe": ",".join(declared.topics), "startingoffsets": "earliest"}
         return cls(options, KafkaAdmin(session()._jvm, options))
 
@@ -420,11 +258,6 @@ class KafkaSource(Source):
         return f"Kafka's {', '.join(self.topics) or 'topics'}"
 
     @property
-    def kind(self) -> str:
-        """Format of the source: ``kafka``."""
-        return KAFKA
-
-    @property
     def brokers(self) -> int:
         """Number of brokers that the cluster is declared to have; 0: not declared."""
         declared = self.options.get(BROKERS, "").strip()
@@ -434,11 +267,6 @@ class KafkaSource(Source):
     def by_marks(self) -> bool:
         """True when the head comes from the marks of ``batch.write_kafka``."""
         return self.options.get(HEAD, "").strip().lower() == MARKS
-
-    @property
-    def skips(self) -> bool:
-        """True when the query declares that rows before its first offsets need not be read."""
-        return skips_earlier(self.options)
 
     @property
     def ledgers(self) -> tuple[str, ...]:
@@ -529,7 +357,7 @@ class KafkaSource(Source):
                 )
         other = self.options.keys() & {"startingtimestamp", "startingoffsetsbytimestamp"}  # Spark prefers them
         earliest = self.options.get("startingoffsets", "").lower() == "earliest" and not other
-        if whole and not earliest and not self.skips:
+        if whole and not earliest and not skips_earlier(self.options):
             raise Unsupported(
                 f"{stage}, without the option startingOffsets earliest",
                 "rows before the first offset that the query reads would count as read",
@@ -629,7 +457,7 @@ class KafkaSource(Source):
     def pin(self) -> Pin:
         """Return the pin of the topics as they are now, before any row is read. Raises OSError."""
         now = self.identity()
-        return Pin(now.cluster, dict(now.ids), marks={})
+        return Pin(now.cluster, dict(now.ids))
 
     def listed(self, now: Identity, topics: Sequence[str]) -> Vector:
         """Return the ends of the partitions of ``topics``, given their description.
@@ -722,7 +550,7 @@ class Pin(NamedTuple):
     truncated: str = ""
     """Partition that was seen to end before rows that were read, in words; empty: none. The reason
     stays when the log grows again."""
-    marks: Mapping[str, Mapping[str, tuple[int, int]]] = MappingProxyType({})
+    marks: Mapping[str, Mapping[str, tuple[int, int]]] = {}
     """Marks by topic and partition number, each an offset and an epoch (:class:`Reach` as JSON)."""
 
     def differs(self, now: Identity) -> str:
@@ -760,7 +588,7 @@ class _Ledger:
         return (ids, epochs) == (self.ids, self.epochs) and not below(ends, self.read)
 
 
-class OpenKafka(Logged):
+class OpenKafka(OpenSource):
     """The topics of a running query.
 
     Its offset is a vector of next offsets, its head one of ends.
@@ -822,17 +650,15 @@ class OpenKafka(Logged):
             raise CheckpointMismatch(msg)
         now = self._source.identity()
         # Rows from before an injector began are none of its own.
-        needs_all = self._source.inputs and not self._source.skips
+        needs_all = self._source.inputs and not skips_earlier(self._source.options)
         begins = self._cluster.beginnings(now.partitions) if needs_all else {}
         if removed := {place: at for place, at in begins.items() if at}:
             raise CheckpointMismatch(_REMOVED.format(place=min(removed), at=removed[min(removed)]))
-        pin = Pin(now.cluster, dict(now.ids))
-        self._keep(pin)
-        return pin
+        return self._keep(Pin(now.cluster, dict(now.ids)))
 
-    def _keep(self, pin: Pin) -> None:
-        marks = {topic: dict(numbers) for topic, numbers in pin.marks.items()}
-        self._manifest.keep_pin(KAFKA, self._number, pin._replace(marks=marks))
+    def _keep(self, pin: Pin) -> Pin:
+        self._manifest.keep_pin(KAFKA, self._number, pin)
+        return pin
 
     # -- lines -------------------------------------------------------------------------------------
 
@@ -848,7 +674,7 @@ class OpenKafka(Logged):
         if line != NONE and self._source.inputs and not self._first_checked:
             first = vector_of(lines_of(self._first.read_text(encoding="utf-8").lstrip("\0"))[-1])
             skipped = {place: at for place, at in first.items() if at}
-            if skipped and not self._source.skips:
+            if skipped and not skips_earlier(self._source.options):
                 raise CheckpointMismatch(_REMOVED.format(place=min(skipped), at=skipped[min(skipped)]))
             if skipped:
                 skipped_offsets = ", ".join(f"{place} from offset {at}" for place, at in list(skipped.items())[:_NAMED])
@@ -908,14 +734,12 @@ class OpenKafka(Logged):
             marks: dict[str, dict[str, tuple[int, int]]] = {}
             for place, mark in self._marks.items():
                 marks.setdefault(place.topic, {})[str(place.number)] = (mark.offset, mark.epoch)
-            self._pin = self._pin._replace(marks=marks)
-            self._keep(self._pin)
+            self._pin = self._keep(self._pin._replace(marks=marks))
             self._saved, self._saved_at = dict(self._marks), self._clock()
 
     def _cut_off(self, reason: str) -> None:
         with self._lock:
-            self._pin = self._pin._replace(truncated=reason)
-            self._keep(self._pin)
+            self._pin = self._keep(self._pin._replace(truncated=reason))
 
     def close(self) -> None:
         """Store the marks. Raises CheckpointMismatch, OSError."""
@@ -1142,10 +966,7 @@ _KEEP: Final = 5.0
 """Least seconds between two stores of the marks while no leader is new; a store costs two fsyncs.
 """
 
-_OTHER: Final = (
-    '{line!r} is no offset of Kafka, like {{"topic":{{"0":5}}}}: the checkpoint belongs to a query with another source. Start that query again, or this one '
-    "from a new checkpoint, with adopt=True."
-)
+_OTHER: Final = 'is no offset of Kafka, like {"topic":{"0":5}}'
 
 _REPLACED: Final = "{other}: the checkpoint has read the old one. Start from a new checkpoint, with adopt=True."
 

@@ -9,18 +9,17 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.base import Partition, Vector
-from lowwater_spark.sources.kafka import PACE, BrokerView, Identity
 from lowwater_spark.sources.kafka_client import java_settings
+from lowwater_spark.sources.kafka_cluster import BrokerView, Identity
 from lowwater_spark.sources.kafka_marks import Begun, SlotMark, parse
+from lowwater_spark.sources.paced import PACE
 
 __all__ = ["KafkaAdmin"]
-
-T = TypeVar("T")
 
 Address = tuple[str, int]
 
@@ -157,7 +156,8 @@ class KafkaAdmin:
         what = f"by each of its brokers which topics {', '.join(topics)} are"
         with self._direct() as direct:
             if not direct.nodes:
-                direct.nodes = self._call(what, self._nodes)
+                with self._call(what):
+                    direct.nodes = self._nodes()
             # Two numbers with one address are one broker, and give one answer.
             addresses = {address: number for number, (address, _) in sorted(direct.nodes.items(), reverse=True)}
             listed = {number: address for number, (address, _) in direct.nodes.items()}
@@ -188,14 +188,12 @@ class KafkaAdmin:
         return {int(node.id()): ((str(node.host()), int(node.port())), node) for node in nodes}
 
     def _view(self, direct: _Direct, number: int, topics: tuple[str, ...]) -> tuple[BrokerView, dict[int, Address]]:
-        def ask() -> tuple[BrokerView, dict[int, Address]]:
+        with self._call(f"by broker {number} which topics {', '.join(topics)} are"):
             requests, create = self._jvm.org.apache.kafka.common.requests, False
             request = requests.MetadataRequest.Builder(_java_list(self._jvm, topics), create, _IDS)
             answer = direct.ask(number, request, "Metadata")
             brokers = {broker["nodeId"]: (broker["host"], broker["port"]) for broker in answer["brokers"]}
             return BrokerView.parse(answer), brokers
-
-        return self._call(f"by broker {number} which topics {', '.join(topics)} are", ask)
 
     def epoch_ends(self, epochs: Mapping[Partition, int], now: Identity) -> Vector:
         """Return where the rows of an epoch and of earlier ones end in each leader's log.
@@ -206,7 +204,7 @@ class KafkaAdmin:
             return {place: self._epoch_end(direct, place, epoch, now) for place, epoch in epochs.items()}
 
     def _epoch_end(self, direct: _Direct, place: Partition, epoch: int, now: Identity) -> int:
-        def ask() -> int:
+        with self._call(f"what {place} still has of the epoch {epoch} of its leaders"):
             partition = {"partition": place.number, "currentLeaderEpoch": now.epochs[place], "leaderEpoch": epoch}
             content = {"replicaId": -1, "topics": [{"topic": place.topic, "partitions": [partition]}]}
             kafka = self._jvm.org.apache.kafka.common
@@ -220,35 +218,26 @@ class KafkaAdmin:
                 raise OSError(msg)
             return int(answer["endOffset"])
 
-        return self._call(f"what {place} still has of the epoch {epoch} of its leaders", ask)
-
     def ids(self, topics: tuple[str, ...]) -> tuple[str, Mapping[str, str]]:
         """Return the ids of the cluster and of the topics, as any one broker gives them.
 
         Raises OSError, and Unsupported without Kafka's client.
         """
-
-        def ask() -> tuple[str, Mapping[str, str]]:
+        with self._call(f"which topics {', '.join(topics)} are"):
             client = self._client()
             cluster = self._answer(client.describeCluster().clusterId())
             described = self._answer(client.describeTopics(_java_list(self._jvm, topics)).allTopicNames())
             return str(cluster or ""), {topic: str(described.get(topic).topicId().toString()) for topic in topics}
 
-        return self._call(f"which topics {', '.join(topics)} are", ask)
-
     def existing(self, topics: tuple[str, ...]) -> frozenset[str]:
         """Return those of the topics that exist. Raises OSError. Costs a listing of all names."""
-
-        def ask() -> frozenset[str]:
+        with self._call(f"whether there is {', '.join(topics)}"):
             names = self._answer(self._client().listTopics().names())
             return frozenset(topic for topic in topics if names.contains(topic))
 
-        return self._call(f"whether there is {', '.join(topics)}", ask)
-
     def settings(self, topics: tuple[str, ...], names: tuple[str, ...]) -> Mapping[str, Mapping[str, str]]:
         """Return the values in force of some settings, by topic and setting. Raises OSError."""
-
-        def ask() -> Mapping[str, Mapping[str, str]]:
+        with self._call(f"which settings {', '.join(topics)} have"):
             config = self._jvm.org.apache.kafka.common.config.ConfigResource
             places = {topic: config(config.Type.TOPIC, topic) for topic in topics}
             configs = self._answer(self._client().describeConfigs(_java_list(self._jvm, places.values())).all())
@@ -256,8 +245,6 @@ class KafkaAdmin:
                 topic: {name: str(configs.get(place).get(name).value()) for name in names}
                 for topic, place in places.items()
             }
-
-        return self._call(f"which settings {', '.join(topics)} have", ask)
 
     def beginnings(self, partitions: list[Partition]) -> Vector:
         """Return the first offset that each partition still has. Raises OSError."""
@@ -273,7 +260,7 @@ class KafkaAdmin:
     def _offsets(
         self, which: str, isolation: str, partitions: list[Partition], epochs: Mapping[Partition, int]
     ) -> Vector:
-        def ask() -> Vector:
+        with self._call("where its partitions end"):
             kafka = self._jvm.org.apache.kafka
             specs = self._jvm.java.util.HashMap()
             for place in partitions:
@@ -293,15 +280,12 @@ class KafkaAdmin:
                 offsets[place] = int(entry.getValue().offset())
             return offsets
 
-        return self._call("where its partitions end", ask)
-
     def holder(self, place: Partition, since: int) -> str:
         """Return the transactional id of the transaction open in a partition since an offset.
 
         Empty when the transaction has ended. Raises OSError.
         """
-
-        def ask() -> str:
+        with self._call(f"who has a transaction open in {place}"):
             kafka, client = self._jvm.org.apache.kafka, self._client()
             partition = kafka.common.TopicPartition(*place)
             described = client.describeProducers(_java_list(self._jvm, [partition])).partitionResult(partition)
@@ -320,18 +304,14 @@ class KafkaAdmin:
             listed = client.listTransactions(kafka.clients.admin.ListTransactionsOptions().filterProducerIds(ids))
             return ", ".join(sorted(str(producer.transactionalId()) for producer in self._answer(listed.all())))
 
-        return self._call(f"who has a transaction open in {place}", ask)
-
     def marks(self, topics: tuple[str, ...]) -> list[SlotMark | Begun]:
         """Return the last record of each key in topics of marks, open transactions included.
 
         Raises OSError. Only the last hundred records of a partition are read: few slots share one,
         and each slot writes two records in a batch.
         """
-        return self._call(
-            f"who has left marks in {', '.join(topics)}",
-            lambda: [mark for topic in topics for mark in self._last(topic)],
-        )
+        with self._call(f"who has left marks in {', '.join(topics)}"):
+            return [mark for topic in topics for mark in self._last(topic)]
 
     def _last(self, topic: str) -> list[SlotMark | Begun]:
         kafka = self._jvm.org.apache.kafka
@@ -354,8 +334,7 @@ class KafkaAdmin:
 
         Raises OSError, also when a record is gone, and ValueError for a mark of a newer release.
         """
-
-        def ask() -> list[SlotMark | Begun]:
+        with self._call("what its writers have marked"):
             partition_class = self._jvm.org.apache.kafka.common.TopicPartition
             places = {partition_class(*place): place for place, end in ends.items() if since[place] < end}
             with self._reader(**{"auto.offset.reset": "none"}) as consumer:
@@ -367,8 +346,6 @@ class KafkaAdmin:
                 msg = "a mark of a writer was removed, so the next look waits for the ends of the partitions"
                 raise OSError(msg)
             return [mark for key, value in records if (mark := parse(key, value)) is not None]
-
-        return self._call("what its writers have marked", ask)
 
     @contextlib.contextmanager
     def _reader(self, **settings: str) -> Iterator[Any]:
@@ -431,11 +408,13 @@ class KafkaAdmin:
     def _answer(self, future: Any) -> Any:
         return future.get(_LIMIT, self._jvm.java.util.concurrent.TimeUnit.SECONDS)
 
-    def _call(self, what: str, ask: Callable[[], T]) -> T:
+    @contextlib.contextmanager
+    def _call(self, what: str) -> Iterator[None]:
         from py4j.protocol import Py4JError, Py4JJavaError
 
         try:
-            return ask()
+            yield
+            return
         except Py4JJavaError as failure:
             thrown = failure.java_exception
             cause = thrown.getCause() or thrown

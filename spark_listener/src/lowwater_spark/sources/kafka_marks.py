@@ -102,18 +102,7 @@ class SlotMark:
 
     def record(self) -> tuple[bytes, bytes]:
         """Return the key and the value of the mark's record."""
-        content = {
-            "format": _FORMAT,
-            **asdict(self.slot),
-            "writer": self.writer,
-            "next": self.next,
-            "digest": self.digest,
-            "staged": self.staged,
-            "topic_id": self.topic_id,
-            "partitions": self.partitions,
-            "ends": {str(partition): end for partition, end in sorted(self.ends.items())},
-        }
-        return self.slot.key, json.dumps(content).encode()
+        return self.slot.key, _value(self, ends={str(partition): end for partition, end in sorted(self.ends.items())})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +123,13 @@ class Begun:
 
     def record(self) -> tuple[bytes, bytes]:
         """Return the key and the value. A slot's end and its next beginning have two keys."""
-        content = {
-            "format": _FORMAT,
-            **asdict(self.slot),
-            "writer": self.writer,
-            "ended": self.ended,
-            "life": self.life,
-        }
-        return self.slot.key + (_ENDED if self.ended else _BEGUN).encode(), json.dumps(content).encode()
+        return self.slot.key + (_ENDED if self.ended else _BEGUN).encode(), _value(self)
+
+
+def _value(mark: SlotMark | Begun, **converted: object) -> bytes:
+    """Return a mark's fields as JSON, in their order, with those of its slot in front."""
+    values = {own.name: getattr(mark, own.name) for own in fields(mark) if own.name != "slot"}
+    return json.dumps({"format": _FORMAT, **asdict(mark.slot), **values, **converted}).encode()
 
 
 def parse(key: bytes | None, value: bytes | None) -> SlotMark | Begun | None:

@@ -46,7 +46,7 @@ _WORDS: Final[Mapping[type, str]] = {dict: "an object", list: "a list", int: "a 
 class OpaqueSource(Source):
     """Any source that Spark reads, by its format in the query's plan."""
 
-    format: str
+    kind: str
     """Format of the source: ``rate``, ``kafka``."""
 
     def __post_init__(self) -> None:
@@ -55,11 +55,6 @@ class OpaqueSource(Source):
             raise Unsupported(
                 f"The source {self.kind}", once, "Bring the rows in by files, or by a source that keeps them."
             )
-
-    @property
-    def kind(self) -> str:
-        """Format of the source."""
-        return self.format
 
     @property
     def name(self) -> str:

@@ -26,10 +26,14 @@ from typing import Final
 from lowwater_spark.checkpoint.durable import make_directory, write_over
 from lowwater_spark.sources.base import Partition, Vector
 
-__all__ = ["CHUNK", "FORMAT", "LIMIT", "Pace", "paced"]
+__all__ = ["CHUNK", "FORMAT", "LIMIT", "PACE", "Pace", "paced"]
 
 FORMAT: Final = "lowwater_kafka"
 """Format of the source, as Spark names it."""
+
+PACE: Final = "lowwater.pace"
+"""Option of ``read_kafka()``: the directory in which the injector writes how far the partitions
+are."""
 
 LIMIT: Final = "lowwater.skew"
 """Option of the source: how far a partition may be ahead of the slowest, milliseconds."""

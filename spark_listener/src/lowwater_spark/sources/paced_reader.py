@@ -7,6 +7,7 @@ Spark's driver-side Python process and the executors that read import it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import tempfile
@@ -20,10 +21,11 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.sources.base import Partition
 from lowwater_spark.sources.control import check_version
-from lowwater_spark.sources.kafka import BROKERS, PACE, Partition, below, vector_of
+from lowwater_spark.sources.kafka import BROKERS, below, vector_of
 from lowwater_spark.sources.kafka_client import client_settings, confluent, consumer_of
-from lowwater_spark.sources.paced import FORMAT, LIMIT, Pace, paced
+from lowwater_spark.sources.paced import FORMAT, LIMIT, PACE, Pace, paced
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -176,8 +178,7 @@ class PacedReader(DataSourceStreamReader):
         Raises OSError when Kafka gives no row for :data:`_READ` seconds.
         """
         assert isinstance(partition, _Part)
-        consumer = self._consumer({Partition(partition.topic, partition.number): partition.start})
-        try:
+        with self._consumer({Partition(partition.topic, partition.number): partition.start}) as consumer:
             done = False
             while not done:
                 first = consumer.poll(_READ)
@@ -189,8 +190,6 @@ class PacedReader(DataSourceStreamReader):
                 if not messages:
                     msg = f"partition {partition.number} of {partition.topic} gives no rows from {partition.start} to {partition.end}"
                     raise OSError(msg)
-        finally:
-            consumer.close()
 
     def _next_times(self, offsets: Mapping[Partition, int]) -> dict[Partition, int]:
         """Return the time of the row at each offset, milliseconds.
@@ -201,8 +200,7 @@ class PacedReader(DataSourceStreamReader):
         pending = {*offsets}
         if not pending:
             return times
-        consumer = self._consumer(offsets)
-        try:
+        with self._consumer(offsets) as consumer:
             while pending:
                 message = consumer.poll(_ANSWER)
                 if message is None:
@@ -212,18 +210,16 @@ class PacedReader(DataSourceStreamReader):
                 if place in pending and message.error() is None:
                     times[place] = message.timestamp()[1]
                 pending.discard(place)
-        finally:
-            consumer.close()
         return times
 
-    def _consumer(self, offsets: Mapping[Partition, int]) -> Any:
+    @contextlib.contextmanager
+    def _consumer(self, offsets: Mapping[Partition, int]) -> Iterator[Any]:
         settings = {**self._settings, "auto.offset.reset": "error"}
         consumer = consumer_of(settings, committed=self._committed)
         assignment = confluent().TopicPartition
-        consumer.assign(
-            [assignment(partition.topic, partition.number, offset) for partition, offset in offsets.items()]
-        )
-        return consumer
+        with contextlib.closing(consumer):
+            consumer.assign([assignment(place.topic, place.number, offset) for place, offset in offsets.items()])
+            yield consumer
 
     def _client(self) -> Any:
         if self._admin is None:
@@ -299,16 +295,15 @@ def _table(rows: Sequence[Any]) -> pa.RecordBatch:
     import pyarrow as pa
 
     stamps = [row.timestamp() for row in rows]
-    columns = [
-        pa.array([row.key() for row in rows], pa.binary()),
-        pa.array([row.value() for row in rows], pa.binary()),
-        pa.array([row.topic() for row in rows], pa.string()),
-        pa.array([row.partition() for row in rows], pa.int32()),
-        pa.array([row.offset() for row in rows], pa.int64()),
-        pa.array([time * 1000 for _, time in stamps], pa.int64()).cast(pa.timestamp("us", "UTC")),
-        # Spark counts from 0 what the client library counts from 1.
-        pa.array([kind - 1 for kind, _ in stamps], pa.int32()),
-    ]
-    return pa.RecordBatch.from_arrays(
-        columns, names=["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
+    return pa.RecordBatch.from_pydict(
+        {
+            "key": pa.array([row.key() for row in rows], pa.binary()),
+            "value": pa.array([row.value() for row in rows], pa.binary()),
+            "topic": pa.array([row.topic() for row in rows], pa.string()),
+            "partition": pa.array([row.partition() for row in rows], pa.int32()),
+            "offset": pa.array([row.offset() for row in rows], pa.int64()),
+            "timestamp": pa.array([time * 1000 for _, time in stamps], pa.int64()).cast(pa.timestamp("us", "UTC")),
+            # Spark counts from 0 what the client library counts from 1.
+            "timestampType": pa.array([kind - 1 for kind, _ in stamps], pa.int32()),
+        }
     )

@@ -221,14 +221,15 @@ class DurableSink:
         self._log = root / SINK_LOG
         self._manifest = manifest
         self._boot = boot
-        self._synced, since = self._load()
+        stored = manifest["sink"] or {}
+        self._synced: int | None = stored.get("batch")
         """Last batch whose output is durable; None: an older release, which did not sync outputs,
         began the checkpoint."""
         self._first_newest = _newest(self._log)
         """Last batch in the log when this run began. A power cut ends a run, so later batches
         cannot be lost in it. This batch may be uncommitted: Spark finds its entry, and does not
         write it again."""
-        now = boot(root)
+        since, now = stored.get("boot", ""), boot(root)
         self._may_lack = not now or since != now
         """True when a power cut may have taken output that is not durable."""
         if self._synced is not None and self._may_lack and since:
@@ -300,11 +301,6 @@ class DurableSink:
                 exact = False
         entries = [self._log / name for name, n in sorted(names.items()) if first <= n <= last]
         return _sizes(lines, older), [entry for entry in entries if entry.exists()], exact
-
-    def _load(self) -> tuple[int | None, str]:
-        """Return the last batch whose output is durable, and the boot at which that was noted."""
-        content = self._manifest["sink"]
-        return (None, "") if content is None else (int(content["batch"]), content.get("boot", ""))
 
     def _save(self, batch: int) -> None:
         self._write(batch, self._boot(self._root))

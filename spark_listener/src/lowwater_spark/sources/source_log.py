@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from lowwater_spark.checkpoint.durable import write_over
 from lowwater_spark.checkpoint.lines import last_lines
-from lowwater_spark.checkpoint.location import Location
+from lowwater_spark.checkpoint.location import Location, numbers_in
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import NONE, Line
@@ -51,6 +51,10 @@ NOTHING: Final = -1
 NO_FILE: Final = -1
 """Modification time in the place of a file's: the path has no rows that Spark takes, so it holds
 W."""
+
+
+_COMPACT: Final = ".compact"
+"""End of the name of a compacted entry."""
 
 
 class File(NamedTuple):
@@ -290,17 +294,14 @@ class SourceLog:
         """Return the entry to begin with: first the newest compacted one, later the next."""
         if self.read != NOTHING:
             return self.read + 1
-        return max((n for n in self._compacted() if n <= offset), default=0)
+        return max((n for n in numbers_in(self._log, suffix=_COMPACT) if n <= offset), default=0)
 
     def _compacted_after(self, at: int) -> int:
-        later = min((n for n in self._compacted() if n > at), default=None)
+        later = min((n for n in numbers_in(self._log, suffix=_COMPACT) if n > at), default=None)
         if later is None:
             msg = f"{self._log} lacks its entry {at}, and no compacted entry repeats it; restore the checkpoint as a whole"
             raise CheckpointMismatch(msg)
         return later
-
-    def _compacted(self) -> list[int]:
-        return _compacted_numbers(self._log)
 
     def _read_entry(self, number: int) -> bool:
         """Read the new lines of an entry. Return False when the entry does not exist."""
@@ -379,8 +380,8 @@ class Compacted(NamedTuple):
 
         Costs a listing of the log.
         """
-        number = max((n for n in _compacted_numbers(log) if n <= last), default=None)
-        return None if number is None else cls(log / f"{number}.compact")
+        number = max((n for n in numbers_in(log, suffix=_COMPACT) if n <= last), default=None)
+        return None if number is None else cls(log / f"{number}{_COMPACT}")
 
     def drop_before(self, batch: int) -> None:
         """Remove the lines of all batches before ``batch``.
@@ -400,15 +401,6 @@ class Compacted(NamedTuple):
         # The checksum goes first: it is of the old content, and Hadoop reads a file without one.
         (self.path.parent / f".{self.path.name}.crc").unlink(missing_ok=True)
         write_over(self.path, b"\n".join([b"v1", *reversed(lines)]))
-
-
-def _compacted_numbers(log: Location) -> list[int]:
-    try:
-        names = [entry.name for entry in log.iterdir()]
-    except FileNotFoundError:
-        return []
-    plain = {name: name.removesuffix(".compact") for name in names if name.endswith(".compact")}
-    return [int(number) for number in plain.values() if number.isdecimal()]
 
 
 _OTHER_PLACE: Final = (

@@ -12,21 +12,22 @@ says so for each format.
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self
 
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.base import Line, Logged, OpenSource, Source, up
+from lowwater_spark.sources.base import Line, OpenSource, Source, foreign, up
 from lowwater_spark.sources.opaque import OpenOpaque
 from lowwater_spark.sources.roots import Replaced
 
 if TYPE_CHECKING:
     from lowwater_spark.checkpoint.manifest import Manifest
 
-__all__ = ["ANEW", "BACK", "STEP", "OpenTable", "TableSource", "TableVersion"]
+__all__ = ["ANEW", "BACK", "STEP", "OpenTable", "TableSource", "app_id", "fields_of", "mark_of", "marked", "writer_of"]
 
 BACK: Final = 100
 """Number of versions before a query's start in which it looks for writers without a mark."""
@@ -36,6 +37,61 @@ STEP: Final = 20
 again."""
 
 ANEW: Final = "Start from a new checkpoint, with adopt=True."
+
+
+def fields_of(line: Line, what: str, fields: Mapping[str, type], version: str, versions: Collection[int]) -> list[Any]:
+    """Return fields of an offset, whose names and types are ``fields``.
+
+    Raises CheckpointMismatch for a line of another source, and for one in which the field
+    ``version`` is none of ``versions``. ``what`` names the kind of table.
+    """
+    why = f"is not the offset of {what} in the offset log"
+    try:
+        content = json.loads(line)
+        values = [content[name] for name in fields]
+        supported = content[version] in versions
+    except (KeyError, TypeError, ValueError) as error:
+        raise foreign(line, why) from error
+    if not supported or [type(value) for value in values] != [*fields.values()]:
+        raise foreign(line, why)
+    return values
+
+
+_FORMAT: Final = 1
+
+_APP: Final = "lowwater:"
+
+
+def mark_of(metadata: Any) -> Mapping[str, Any]:
+    """Return lowwater's mark from a commit's metadata; empty when there is none."""
+    try:
+        content = json.loads(metadata)["lowwater"]
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def marked(computation: str, **content: object) -> str:
+    """Return the mark that a computation leaves in the metadata of its commits, as JSON.
+
+    >>> marked("hourly", batch=7)
+    '{"lowwater": {"format": 1, "computation": "hourly", "batch": 7}}'
+    """
+    return json.dumps({"lowwater": {"format": _FORMAT, "computation": computation, **content}})
+
+
+def app_id(computation: str, identity: str) -> str:
+    """Return the name under which a table counts the batches of a computation's checkpoint.
+
+    >>> app_id("default/hourly", "c0ffee"), writer_of("lowwater:c0ffee:default/hourly")
+    ('lowwater:c0ffee:default/hourly', 'default/hourly')
+    """
+    return f"{_APP}{identity}:{computation}"
+
+
+def writer_of(app: str) -> str:
+    """Return the computation that counts its batches under an app; empty for a foreign app."""
+    return app.removeprefix(_APP).partition(":")[2] if app.startswith(_APP) else ""
 
 
 class TableVersion(Protocol):
@@ -69,19 +125,12 @@ class TableSource(Source):
     """Full names of the computations that the stage waits for; None: the source has no head, and
     lowwater does not ask the table."""
 
-    format: ClassVar[str]
-    """Format of the source, as Spark names it."""
     title: ClassVar[str]
     """Name of the format in messages."""
     harmless: ClassVar[Set[str]]
     """Options, in lower case, that leave no row out."""
     harmful: ClassVar[Mapping[str, str]]
     """Reason why an option leaves rows out."""
-
-    @property
-    def kind(self) -> str:
-        """Format of the source."""
-        return self.format
 
     @property
     def name(self) -> str:
@@ -157,6 +206,17 @@ class TableSource(Source):
             return OpenOpaque(self.kind, folder, order=self.went_back)
         return self.open_table(manifest, number)
 
+    def check(self, line: Line) -> None:
+        """Raise CheckpointMismatch for a line that is no offset of a table of this format."""
+        self.offset(line)
+
+    @abstractmethod
+    def offset(self, line: Line) -> Any:
+        """Return the offset in a line; None before the first row was read.
+
+        Raises CheckpointMismatch for a line of another source.
+        """
+
     @abstractmethod
     def open_table(self, manifest: Manifest, number: int) -> OpenSource:
         """Return the source for one run of a query that waits for the table's head."""
@@ -166,7 +226,7 @@ class TableSource(Source):
         """Return in words how a line is below the one before; empty when no line shows it."""
 
 
-class OpenTable(Logged):
+class OpenTable(OpenSource):
     """The table of a running query: its pin, and the checks of its versions."""
 
     def __init__(self, source: Any, manifest: Manifest, number: int, pin_of: Callable[[Sequence[Any]], Any]) -> None:
@@ -177,6 +237,12 @@ class OpenTable(Logged):
         self._stranger = ""
         """Version of a writer that the inputs do not name, in words; empty: none."""
         self._pin = self._pinned(pin_of)
+        self._committed: Any = None
+        """Offset of the newest committed batch; None before the first row was read."""
+        self._planned: Any = None
+        """Offset of the newest planned batch, likewise."""
+        self._knocked: tuple[Line, Any] = ("", None)
+        """Last line given to :meth:`knock`, and the table as it was then."""
 
     def _pinned(self, pin_of: Callable[[Sequence[Any]], Any]) -> Any:
         """Return the stored pin; before the query's first batch make one and store it durably."""
@@ -194,6 +260,45 @@ class OpenTable(Logged):
         if pin.broken:
             raise CheckpointMismatch(pin.broken)
         return pin
+
+    def read_to(self, line: Line) -> None:
+        """Compare a planned line with the committed one. Raises CheckpointMismatch."""
+        offset, before = self._source.offset(line), self._committed
+        if before is not None and self._is_below(offset, before):
+            raise CheckpointMismatch(
+                f"the offset of {self._source.name} has gone back, from {before} to {offset or 'the beginning'}: restore the checkpoint as a whole, or start from a new one, with adopt=True."
+            )
+        self._planned = offset
+
+    @abstractmethod
+    def _is_below(self, offset: Any, before: Any) -> bool:
+        """Return whether a planned offset is before the committed one."""
+
+    def confirm(self, line: Line) -> None:
+        """Check that the table is the pinned one, and the versions that a batch has read.
+
+        Raises CheckpointMismatch, and OSError when the table cannot be read.
+        """
+        if self._knocked[0] != line:
+            self.knock(line)
+        table = self._knocked[1]
+        if table.id != self._pin.table:
+            raise CheckpointMismatch(self._replaced(table.id))
+        offset = self._source.offset(line)
+        if offset is not None:
+            self._settle(offset, table)
+
+    @abstractmethod
+    def _settle(self, offset: Any, table: Any) -> None:
+        """Count a batch up to ``offset`` as committed; ``table`` was read after that."""
+
+    def reached(self, head: Any, offset: Line | None) -> bool:
+        """Return whether an offset has taken all files up to the head."""
+        return not self._held and self._covers(head, None if offset is None else self._source.offset(offset))
+
+    @abstractmethod
+    def _covers(self, head: Any, read: Any) -> bool:
+        """Return whether an offset has taken all files up to the head; None before the first."""
 
     def _keep(self, pin: Any) -> None:
         self._manifest.keep_pin(self._source.kind, self._number, pin)
@@ -214,11 +319,6 @@ class OpenTable(Logged):
 
     def _replaced(self, table: str) -> str:
         return f"{self._source.name} is another one (its id was {self._pin.table} and is {table}): the checkpoint has read the old one. {ANEW}"
-
-    def _gone_back(self, before: object, now: object) -> CheckpointMismatch:
-        return CheckpointMismatch(
-            f"the offset of {self._source.name} has gone back, from {before} to {now}: restore the checkpoint as a whole, or start from a new one, with adopt=True."
-        )
 
     def _know_writer(self, version: TableVersion) -> None:
         """Check the writer of a version; hold the watermark if nobody waits for it."""

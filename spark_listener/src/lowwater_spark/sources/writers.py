@@ -88,7 +88,7 @@ def strangers(folder: str, inputs: Set[str]) -> list[tuple[str, str]]:
             marks = sorted(entry.path for entry in listing if entry.name.endswith(".json"))
     except FileNotFoundError:
         return []
-    writers = [(path, _computation(Path(path))) for path in marks]
+    writers = [(path, _content(Path(path))["computation"]) for path in marks]
     return [(path, name) for path, name in writers if name not in inputs]
 
 
@@ -107,10 +107,6 @@ def _not_alone(folder: Path, writer: str, mark: str) -> Unsupported:
         f"{writer} writes there, and readers of a directory with a sink's log see only the rows in that log",
         f"Start into a directory of its own. If {writer} has stopped for good, and its rows are deleted, delete {mark}.",
     )
-
-
-def _computation(path: Path) -> str:
-    return str(_content(path)["computation"])
 
 
 def _content(path: Path) -> dict[str, Any]:
