@@ -21,14 +21,18 @@ import sys
 import tarfile
 import tomllib
 import uuid
+from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import yaml
+
+from scripts.vendor_page import PACKAGES, Package
 
 ROOT: Final = Path(__file__).parents[1]
 DISTRIBUTIONS: Final = {
@@ -136,21 +140,39 @@ def materials(out: Path, commit: Commit) -> None:
     """Write bills of materials (CycloneDX) of distributions with all extras, and of the image."""
     out.mkdir(parents=True)
     for name in DISTRIBUTIONS:
-        _material(out / f"{name}.cdx.json", commit, "--package", name, "--all-extras")
+        vendored = PACKAGES if name == "lowwater-page" else ()
+        _material(out / f"{name}.cdx.json", commit, vendored, "--package", name, "--all-extras")
     named = [part for name in _IMAGE for part in ("--package", name)]
     extras = [part for extra in _IMAGE_EXTRAS for part in ("--extra", extra)]
-    _material(out / "image.cdx.json", commit, *named, *extras)
+    _material(out / "image.cdx.json", commit, PACKAGES, *named, *extras)
 
 
-def _material(path: Path, commit: Commit, *what: str) -> None:
+def _material(path: Path, commit: Commit, vendored: Sequence[Package], *what: str) -> None:
     bill: dict[str, Any] = json.loads(
         _output(
             "uv", "export", "--quiet", "--frozen", "--preview", "--format", "cyclonedx1.5", "--no-default-groups", *what
         )
     )
+    bill["components"] += [_component(package) for package in vendored]
     bill["metadata"]["timestamp"], bill["serialNumber"] = commit.time, _ZERO
     bill["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(bill, sort_keys=True)).urn
     path.write_text(json.dumps(bill, indent=2) + "\n", encoding="utf-8")
+
+
+def _component(package: Package) -> dict[str, Any]:
+    """Return what a bill of materials says of a library of the status page."""
+    purl = f"pkg:npm/{quote(package.name)}@{package.version}"
+    algorithm, digest = package.integrity.split("-", 1)
+    archive = {"alg": {"sha512": "SHA-512"}[algorithm], "content": b64decode(digest).hex()}
+    return {
+        "type": "library",
+        "bom-ref": purl,
+        "name": package.name,
+        "version": package.version,
+        "purl": purl,
+        "licenses": [{"license": {"id": package.licence}}],
+        "externalReferences": [{"type": "distribution", "url": purl, "hashes": [archive]}],
+    }
 
 
 def image(out: Path, commit: Commit, engine: str, base: str | None) -> Path:

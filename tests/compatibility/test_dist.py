@@ -76,6 +76,7 @@ def test_a_bill_of_materials_names_what_is_needed_with_hashes(built: Path) -> No
         assert parts["grpcio"]["version"]
         hashed = [one for one in parts["grpcio"]["externalReferences"] if one.get("hashes")]
         assert hashed, name
+        assert ("preact" in parts) == (name in {"lowwater-page", "image"}), name
     assert "redis" in parts, "of the image, with its extras"
     assert "pyspark" not in parts
 
