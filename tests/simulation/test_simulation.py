@@ -15,7 +15,8 @@ from google.protobuf.message import Message
 
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.journal import GRAPH
-from lowwater_authority.journal.frames import Writer, encode
+from lowwater_authority.journal.frames import encode
+from lowwater_authority.journal.rules import Writer
 from lowwater_authority.records import journal_pb2
 from tests.kit.faults import Operation
 from tests.kit.memory_journal import StoredLog
