@@ -74,6 +74,8 @@ class Durable:
         """The incarnation in which a computation was given another input: nobody has waited for that in older ones."""
         self._input_versions: dict[str, int] = {}
         """The newest version of the inputs that a computation has demanded, durably."""
+        self._followed: dict[str, int] = {}
+        """Greatest position of each log whose changes the oracle knows: the news of an older write may come behind it."""
         self._bereft: set[str] = set()
         """Computations of which something that was acknowledged, and is not just an advance, is lost for good."""
 
@@ -157,6 +159,7 @@ class Durable:
         self._remembers(computation)
         # What a crash left of the cache is durable now, though nobody was told before.
         stored = self._ledger.logs.get(name)
+        self._followed[name] = stored.last if stored is not None else 0
         if stored is not None and stored.snapshot is not None and stored.records:
             self._sim.reach("a recovery from a snapshot and records behind it")
         incarnation = name, computation.incarnation
@@ -271,23 +274,34 @@ class Durable:
                 continue
             if operation.name == "restore":
                 self._restored(who, log)
+                self._followed[log] = position
             stored = self._ledger.logs.get(log)
             frame = stored.records.get(position) if stored is not None else None
             if operation.name == "append" and frame is not None:
                 payload = decode(log, position, frame, kind=Kind.RECORD).payload
-                self._recorded(who, log, journal_pb2.Record.FromString(payload))
+                late = position <= self._followed.get(log, 0)
+                self._followed[log] = max(position, self._followed.get(log, 0))
+                self._recorded(who, log, journal_pb2.Record.FromString(payload), late=late)
 
     def _changed_by_others(self) -> None:
         stored = self._ledger.logs.get(GRAPH)
-        for position in sorted(stored.records) if stored is not None else ():
-            self._changed(position)
+        if stored is not None and stored.records:
+            self._followed[GRAPH] = stored.last
+            self._changed(min(stored.records))
 
     def _changed(self, position: int) -> None:
+        """Follow the graph from a record on, as far as it is known to be durable, in the order of its log.
+
+        A shard that was frozen behind its write brings the news of it behind those of newer ones.
+        """
         stored = self._ledger.logs.get(GRAPH)
-        frame = stored.records.get(position) if stored is not None else None
-        if frame is None:
-            return
-        graph = journal_pb2.Topology.FromString(decode(GRAPH, position, frame, kind=Kind.RECORD).payload)
+        self._followed[GRAPH] = max(position, self._followed.get(GRAPH, 0))
+        for place, frame in sorted(stored.records.items()) if stored is not None else ():
+            if position <= place <= self._followed[GRAPH]:
+                payload = decode(GRAPH, place, frame, kind=Kind.RECORD).payload
+                self._follow(journal_pb2.Topology.FromString(payload))
+
+    def _follow(self, graph: journal_pb2.Topology) -> None:
         for each in graph.computations:
             node = self._pipeline.nodes.get(each.name)
             if node is None:
@@ -322,11 +336,13 @@ class Durable:
             self._pipeline.own[spec.name] = cells
             self._pipeline.changed()
 
-    def _recorded(self, who: str, log: str, record: journal_pb2.Record) -> None:
+    def _recorded(self, who: str, log: str, record: journal_pb2.Record, *, late: bool) -> None:
+        """``late``: a next owner has read the record, and perhaps retired keys or granted them since."""
         computation = self._computation(who, log)
         if computation is not None and self._owns(who, log):
             self._has_keys(computation)
-        self._takes_out(log, record)
+        if not late:
+            self._takes_out(log, record)
         if any(op.HasField("move_out") for op in record.ops):
             self._moved[self._pipeline.whole(log).name] = self._sim.now
         incarnation = log, record.incarnation

@@ -31,6 +31,9 @@ PATIENCE_SECONDS = 10
 HEALED_WITHIN = 15
 """Seconds after which a damaged graph is written again, while somebody waits for it and somebody well has it in memory."""
 
+DROPS_IN_VAIN = 3
+"""How often in peace an operator has to drop what is damaged and not served, until that counts as refused for ever."""
+
 LATE = {
     "seconds": 4.0,
     "slow": 0.3,
@@ -351,7 +354,7 @@ class Havoc:
         return name not in store.cut and not store.weather.away and not self._stores
 
     async def _give_up(self) -> None:
-        silent = 0
+        silent = in_vain = 0
         while True:
             await asyncio.sleep(1.0)
             shards = [seat.authority.shard for seat in self._world.deployment.seats if seat.serving and seat.authority]
@@ -359,6 +362,10 @@ class Havoc:
             served = any(UNREAD in shard.served for shard in shards)
             silent = silent + 1 if damaged and not served else 0
             if silent == PATIENCE_SECONDS:
+                in_vain += self._world.place.calm
+                self._world.oracle.expect(
+                    in_vain < DROPS_IN_VAIN, f"in peace {UNREAD} is not served, and was dropped by force in vain"
+                )
                 self._world.sim.reach("a computation whose log is damaged was given up")
                 self._drop(UNREAD)
                 silent = 0

@@ -33,6 +33,7 @@ from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.core.topology import Spec, Topology
 from lowwater_authority.engine import endings, graph_log, holding
 from lowwater_authority.engine import round as rounds
+from lowwater_authority.engine.holdings import Holdings
 from lowwater_authority.engine.hub import Hub
 from lowwater_authority.engine.logs import Log, Logs
 from lowwater_authority.engine.requests import Requests
@@ -380,6 +381,16 @@ def keep_the_claim_of_a_lost_retirement(_: Part) -> Part:
     return kept
 
 
+@bug("give_back", Holdings)
+def keep_logs_that_are_not_served(_: Part) -> Part:
+    """The store goes on naming a shard that has taken a log and could not read it: a damaged log is left to it for ever (rule 7)."""
+
+    async def keep(self: Holdings, mine: Callable[[str], bool]) -> None:
+        del self, mine
+
+    return keep
+
+
 class Mutant(NamedTuple):
     """A bug, and the worlds that are searched for it."""
 
@@ -436,6 +447,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         unsafe=True,
     ),
     **_mutants(slice_switches.any_life_fits, where=(is_sliced, is_sharded), unsafe=True),
+    **_mutants(keep_logs_that_are_not_served, where=(is_sharded, is_sliced)),
     **_mutants(slice_switches.keys_are_exported_early, where=(is_sliced,)),
     **_mutants(*TIMING, where=(is_timed,)),
     # These only show behind a fail-over, where many shards read what it takes away, or where messages come late.

@@ -11,14 +11,22 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from google.protobuf.message import Message
 
 from lowwater_authority.core.computation import Computation
+from lowwater_authority.journal import GRAPH
+from lowwater_authority.journal.frames import encode
+from lowwater_authority.journal.rules import Writer
+from lowwater_authority.records import journal_pb2
+from tests.kit.faults import Operation
+from tests.kit.memory_journal import StoredLog
 from tests.simulation import __main__ as program
 from tests.simulation import chaos, mutants, points
 from tests.simulation.__main__ import ENOUGH, LONG
 from tests.simulation.oracle import HOUR, Oracle
 from tests.simulation.runs import MOVES, live, moves_of
 from tests.simulation.shrink import shrink
+from tests.simulation.truth import MIN
 from tests.simulation.world import Result, World
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +79,33 @@ def test_an_output_that_says_too_much_is_found(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Oracle, "says", generous)
     [violation, *_] = World(9, moves_of(9, 30)).run().violations
     assert "an output of daily/1 says " in violation
+
+
+def late_news(log: str, *records: Message) -> World:
+    """A world in which the news of a log's records comes in the order of their log, and that of the first once more."""
+    world = World(3, ())
+    writer = Writer(1, 1)
+    frames = {
+        place: encode(log, place, each.SerializeToString(), writer=writer) for place, each in enumerate(records, 1)
+    }
+    world.deployment.ledger.logs[log] = StoredLog(last=len(frames), records=frames)
+    for place in (*frames, 1):
+        world.oracle.durable("shard-1", Operation("append", [(log, place)], strong=True))
+    assert not world.oracle.violations
+    return world
+
+
+def test_late_news_of_the_graph_undo_no_newer_ones() -> None:
+    first, second = journal_pb2.Part(number=0), journal_pb2.Part(number=1, start=b"\x80")
+    cuts = [[first], [first, second]]
+    records = [journal_pb2.Topology(computations=[journal_pb2.Computation(name="flights", cut=cut)]) for cut in cuts]
+    assert late_news(GRAPH, *records).pipeline.nodes["flights"].parts == ((0, 0), (1, 2))
+
+
+def test_late_news_of_a_retirement_take_out_nothing_that_was_claimed_since() -> None:
+    ops = [journal_pb2.Op(retire=journal_pb2.Retire()), journal_pb2.Op(claim=journal_pb2.Claim(bounds=[b"", b""]))]
+    world = late_news("daily", *(journal_pb2.Record(incarnation=1, low_micros=MIN, ops=[op]) for op in ops))
+    assert not any(cell.retired for cell in world.pipeline.nodes["daily"].cells)
 
 
 def test_every_planted_bug_has_a_world_that_is_known_to_find_it() -> None:

@@ -584,6 +584,28 @@ async def test_a_damaged_log_not_in_memory_is_refused(deployment: Deployment, ca
     assert lines_with(caplog, f"{name} is not served yet") == 1
 
 
+async def test_a_damaged_log_is_not_left_to_an_owner_that_could_not_read_it(deployment: Deployment) -> None:
+    one, other, name = await moving(deployment)
+    await one.cluster.change(lambda view: pinned(name, view))
+    other.faults.held["take"] = asyncio.Event()
+    taking = asyncio.create_task(deployment.settle(other))
+    await turns()
+    other.faults.unreadable.add("load")
+    other.faults.held.pop("take").set()
+    await taking
+    await deployment.settle(one)
+    assert deployment.disk.owners[name].address == "other:1"
+    assert name not in held(one) | held(other)
+    other.faults.unreadable.clear()
+    flip_a_bit(name, deployment.disk.logs[name])
+    await one.cluster.change(lambda view: view.pinned(name, "one:1"))
+    await deployment.settle(other, one, seconds=6)
+    with pytest.raises(errors.Unavailable, match=rf"log '{name}' at position \d+ is damaged: the checksum differs"):
+        await one.shard.takeover.serve(name)
+    await one.shard.graph.drop(name, force=True)
+    assert name in one.shard.topology.dropped
+
+
 async def test_rule7_nothing_is_remembered_of_what_could_not_be_taken_once_another_shard_is_to_serve_it(
     deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -389,6 +389,8 @@ class Cluster(Placement):
             # The shard that dropped them has died before it could unpin them.
             with contextlib.suppress(JournalError, errors.LowwaterError):
                 await self.unpin_dropped()
+        with contextlib.suppress(JournalError):
+            await self._shard.held.give_back(self.mine)
         if late := self._untaken.look():
             self._shard.rounds.snapshot(late)
         if self._shard.held.graph.doubted and self._monotonic() >= self._graph_at:

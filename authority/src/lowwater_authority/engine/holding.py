@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -54,6 +54,7 @@ from lowwater_authority.journal import (
 from lowwater_authority.journal.rules import is_usurped
 
 if TYPE_CHECKING:
+    from collections import defaultdict
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
 
     from lowwater_authority.core.computation import Computation
@@ -247,6 +248,7 @@ class Neighbours(Protocol):
     logs: Logs
     graph: GraphLog
     served: dict[str, Holding]
+    unserved_logs: defaultdict[str, set[int]]
 
     @property
     def topology(self) -> Topology:
@@ -434,6 +436,7 @@ class Holding:
                 if self.ending is not None:
                     continue  # the computation was dropped meanwhile
                 self.arriving = True
+                among.unserved_logs[name].add(among.logs.view)
                 try:
                     ownership = await among.logs.taking(name)()
                     try:
@@ -473,7 +476,26 @@ class Holding:
         self.note_equal()
         self.held, self.arriving = computation, False
         among.served[self.name] = self
+        among.unserved_logs.pop(self.name, None)
         return computation
+
+    async def give_back(self) -> None:
+        """Let the store name no living owner of a log that this process took and does not serve.
+
+        If the log is damaged, the other shards leave it to the owner that the store names. They
+        would send callers here for ever, and an operator could not drop the computation. The log is
+        taken once more, without an address and by the view under which it was taken: an owner by a
+        newer view stays. Raises JournalFailed, JournalUnknown.
+        """
+        among, name = self.among, self.name
+        async with self._alone():
+            if self.arriving or name not in among.unserved_logs:
+                return
+            owner = (await among.journal.owners([name]))[name]
+            if owner.address == among.logs.address and owner.view in among.unserved_logs[name]:
+                with suppress(JournalOutvoted):
+                    self.disown(await among.journal.take(name, view=owner.view))
+            among.unserved_logs.pop(name, None)
 
     # -- with the store: going back, writing again, healing ----------------------------------------
 

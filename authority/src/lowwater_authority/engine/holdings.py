@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -56,6 +57,9 @@ class Holdings:
         self.endings = Endings(journal, self.logs, self.graph, self.of, self.discard)
         self.served: dict[str, Holding] = {}
         """Holdings of the computations that are held, in the order in which they were taken."""
+        self.unserved_logs = defaultdict[str, set[int]](set)
+        """Versions of the views under which this process has taken logs that it does not serve, or
+        may have taken them, by name. The store may name this process as the owner."""
         self.losses = 0
         """Number of computations that were lost. After a slow take-over, a computation may be
         gone that this process is to serve."""
@@ -81,6 +85,14 @@ class Holdings:
     def find(self, name: str) -> Holding | None:
         """Return the holding of a computation; None if there is none."""
         return self._by_name.get(name)
+
+    async def give_back(self, mine: Callable[[str], bool]) -> None:
+        """Give back the logs that were taken, are not served, and are not ``mine`` to serve.
+
+        O(such logs). Raises JournalFailed, JournalUnknown.
+        """
+        for name in [name for name in self.unserved_logs if not mine(name)]:
+            await self.of(name).give_back()
 
     def discard(self, holding: Holding) -> None:
         """Forget a holding of which nothing must be remembered: callers may ask for any name."""
@@ -144,6 +156,7 @@ class Holdings:
     def drop(self, name: str) -> None:
         """Let go of a dropped computation, if it is held, and begin to shorten its log."""
         computation = self._release(name)
+        self.unserved_logs.pop(name, None)
         if computation is not None:
             self.endings.begin_held(name, computation)
 

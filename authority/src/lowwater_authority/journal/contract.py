@@ -342,7 +342,8 @@ class Journal(ABC):
     def release(self, log: str) -> None:
         """Forget a log that this process will not write any more.
 
-        The store is not told: the next owner takes the log anyway.
+        The store is not told: the next owner takes the log anyway, unless it is damaged. See
+        Holding.give_back.
         """
 
     @abstractmethod
