@@ -14,7 +14,7 @@ ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = {
     "Start": ["docs/README", *(f"docs/start/{name}" for name in ("tutorial", "fit", "examples"))],
     "Concepts": [
-        *(f"docs/concepts/{name}" for name in ("guarantees", "design", "spark", "stages", "computations")),
+        *(f"docs/concepts/{name}" for name in ("glossary", "guarantees", "design", "spark", "stages", "computations")),
         *(f"docs/concepts/{name}" for name in ("exactly-once", "lateness-budget", "simulation", "reading-the-code")),
     ],
     "Reference": [
