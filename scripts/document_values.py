@@ -57,9 +57,9 @@ def _below(prefix: str, node: Any, lines: list[str]) -> Iterator[Value]:
 def table(text: str) -> str:
     """Return the values as a table in Markdown."""
     rows = ["| value | default | what it is |", "|---|---|---|"]
-    for each in values(text):
-        default = json.dumps(each.default).replace("|", "\\|")
-        rows.append(f"| `{each.path}` | `{default}` | {each.says.replace('|', '&#124;')} |")
+    for value in values(text):
+        default = json.dumps(value.default).replace("|", "\\|")
+        rows.append(f"| `{value.path}` | `{default}` | {value.says.replace('|', '&#124;')} |")
     return "\n".join(rows)
 
 
