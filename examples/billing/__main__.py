@@ -33,7 +33,7 @@ FIRST: Final = datetime(2013, 1, 2, tzinfo=UTC)
 PATIENCE: Final = 600.0
 """Seconds after which a step of the run gives up."""
 EVERY: Final = 0.1
-"""Seconds between two looks."""
+"""Seconds between two checks of processes and bills."""
 
 
 @dataclass(slots=True)

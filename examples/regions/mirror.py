@@ -28,7 +28,7 @@ from lowwater.watermark import MAX, MIN
 from tests.kit.kafka import ANSWERS_WITHIN
 
 EVERY: Final = 0.05
-"""Seconds between two looks."""
+"""Seconds between two reads of the source."""
 ASKED_FOR: Final = 2.0
 """Seconds for an answer of the other region: it may be gone."""
 
