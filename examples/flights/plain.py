@@ -55,7 +55,7 @@ class Lease(Protocol):
 
     def advance(
         self,
-        inputs: Any,
+        seen: Any,
         *,
         oldest: Sequence[int | None] | int | None,
         frontier: int | None = None,

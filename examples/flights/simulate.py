@@ -98,17 +98,17 @@ class ModelLease:
 
     def advance(
         self,
-        inputs: Any,
+        seen: Any,
         *,
         oldest: Sequence[int | None] | int | None,
         frontier: int | None = None,
         pending: Iterable[int] | None = None,
         finished: int = 0,
     ) -> None:
-        """Keep what is held, folded with what was seen."""
+        """Keep the state of the claim, folded with the watermarks of the inputs."""
         self._recent += finished
-        fold = frontier if inputs is None else inputs.low.micros
-        share = frontier if inputs is None else inputs.heuristic[SHARE].micros
+        fold = frontier if seen is None else seen.low.micros
+        share = frontier if seen is None else seen.heuristic[SHARE].micros
         if fold is None or share is None:
             raise ValueError("a stage without inputs needs a frontier")
         oldest_times = oldest if isinstance(oldest, Sequence) else [oldest]
