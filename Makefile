@@ -1,4 +1,5 @@
-# `make demo` and `make test` bring everything they need (scripts/setup.sh) and say what they install.
+# `make demo` and `make test` bring everything they need (scripts/setup.sh) and say what they
+# install.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -8,8 +9,8 @@ SHELL := /bin/bash
 RUN := . .tools/env &&
 # Folders that mypy checks.
 TYPED := $(wildcard client/src server/src authority/src regions/src page/src spark_listener/src pipeline/src tests scripts benchmarks conformance examples monitoring)
-# Number of test processes: one more than two cores, since each waits half of its time. 0: one process, as a debugger
-# needs (ARGS=--pdb).
+# Number of test processes: one more than two cores, since each waits half of its time. 0: one
+# process, as a debugger needs (ARGS=--pdb).
 WORKERS ?= 3
 # More arguments for pytest, the demo or a benchmark: make test ARGS="-m 'not spark'"
 ARGS ?=

@@ -1,1 +1,1 @@
-"""What lowwater costs, as ratios to what else could do the same work: ``python -m benchmarks --help``."""
+"""Costs of lowwater, as ratios to other ways to do the same: ``python -m benchmarks --help``."""

@@ -187,14 +187,17 @@ def main() -> int:
     machine = result.machine()
     print(f"{name}: running", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="lowwater-benchmark-", dir=args.data) as folder:
-        found = BENCHMARKS[name](Path(folder), quick=args.quick)
-    for one in found:
+        results = BENCHMARKS[name](Path(folder), quick=args.quick)
+    for one in results:
         result.write(one, machine, as_json=args.json)
     return 0
 
 
 def _apart(name: str, args: argparse.Namespace) -> int:
-    """Run one benchmark in a process of its own, and return its code: a JVM has the connectors that the first one asked for, and a process keeps memory."""
+    """Run one benchmark in a process of its own, and return its exit code.
+
+    A JVM keeps the connectors of its first session, and a process keeps memory.
+    """
     flags = [f"--{flag}" for flag in ("json", "quick") if getattr(args, flag)]
     process = subprocess.Popen([sys.executable, "-m", "benchmarks", *flags, "--data", str(args.data), name])
     try:

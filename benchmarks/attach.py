@@ -1,7 +1,8 @@
-"""What ``attach()`` costs a micro-batch: with the authority answering, refusing, frozen and slow, against the query by itself.
+"""Cost of ``attach()`` for a micro-batch, beside the query by itself.
 
-The same windowed query reads the same files each time, one file a batch; a file-sink batch is written, so that the rows that came out
-can be compared. The promise is the batch median within 10 % and 20 ms of the query by itself; no test asserts it.
+The same windowed query reads the same files each time, one file a batch; a file-sink batch is
+written, so that the rows that came out can be compared. The promise is the batch median within 10 %
+and 20 ms of the query by itself; no test asserts it.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ DELAY: Final = 1.0
 
 SETTINGS: Final = {
     "spark.driver.memory": "1g",
-    "spark.python.authenticate.socketTimeout": "60s",  # a worker of a busy machine takes long to begin
+    "spark.python.authenticate.socketTimeout": "60s",  # a worker starts slowly
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.session.timeZone": "UTC",
@@ -115,7 +116,10 @@ class Query:
         self.folder = folder
 
     def run(self, address: str | None) -> tuple[list[float], str]:
-        """Run it once, attached unless there is no address; returns the milliseconds of its batches, and its rows as text."""
+        """Run the query once, and return the milliseconds of its batches, and its rows as text.
+
+        The query is attached unless there is no address.
+        """
         from pyspark.sql.functions import window
 
         for name in ("out", "checkpoint"):
@@ -128,13 +132,13 @@ class Query:
             writer = counts.writeStream.format("parquet").queryName("attached").trigger(availableNow=True)
             query = writer.option("checkpointLocation", str(self.folder / "checkpoint")).start(str(self.folder / "out"))
             query.awaitTermination()
-            took = [float(json.loads(each.json)["batchDuration"]) for each in query.recentProgress]
+            took = [float(json.loads(progress.json)["batchDuration"]) for progress in query.recentProgress]
         finally:
             if attached is not None:
                 attached.stop()
-        found = self.spark.read.parquet(str(self.folder / "out"))
+        written = self.spark.read.parquet(str(self.folder / "out"))
         text = sorted(
-            str(tuple(each)) for each in found.selectExpr("cast(window.start as long)", "key", "count").collect()
+            str(tuple(row)) for row in written.selectExpr("cast(window.start as long)", "key", "count").collect()
         )
         return took, "\n".join(text)
 

@@ -1,8 +1,9 @@
-"""The baselines over gRPC, as a server process: ``python -m benchmarks.bare RANGES`` prints its port.
+"""The gRPC baselines in a server process: ``python -m benchmarks.bare RANGES`` prints its port.
 
-*ingest* takes the very messages that the authority takes and keeps the same minimum, but journals nothing, checks
-nothing and forgets everything when it ends. *relay* hands the bytes of a report to the subscribers: two hops of gRPC
-in Python, and nothing else. *echo* gives the bytes back to whoever sent them. *beats* repeats a message each second.
+*ingest* takes the very messages that the authority takes and keeps the same minimum, but journals
+nothing, checks nothing and forgets everything when it ends. *relay* hands the bytes of a report to
+the subscribers: two hops of gRPC in Python, and nothing else. *echo* gives the bytes back to
+whoever sent them. *beats* repeats a message each second.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Context = Any
 
 
 class Bare:
-    """Values in a numpy column, their minimum kept by blocks; a group's sequencer is its first slot."""
+    """Numpy column with the minimum of each block; a group's sequencer is its first slot."""
 
     def __init__(self, ranges: int) -> None:
         blocks = -(-ranges // BLOCK)

@@ -35,19 +35,19 @@ QUICK: Final = Size((10, 100), rounds=2, messages=50)
 def run(folder: Path, *, quick: bool) -> list[Result]:
     """Measure; one size after the other, each with servers of its own."""
     size = QUICK if quick else FULL
-    return [_of(folder / f"batches{per_message}", per_message, size) for per_message in size.per_message]
+    return [_measure(folder / f"batches{per_message}", per_message, size) for per_message in size.per_message]
 
 
-def _of(folder: Path, per_message: int, size: Size) -> Result:
+def _measure(folder: Path, per_message: int, size: Size) -> Result:
     ranges = min(1_000 * per_message, MOST_RANGES)
     messages = size.messages if per_message * size.messages <= 10 * MOST_RANGES else size.messages // 10
-    wanted = IngestSize(ranges, per_message, size.rounds, messages, messages, 0)
+    ingest_size = IngestSize(ranges, per_message, size.rounds, messages, messages, 0)
     with ExitStack() as stack:
         server = stack.enter_context(child.authority(folder / "authority"))
         owner = stack.enter_context(closing(Owner(server.address, workload.keys(ranges), CLAIMS)))
         bare = stack.enter_context(child.bare(folder / "bare", ranges))
         sender = stack.enter_context(closing(BareOwner(bare.address, whole=False)))
-        contenders = [Contender(each, wanted, messages) for each in (owner, sender)]
+        contenders = [Contender(kind, ingest_size, messages) for kind in (owner, sender)]
         for _ in range(size.rounds):
             for contender in contenders:
                 contender.round()

@@ -36,7 +36,10 @@ class Server:
         return next(int(line.split()[1]) * PAGE for line in lines if line.startswith("VmRSS:"))
 
     def processor_seconds(self) -> float | None:
-        """Return the seconds of a processor that the process has taken, to the microsecond; None where there is no such clock."""
+        """Return the processor time of the process in seconds, to the microsecond.
+
+        None where there is no such clock.
+        """
         if sys.platform != "linux":
             return None
         return time.clock_gettime(~self.pid << 3 | PROCESSOR)
@@ -49,7 +52,10 @@ UNLIMITED: Final = tuple(f"--limit={name}={_MANY}" for name in ("computations", 
 
 @contextmanager
 def authority(data: Path, http: str = "off", page: str = "off") -> Iterator[Server]:
-    """Run ``lowwater serve`` with its journal in ``data``; ``page`` is where a process beside it serves the page."""
+    """Run ``lowwater serve`` with its journal in ``data``.
+
+    ``page`` is the address at which a process beside it serves the page.
+    """
     code = "from lowwater_authority.serve import main; raise SystemExit(main())"
     arguments = ["--data", str(data), "--listen", "127.0.0.1:0", "--http", http, "--page", page, *UNLIMITED]
     with _running([sys.executable, "-c", code, *arguments], data) as (process, line):
@@ -66,7 +72,7 @@ def bare(data: Path, ranges: int) -> Iterator[Server]:
 
 
 class Companion:
-    """A process of a benchmark's own that is told what to do, a word a line, and answers each with a line."""
+    """A process of a benchmark that gets commands, a word a line, and answers each with a line."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process

@@ -1,4 +1,8 @@
-"""Computations on Spark: windows by timers against Spark's own windowed count, rows into Kafka strong or weak, with copies dropped or not (MillWheel 8.1), and chains of them split and fused. The arms take turns in one run."""
+"""Computations on Spark, whose variants take turns in one run.
+
+They measure windows by timers beside Spark's own windowed count; rows into Kafka, strong or weak,
+with copies dropped or not (MillWheel 8.1); and chains of computations, split and fused.
+"""
 
 from __future__ import annotations
 
@@ -184,10 +188,10 @@ class _Windows:
         self._batches = -1
         rows = spark.readStream.schema("key string, t timestamp").parquet(f"file://{self._folder}")
         if kind == TIMERS:
-            found = start(
+            query = start(
                 Counts(), rows, self._emitted, checkpoint=folder / "checkpoint", ranges=RANGES, address=address
             )
-            self.query: StreamingQuery = found.query
+            self.query: StreamingQuery = query.query
             return
         spark.conf.set(
             "spark.sql.streaming.stateStore.providerClass",
@@ -213,7 +217,7 @@ class _Windows:
         self.query.processAllAvailable()
 
     def closed(self, windows: int) -> None:
-        """Wait until so many windows are closed, and take the time of the batches since the last call."""
+        """Wait until so many windows are closed; return the batches' time since the last call."""
         deadline = time.monotonic() + PATIENCE
         while True:
             done = [p for p in self.query.recentProgress if p.batchId > self._batches]
@@ -272,7 +276,7 @@ def _depths(spark: SparkSession, lw: lowwater.Client, address: str, folder: Path
 
 
 class _Chain:
-    """Computations that each read the one before, as queries of their own with folders between them, or as one query."""
+    """Chain of computations, as one query, or as queries with folders between them."""
 
     def __init__(
         self, spark: SparkSession, lw: lowwater.Client, address: str, folder: Path, kind: str, depth: int
@@ -289,7 +293,7 @@ class _Chain:
         names = [f"{kind}-{depth}-{number}" for number in range(depth)]
         self._last = names[-1]
         chain = [Passes(name, before) for name, before in zip(names, [source, *names], strict=False)]
-        told: dict[str, Any] = {"ranges": RANGES, "address": address}
+        options: dict[str, Any] = {"ranges": RANGES, "address": address}
 
         def read(folder: Path) -> DataFrame:
             folder.mkdir(exist_ok=True)
@@ -302,13 +306,19 @@ class _Chain:
         if kind == FUSED:
             writes = dict.fromkeys(names[:-1]) | {names[-1]: partial(write, into=place / "out")}
             self._queries = [
-                start(chain[0], read(self._folder), writes, checkpoint=place / "checkpoint", then=chain[1:], **told)
+                start(chain[0], read(self._folder), writes, checkpoint=place / "checkpoint", then=chain[1:], **options)
             ]
         else:
             folders = [self._folder, *(place / name for name in names)]
             self._queries = [
-                start(each, read(one), partial(write, into=other), checkpoint=place / f"{each.name}.checkpoint", **told)
-                for each, one, other in zip(chain, folders[:-1], folders[1:], strict=True)
+                start(
+                    computation,
+                    read(one),
+                    partial(write, into=other),
+                    checkpoint=place / f"{computation.name}.checkpoint",
+                    **options,
+                )
+                for computation, one, other in zip(chain, folders[:-1], folders[1:], strict=True)
             ]
 
     def feed(self, file: Path, through: int) -> None:
@@ -412,8 +422,8 @@ def _sender(
         address=address,
     )
     stack.callback(query.stop)
-    told = {"group.id": name, "isolation.level": "read_committed", "fetch.wait.max.ms": 5}
-    consumer = stack.enter_context(closing(Consumer({"bootstrap.servers": kafka.address, "log_level": 0, **told})))
+    settings = {"group.id": name, "isolation.level": "read_committed", "fetch.wait.max.ms": 5}
+    consumer = stack.enter_context(closing(Consumer({"bootstrap.servers": kafka.address, "log_level": 0, **settings})))
     consumer.assign([TopicPartition(name, 0, 0)])
     return _Sender(name, place, consumer, query)
 

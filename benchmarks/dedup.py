@@ -1,10 +1,13 @@
-"""What a core passes on with deduplication, against the plain loop that the idea was first told with, and against a copy without any.
+"""Messages that a core passes on with deduplication, beside a plain loop and a plain copy.
 
-All three read the same topic of one partition with 0.6 % copies, and write to a topic of their own, with a million ids in their memories beforehand. Processor time counts, of all
-threads of this process: the broker has its own.
+All three read the same topic of one partition with 0.6 % copies, and write to a topic of their own,
+with a million ids in their memories beforehand. Processor time counts, of all threads of this
+process: the broker has its own.
 
-- the deduplicator: a lane, whose batches are looked up at once and committed with the offset in a transaction;
-- the plain loop of seed 004: for each message one look-up in RocksDB, one produce, one put; no transaction, so a crash loses or doubles;
+- the deduplicator: a lane, whose batches are looked up at once and committed with the offset in a
+  transaction;
+- the plain loop: for each message one look-up in RocksDB, one produce, one put; no transaction, so
+  a crash loses or doubles;
 - a copy: the same batches and transactions, and no ids.
 """
 
@@ -49,7 +52,7 @@ class Took(NamedTuple):
 def run(folder: Path, *, quick: bool = False) -> list[Result]:
     """Return messages for each second of a core, and for each second."""
     messages, ids, rounds = (5_000, 1_000, 2) if quick else (200_000, 1_000_000, 3)
-    found: dict[str, list[Took]] = {LANE: [], PLAIN: [], COPY: []}
+    figures: dict[str, list[Took]] = {LANE: [], PLAIN: [], COPY: []}
     with Kafka(folder / "kafka") as kafka:
         kafka.create("in")
         fresh = round(messages * (1 - COPIES))
@@ -67,14 +70,14 @@ def run(folder: Path, *, quick: bool = False) -> list[Result]:
                 took = work(out)
                 if took.passed != (messages if way == COPY else fresh):
                     raise RuntimeError(f"{way} has passed on {took.passed} messages of {fresh}")
-                found[way].append(took)
+                figures[way].append(took)
     facts = {"ranges": 0, "n": messages, "ids_before": ids, "copies": COPIES}
 
-    def rate(way: str, of: Callable[[Took], float]) -> Spread:
-        return Spread(tuple(messages / of(each) for each in found[way]))
+    def rate(way: str, figure: Callable[[Took], float]) -> Spread:
+        return Spread(tuple(messages / figure(round_) for round_ in figures[way]))
 
-    def result(metric: str, unit: str, of: Callable[[Took], float], baseline: str, way: str) -> Result:
-        return Result("dedup", metric, rate(LANE, of), unit, baseline, rate(way, of), facts)
+    def result(metric: str, unit: str, figure: Callable[[Took], float], baseline: str, way: str) -> Result:
+        return Result("dedup", metric, rate(LANE, figure), unit, baseline, rate(way, figure), facts)
 
     core, clock = (lambda took: took.processor), (lambda took: took.wall)
     plain = "plain loop: one look-up, one produce, one put a message"
@@ -89,11 +92,11 @@ def _fill(kafka: Kafka, messages: int, fresh: int) -> None:
     chance = random.Random(1)
     ids = [str(uuid.UUID(int=chance.getrandbits(128), version=4)).encode() for _ in range(fresh)]
     rows = [*ids, *(chance.choice(ids) for _ in range(messages - fresh))]
-    kafka.put("in", (Row(_VALUE, each) for each in rows), queue_buffering_max_messages=0)
+    kafka.put("in", (Row(_VALUE, row) for row in rows), queue_buffering_max_messages=0)
 
 
 def _before(ids: int) -> list[bytes]:
-    return [b"%036d" % each for each in range(ids)]
+    return [b"%036d" % number for number in range(ids)]
 
 
 def _lane(kafka: Kafka, state: Path, out: str, messages: int, ids: int) -> Took:
@@ -111,9 +114,9 @@ def _lane(kafka: Kafka, state: Path, out: str, messages: int, ids: int) -> Took:
     lane.open()
     assert lane._memory is not None
     assert lane._memory.standing is not None
-    known = _before(ids)
+    earlier = _before(ids)
     for start in range(0, ids, 50_000):
-        more = {each: -ids + start + at for at, each in enumerate(known[start : start + 50_000])}
+        more = {identity: -ids + start + at for at, identity in enumerate(earlier[start : start + 50_000])}
         standing: Standing = lane._memory.standing
         lane._memory.write(more, {}, NO_FLOOR, standing)
     processor, wall = time.process_time(), time.perf_counter()
@@ -126,8 +129,8 @@ def _lane(kafka: Kafka, state: Path, out: str, messages: int, ids: int) -> Took:
 
 
 def _reader(kafka: Kafka, out: str) -> Consumer:
-    told = {"bootstrap.servers": kafka.address, "group.id": out, "enable.auto.commit": False, "log_level": 0}
-    reader = Consumer({**told, "enable.partition.eof": False})
+    settings = {"bootstrap.servers": kafka.address, "group.id": out, "enable.auto.commit": False, "log_level": 0}
+    reader = Consumer({**settings, "enable.partition.eof": False})
     reader.assign([TopicPartition("in", 0, 0)])
     return reader
 
@@ -135,9 +138,9 @@ def _reader(kafka: Kafka, out: str) -> Consumer:
 def _plain(kafka: Kafka, state: Path, out: str, messages: int, ids: int) -> Took:
     options = Options(raw_mode=True)
     options.create_if_missing(create_if_missing=True)
-    seen = Rdict(str(state), options)
-    for each in _before(ids):
-        seen[each] = b""
+    database = Rdict(str(state), options)
+    for identity in _before(ids):
+        database[identity] = b""
     reader = _reader(kafka, out)
     producer = Producer({"bootstrap.servers": kafka.address, "acks": "all", "linger.ms": 5, "log_level": 0})
     processor, wall = time.process_time(), time.perf_counter()
@@ -145,15 +148,15 @@ def _plain(kafka: Kafka, state: Path, out: str, messages: int, ids: int) -> Took
     for _ in range(messages):
         message = reader.poll(60)
         assert message is not None
-        each = message.key() or b""
-        if each not in seen:
+        identity = message.key() or b""
+        if identity not in database:
             _produce(producer, out, message)
-            seen[each] = b""
+            database[identity] = b""
             passed += 1
     producer.flush(60)
     took = Took(time.process_time() - processor, time.perf_counter() - wall, passed)
     reader.close()
-    seen.close()
+    database.close()
     return took
 
 

@@ -1,4 +1,7 @@
-"""What deduplication in a tracked stage of Spark adds to a micro-batch, with a million ids remembered: off, on with and without filters, and by a rewrite of all ids, taking turns."""
+"""Cost of deduplication for a micro-batch of a tracked stage, with a million ids remembered.
+
+Four ways take turns: off, on with filters, on without, and by a rewrite of all ids.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,10 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
             for arm in arms[first:] + arms[:first]:
                 arm.feed(file, size.rows if arm.kind == OFF else size.rows - size.rows // COPIES)
     took = {arm.kind: Spread(tuple(arm.milliseconds[1 + size.warm_up :])) for arm in arms}
-    rates = {kind: Spread(tuple(size.rows * 1000 / each for each in of.rounds)) for kind, of in took.items()}
+    rates = {
+        kind: Spread(tuple(size.rows * 1000 / milliseconds for milliseconds in spread.rounds))
+        for kind, spread in took.items()
+    }
     counted = next(arm for arm in arms if arm.kind == ON).counts[-1]
     facts: dict[str, object] = {"n": size.rows, "ids_before": size.ids, "ranges": RANGES, "copies": 1 / COPIES}
     filters = {
@@ -81,9 +87,9 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
     off, unfiltered = "the same stage without deduplication", "the same without filters"
 
     def line(
-        metric: str, kind: str, unit: str, of: Mapping[str, Spread], baseline: str, other: str, **more: object
+        metric: str, kind: str, unit: str, spreads: Mapping[str, Spread], baseline: str, other: str, **more: object
     ) -> Result:
-        return Result("dedup_spark", metric, of[kind], unit, baseline, of[other], facts | more)
+        return Result("dedup_spark", metric, spreads[kind], unit, baseline, spreads[other], facts | more)
 
     return [
         line("batch", ON, "ms", took, off, OFF, **filters),
@@ -117,7 +123,7 @@ def _file(path: Path, size: Size, turn: int | None) -> Path:
 
 
 class _Arm(AbstractContextManager["_Arm"]):
-    """A tracked stage with a directory of its own to read, which writes what is new of each batch."""
+    """A tracked stage that reads a directory of its own and writes the new rows of each batch."""
 
     def __init__(self, spark: SparkSession, address: str, folder: Path, kind: str) -> None:
         self.kind = kind
@@ -144,9 +150,9 @@ class _Arm(AbstractContextManager["_Arm"]):
         self._query.query.processAllAvailable()
         progress = [p for p in self._query.query.recentProgress if p.numInputRows][-1]
         self.milliseconds.append(progress.durationMs["triggerExecution"])
-        found = pyarrow.parquet.read_table(self._output, columns=["id"]).num_rows
-        if found != rows:
-            raise RuntimeError(f"{self.kind} has passed {found} rows on, not {rows}")
+        rows_written = pyarrow.parquet.read_table(self._output, columns=["id"]).num_rows
+        if rows_written != rows:
+            raise RuntimeError(f"{self.kind} has passed {rows_written} rows on, not {rows}")
 
     def __exit__(self, *_: object) -> None:
         """Stop it."""
@@ -163,8 +169,8 @@ def _off(rows: DataFrame, _: lws.Batch) -> Passed:
 def _on(rows: DataFrame, batch: lws.Batch, *, filters: bool = True) -> Passed:
     once = Deduplication("id", "t")
     once._sieve = Sieve("id", "t", filters=filters)
-    found = once.of(batch, rows)
-    return found.main, [found.counts]
+    result = once.of(batch, rows)
+    return result.main, [result.counts]
 
 
 def _unfiltered(rows: DataFrame, batch: lws.Batch) -> Passed:
@@ -190,8 +196,8 @@ def in_one_table(_: int, state: pa.Table | None, rows: pa.Table, low: lowwater.W
     if state is None:
         return ids, rows, None, ()
     new = pc.invert(pc.is_in(ids["id"], value_set=state["id"].combine_chunks()))
-    kept = pa.concat_tables([state, ids.filter(new)])
-    return kept.filter(pc.greater_equal(kept["micros"], low.micros)), rows.filter(new), None, ()
+    remembered = pa.concat_tables([state, ids.filter(new)])
+    return remembered.filter(pc.greater_equal(remembered["micros"], low.micros)), rows.filter(new), None, ()
 
 
 _KINDS: Final[Mapping[str, Callable[[DataFrame, lws.Batch], Passed]]] = {

@@ -1,4 +1,7 @@
-"""Ten computations in one process or in ten, each folding the one before it: from a frontier at the source until the end shows it."""
+"""Time from a frontier at the source until the last of ten computations in a row shows it.
+
+Each computation folds the one before. They run in one process or in ten.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +58,12 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
         echo = stack.enter_context(
             closing(EchoHop(stack.enter_context(child.bare(folder / "echo", 1)).address, STAGES))
         )
-        found = take_turns((threads, tasks, processes, echo), size.rounds, size.samples, PAUSE)
+        by_way = take_turns((threads, tasks, processes, echo), size.rounds, size.samples, PAUSE)
     facts = {"ranges": STAGES, "stages": STAGES, "n": size.rounds * size.samples}
-    echoed = Spread.percentile(found[3], 50)
+    echoed = Spread.percentile(by_way[3], 50)
     return [
-        Result("depth", metric, Spread.percentile(taken, percent), "ms", f"{ECHO}, p50", echoed, facts)
-        for taken, kind in ((found[0], ""), (found[1], "asyncio_"), (found[2], "processes_"))
+        Result("depth", metric, Spread.percentile(rounds, percent), "ms", f"{ECHO}, p50", echoed, facts)
+        for rounds, kind in ((by_way[0], ""), (by_way[1], "asyncio_"), (by_way[2], "processes_"))
         for metric, percent in ((f"{kind}p50", 50), (f"{kind}p99", 99))
     ]
 
@@ -103,7 +106,7 @@ class Threads:
 
 
 class Processes(Threads):
-    """The same with a process for each computation behind the source (:mod:`benchmarks.depth_child`)."""
+    """The chain with a process for each computation after the source (see ``depth_child``)."""
 
     def __init__(self, address: str) -> None:
         self._lw = lowwater.connect(address)
@@ -176,15 +179,15 @@ def follow(lw: lowwater.Client, before: str, worker: lowwater.Worker, lease: low
             lease.advance(worker.inputs(), oldest=None)
 
 
-def arrived(seen: Inputs, micros: int, begin: float) -> bool:
+def arrived(inputs: Inputs, micros: int, begin: float) -> bool:
     """Return whether the last computation shows a frontier; no later one can be there.
 
     Raises RuntimeError when it takes too long.
     """
-    if seen.low.micros > micros:
-        msg = f"the low watermark is {seen.low}, ahead of the source, {micros}"
+    if inputs.low.micros > micros:
+        msg = f"the low watermark is {inputs.low}, ahead of the source, {micros}"
         raise RuntimeError(msg)
     if time.perf_counter() - begin > PATIENCE:
         msg = f"the end did not come to {micros} in {PATIENCE} s"
         raise RuntimeError(msg)
-    return seen.low.micros == micros
+    return inputs.low.micros == micros

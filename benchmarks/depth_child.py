@@ -1,4 +1,8 @@
-"""One computation of a chain, in a process of its own: ``python -m benchmarks.depth_child ADDRESS INPUT NAME``. Prints a line when it has claimed, and ends with its input."""
+"""One computation of a chain, as a process.
+
+``python -m benchmarks.depth_child ADDRESS INPUT NAME`` prints a line when it has claimed, and ends
+with its input.
+"""
 
 from __future__ import annotations
 

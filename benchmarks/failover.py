@@ -1,4 +1,4 @@
-"""Fail-over: how long after kill -9 of a shard subscribers hold a new and correct watermark of what it served."""
+"""Time from kill -9 of a shard until subscribers hold new, correct watermarks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
     Raises AssertionError when a value was wrong, or anything acknowledged was lost.
     """
     rounds = shard_failover.run(
-        folder, QUICK if quick else KILLS, lambda each: print(each.text(), file=sys.stderr, flush=True)
+        folder, QUICK if quick else KILLS, lambda kill: print(kill.text(), file=sys.stderr, flush=True)
     )
 
     facts = {"ranges": shard_failover.RANGES, "n": len(rounds), "shards": shard_failover.SHARDS}
@@ -38,19 +38,19 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
         value = Spread((float(np.percentile(seconds, percent)),))
         return Result("failover", metric, value, "s", BASELINE, Spread((DEAD_AFTER,)), {**facts, **more})
 
-    found = [
-        line("noticed_p50", [each.noticed for each in rounds], 50),
-        line("taken_p50", [each.taken for each in rounds], 50),
-        line("claimed_p50", [each.claimed for each in rounds], 50),
-        line("claimed_max", [each.claimed for each in rounds], 100),
+    results = [
+        line("noticed_p50", [kill.noticed for kill in rounds], 50),
+        line("taken_p50", [kill.owned for kill in rounds], 50),
+        line("claimed_p50", [kill.claimed for kill in rounds], 50),
+        line("claimed_max", [kill.claimed for kill in rounds], 100),
     ]
     for kind in (RAW, LIBRARY):
-        new = [each.new[kind] for each in rounds]
-        found += [
-            line(f"{kind}_there_p50", [each.there[kind] for each in rounds], 50),
+        new = [kill.new[kind] for kill in rounds]
+        results += [
+            line(f"{kind}_there_p50", [kill.heard_of[kind] for kill in rounds], 50),
             line(f"{kind}_new_p50", new, 50),
             line(f"{kind}_new_p90", new, 90),
-            line(f"{kind}_new_p99", new, 99, target=TARGET, kills=[round(each, 3) for each in sorted(new)]),
+            line(f"{kind}_new_p99", new, 99, target=TARGET, kills=[round(seconds, 3) for seconds in sorted(new)]),
             line(f"{kind}_new_max", new, 100),
         ]
-    return found
+    return results

@@ -1,4 +1,4 @@
-"""From a report to a thousand subscribers of one computation; and what streams cost that are told nothing but beats."""
+"""Time from a report to a thousand subscribers, and the cost of streams that get only beats."""
 
 from __future__ import annotations
 
@@ -103,7 +103,10 @@ class Reports:
 
 
 class Relayed:
-    """Messages that a bare server hands to each of its subscribers: those of the authority, byte by byte but for the value."""
+    """Messages that a bare server sends to each of its subscribers.
+
+    They are those of the authority byte by byte, except for the value.
+    """
 
     method = f"/{SERVICE}/Watch"
     request = b""
@@ -121,7 +124,7 @@ class Relayed:
 
 
 def _published(owner: Owner) -> watermarks_pb2.WatchResponse:
-    """What the authority tells a subscriber of a change."""
+    """Return the message that a subscriber gets of a change."""
     request = watermarks_pb2.WatchRequest(computations=[COMPUTATION])
     call = watermarks_pb2_grpc.WatermarkServiceStub(owner.channel).Watch(request)
     first: watermarks_pb2.WatchResponse = next(call)
@@ -144,7 +147,11 @@ class Crowd:
         return int(self._companion.say("count"))
 
     def came(self, low: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """Wait until each holds a low watermark; return the low watermarks of each since it was told to begin, and the nanoseconds at which they came."""
+        """Wait until each subscriber holds a low watermark.
+
+        Returns the low watermarks that each got since it began, and the nanoseconds at which they
+        came.
+        """
         path = Path(self._companion.say(f"until {low}"))
         rows = np.load(path)
         path.unlink()
@@ -182,14 +189,14 @@ def _fan_out(size: Size, ours: tuple[child.Server, Source], theirs: tuple[child.
                 came = crowds[i].came(low)
                 delivered = sum(len(lows) for lows, _ in came.values())
                 processor[i].append(1e6 * ((server.processor_seconds() or 0.0) - before) / delivered)
-                milliseconds[i].append(_taken(sent, came, size.subscribers))
+                milliseconds[i].append(_delays(sent, came, size.subscribers))
     facts = {
         "ranges": 1,
         "subscribers": size.subscribers,
         "per_second": round(1 / EVERY),
         "n": sum(map(len, milliseconds[0])),
     }
-    found = [
+    results = [
         Result(
             "fanout",
             f"p{percent}",
@@ -201,35 +208,38 @@ def _fan_out(size: Size, ours: tuple[child.Server, Source], theirs: tuple[child.
         )
         for percent in (50, 99)
     ]
-    each = [Spread(tuple(rounds)) for rounds in processor]
-    return [*found, Result("fanout", "processor_per_delivery", each[0], "us", BARE, each[1], facts)]
+    spreads = [Spread(tuple(rounds)) for rounds in processor]
+    return [*results, Result("fanout", "processor_per_delivery", spreads[0], "us", BARE, spreads[1], facts)]
 
 
 def _send(source: Source, low: int, count: int) -> dict[int, float]:
     """Send the low watermarks behind one, evenly. Returns when each was sent."""
     sent = {}
     next_at = time.perf_counter()
-    for each in range(low + 1, low + count + 1):
+    for value in range(low + 1, low + count + 1):
         time.sleep(max(0.0, next_at - time.perf_counter()))
         next_at += EVERY
-        sent[each] = time.perf_counter()
-        source.send(each)
+        sent[value] = time.perf_counter()
+        source.send(value)
     return sent
 
 
-def _taken(sent: dict[int, float], came: dict[int, tuple[np.ndarray, np.ndarray]], subscribers: int) -> list[float]:
-    """Return the milliseconds from each sending until each subscriber held that value, or a newer one. Raises RuntimeError when one was told what was not sent."""
+def _delays(sent: dict[int, float], came: dict[int, tuple[np.ndarray, np.ndarray]], subscribers: int) -> list[float]:
+    """Return the milliseconds from each sending until each subscriber held that value or a newer.
+
+    Raises RuntimeError when a subscriber got a value that was not sent.
+    """
     if len(came) != subscribers:
         msg = f"{len(came)} of {subscribers} subscribers were told anything"
         raise RuntimeError(msg)
-    wanted, begun = np.array(list(sent)), np.array(list(sent.values()))
-    found: list[float] = []
+    values, begun = np.array(list(sent)), np.array(list(sent.values()))
+    milliseconds: list[float] = []
     for lows, at in came.values():
-        if not (np.diff(lows) > 0).all() or not np.isin(lows, wanted).all():
+        if not (np.diff(lows) > 0).all() or not np.isin(lows, values).all():
             msg = f"a subscriber was told {lows.tolist()}"
             raise RuntimeError(msg)
-        found += ((at[np.searchsorted(lows, wanted)] / 1e9 - begun) * 1e3).tolist()
-    return found
+        milliseconds += ((at[np.searchsorted(lows, values)] / 1e9 - begun) * 1e3).tolist()
+    return milliseconds
 
 
 def _idle(size: Size, server: child.Server, bare: child.Server) -> list[Result]:
@@ -248,9 +258,9 @@ def _idle(size: Size, server: child.Server, bare: child.Server) -> list[Result]:
                     before, began = target.processor_seconds() or 0.0, time.perf_counter()
                     time.sleep(size.idle_seconds)
                     worked, seconds = (target.processor_seconds() or 0.0) - before, time.perf_counter() - began
-                    told = streams.count()
+                    messages = streams.count()
                 shares[i].append(worked / seconds)
-                beats[i].append(told / seconds)
+                beats[i].append(messages / seconds)
         facts = {
             "ranges": 1,
             "streams": count,
@@ -258,13 +268,13 @@ def _idle(size: Size, server: child.Server, bare: child.Server) -> list[Result]:
             "baseline_beats_per_second": round(statistics.median(beats[1]), 1),
             "n": size.idle_rounds,
         }
-        ours, theirs = (Spread(tuple(each)) for each in shares)
+        ours, theirs = (Spread(tuple(share)) for share in shares)
         results.append(Result("fanout", f"idle_{count}_processor", ours, "s/s", BEATS, theirs, facts))
     return results
 
 
 def _beat(address: str) -> bytes:
-    """What the authority says when it has nothing to say."""
+    """Return the message of the authority without news."""
     with closing(channel(address)) as link:
         call = watermarks_pb2_grpc.WatermarkServiceStub(link).Watch(
             watermarks_pb2.WatchRequest(computations=[COMPUTATION])

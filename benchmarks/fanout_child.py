@@ -1,7 +1,9 @@
-"""The subscribers of the benchmark ``fanout``, raw gRPC streams: told what to do on standard input, each line is answered.
+"""The subscribers of the benchmark ``fanout``: raw gRPC streams, with a command in each input line.
 
-``python -m benchmarks.fanout_child ADDRESS METHOD REQUEST SUBSCRIBERS``; the request in hexadecimal digits. ``begin`` forgets what came; ``until LOW`` waits until
-each subscriber holds a low watermark and writes what came since to a file, whose path is the answer; ``count`` answers with how many messages came.
+``python -m benchmarks.fanout_child ADDRESS METHOD REQUEST SUBSCRIBERS``; the request in hexadecimal
+digits. ``begin`` forgets what came; ``until LOW`` waits until each subscriber holds a low watermark
+and writes what came since to a file, whose path is the answer; ``count`` answers with how many
+messages came.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ LOOK: Final = 0.05
 
 
 class Subscribers:
-    """What each stream got: low watermarks, and when it held them."""
+    """Subscribers of one process: the low watermarks that each stream got, and their times."""
 
     def __init__(self, channels: list[grpc.aio.Channel], method: str, request: bytes) -> None:
         self._channels = channels
@@ -75,21 +77,24 @@ class Subscribers:
 
     async def hold(self, low: int) -> None:
         """Return when each subscriber holds a low watermark."""
-        while not all(each and each[-1][0] >= low for each in self.came):
+        while not all(messages and messages[-1][0] >= low for messages in self.came):
             self._got.clear()
             await self._got.wait()
             await asyncio.sleep(LOOK)
 
     def begin(self) -> None:
         """Forget what came."""
-        for each in self.came:
-            each.clear()
+        for messages in self.came:
+            messages.clear()
         self.messages = 0
 
 
 def save(came: list[list[tuple[int, float]]]) -> str:
-    """Write what came into a file: a row of number of the subscriber, low watermark and nanosecond for each message with one."""
-    rows = [(number, low, round(1e9 * at)) for number, each in enumerate(came) for low, at in each]
+    """Write the received messages into a file, and return its name.
+
+    Each row has the number of the subscriber, the low watermark and the nanosecond.
+    """
+    rows = [(number, low, round(1e9 * at)) for number, messages in enumerate(came) for low, at in messages]
     with tempfile.NamedTemporaryFile(suffix=".npy", delete=False) as file:
         np.save(file, np.array(rows, dtype=np.int64).reshape(-1, 3))
     return file.name

@@ -1,8 +1,10 @@
-"""What a batch costs the driver when its query has read a million files, or has asked for half a million empty batches.
+"""Cost of a batch for the driver after a million files, or half a million empty batches.
 
-Of files: how long the entry of a batch takes to be read at each tenth batch, where Spark repeats all files that it ever took, by the number of those files. The baseline is
-the entry of an ordinary batch, of one file. Of ticks: how long one takes from the wish to its being forgotten, in the last tenth of them; the baseline is the first tenth. Beside
-it how large Spark's log of them becomes. Spark's own part, which writes the entries, is played here: this measures no Spark.
+Of files: how long the entry of a batch takes to be read at each tenth batch, where Spark repeats
+all files that it ever took, by the number of those files. The baseline is the entry of an ordinary
+batch, of one file. Of ticks: how long one takes from the wish to its being forgotten, in the last
+tenth of them; the baseline is the first tenth. Beside it how large Spark's log of them becomes.
+Spark's own part, which writes the entries, is played here: this measures no Spark.
 """
 
 from __future__ import annotations
@@ -98,8 +100,8 @@ def _write_entry(entries: Path, number: int, line: str) -> None:
         (entries / f"{number}").write_text(f"v1\n{line}", encoding="utf-8")
         return
     names = [f"{number - _EVERY}.compact", *(f"{n}" for n in range(number - _EVERY + 1, number))]
-    there = [entries / name for name in names if (entries / name).exists()]
-    before = [each for path in there for each in path.read_text(encoding="utf-8").split("\n")[1:]]
+    paths = [entries / name for name in names if (entries / name).exists()]
+    before = [entry for path in paths for entry in path.read_text(encoding="utf-8").split("\n")[1:]]
     (entries / f"{number}.compact").write_text("\n".join(["v1", *before, line]), encoding="utf-8")
-    for path in there:
+    for path in paths:
         path.unlink()

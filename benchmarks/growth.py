@@ -1,4 +1,4 @@
-"""How the cost of a round grows: with the claims of a computation, with and without heuristic watermarks, and with the computations of a round.
+"""Growth of a round's cost, with the claims of a computation and with the computations of a round.
 
 The state machine alone, in this process: nothing of gRPC and of the journal is in the figures.
 """
@@ -33,7 +33,7 @@ SPAN: Final = 3_600_000_000
 class Size:
     """Sizes of the measurement."""
 
-    each: tuple[int, ...]
+    counts: tuple[int, ...]
     """Claims, or computations."""
     rounds: int
     samples: int
@@ -53,26 +53,26 @@ def run(_: Path, *, quick: bool) -> list[Result]:
         "computation_in_a_round": computations,
     }
     results = []
-    for kind, of in kinds.items():
-        running = {each: of(each) for each in size.each}
-        spreads: dict[int, list[float]] = {each: [] for each in size.each}
+    for kind, rounds_of in kinds.items():
+        running = {count: rounds_of(count) for count in size.counts}
+        spreads: dict[int, list[float]] = {count: [] for count in size.counts}
         for _round in range(size.rounds):
-            for each, samples in running.items():
-                taken = [
+            for count, samples in running.items():
+                durations = [
                     next(samples)
-                    for _ in range(max(3, size.samples // (each if kind.startswith("computation") else 1)))
+                    for _ in range(max(3, size.samples // (count if kind.startswith("computation") else 1)))
                 ]
-                spreads[each].append(float(np.median(taken)) * 1e3)
-        first = Spread(tuple(spreads[size.each[0]]))
-        for each in size.each:
-            facts = {"ranges": each, "n": size.rounds * size.samples}
+                spreads[count].append(float(np.median(durations)) * 1e3)
+        first = Spread(tuple(spreads[size.counts[0]]))
+        for count in size.counts:
+            facts = {"ranges": count, "n": size.rounds * size.samples}
             results.append(
                 Result(
                     "growth",
-                    f"{kind}_{each}",
-                    Spread(tuple(spreads[each])),
+                    f"{kind}_{count}",
+                    Spread(tuple(spreads[count])),
                     "ms",
-                    f"{size.each[0]} of them",
+                    f"{size.counts[0]} of them",
                     first,
                     facts,
                 )
@@ -81,10 +81,13 @@ def run(_: Path, *, quick: bool) -> list[Result]:
 
 
 def reports(claims: int, shares: tuple[int, ...]) -> Iterator[float]:
-    """Yield the seconds of rounds in which one of so many claims reports a new low watermark, and a new histogram where shares are kept."""
+    """Yield the seconds of rounds in which one of so many claims reports a new low watermark.
+
+    Where shares are kept, the report also has a new histogram.
+    """
     random = np.random.default_rng(7)
     computation = Computation(Spec("growth", heuristics=shares))
-    keys = [b"", *(each.to_bytes(4, "big") for each in range(1, claims)), b""]
+    keys = [b"", *(index.to_bytes(4, "big") for index in range(1, claims)), b""]
     sequencers = [
         computation.claim(ClaimRequest(keys[at : at + 2], request_id=at.to_bytes(16, "big")), NOW).sequencer
         for at in range(claims)
@@ -99,8 +102,8 @@ def reports(claims: int, shares: tuple[int, ...]) -> Iterator[float]:
         if shares:
             starts = np.unique(random.integers(low, low + SPAN, BUCKETS))
             mass = Mass(starts, np.ones(len(starts), dtype=np.int64), 100, dict.fromkeys(shares, low + SPAN))
-        told = GroupReport(sequencer, np.array([low]), fold=fold, mass=mass)
-        refused = computation.report(told, sender=b"growth", number=(1, number), required=fold, now=NOW)
+        message = GroupReport(sequencer, np.array([low]), fold=fold, mass=mass)
+        refused = computation.report(message, sender=b"growth", number=(1, number), required=fold, now=NOW)
         assert not refused, refused
 
     low = NOW - 10 * SPAN
@@ -119,7 +122,7 @@ def reports(claims: int, shares: tuple[int, ...]) -> Iterator[float]:
 
 
 def computations(count: int) -> Iterator[float]:
-    """Yield the seconds that each of so many computations takes in a round in which all of them report."""
+    """Yield the seconds for each of so many computations in a round in which all of them report."""
     all_of_them = []
     for at in range(count):
         computation = Computation(Spec(f"growth{at}"))
@@ -133,8 +136,8 @@ def computations(count: int) -> Iterator[float]:
         values = np.array([NOW - SPAN + number])
         begin = time.perf_counter()
         for computation, sequencer in all_of_them:
-            told = GroupReport(sequencer, values, fold=fold)
-            computation.report(told, sender=b"growth", number=(1, number), required=fold, now=NOW)
+            message = GroupReport(sequencer, values, fold=fold)
+            computation.report(message, sender=b"growth", number=(1, number), required=fold, now=NOW)
         for computation, _ in all_of_them:
             computation.take_record(NOW)
         for computation, _ in all_of_them:

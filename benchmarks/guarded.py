@@ -1,4 +1,4 @@
-"""What a guard costs: 10,000 rows written under a claim, against the same rows without, into PostgreSQL and into Redis."""
+"""Cost of a guard: 10,000 rows with and without a claim, into PostgreSQL and into Redis."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def _postgres(rows: Sequence[tuple[int, str]], rounds: int) -> Result:
             with bare.transaction(), bare.cursor() as cursor:
                 fill(cursor, b"plain")
 
-        found = _turns(
+        turns = _turns(
             lambda batch: writer.write(batch, "digest", lambda cursor: fill(cursor, b"guarded")), plain, rounds
         )
         for table in ("guarded", "plain"):
             [[count]] = server.execute(f"SELECT count(*) FROM {table}")
             assert count == len(rows) * (rounds + 1), f"{table} has {count} rows"
-    return _result("postgresql", "COPY in a transaction without a guard", found, rows)
+    return _result("postgresql", "COPY in a transaction without a guard", turns, rows)
 
 
 def _redis(folder: Path, rows: Sequence[tuple[int, str]], rounds: int) -> Result:
@@ -79,10 +79,10 @@ def _redis(folder: Path, rows: Sequence[tuple[int, str]], rounds: int) -> Result
                         pipe.execute_command("HSET", f"plain:{batch}:{{benchmark}}", number, words)
                     pipe.execute()
 
-            found = _turns(guarded, plain, rounds)
+            turns = _turns(guarded, plain, rounds)
             for kind in ("guarded", "plain"):
                 assert client.hlen(f"{kind}:{rounds}:{{benchmark}}") == len(rows)
-    return _result("redis", "MULTI/EXEC without a guard", found, rows)
+    return _result("redis", "MULTI/EXEC without a guard", turns, rows)
 
 
 def _turns(guarded: Write, plain: Write, rounds: int) -> tuple[Spread, Spread]:
@@ -97,6 +97,6 @@ def _turns(guarded: Write, plain: Write, rounds: int) -> tuple[Spread, Spread]:
     return ours, theirs
 
 
-def _result(store: str, baseline: str, found: tuple[Spread, Spread], rows: Sequence[object]) -> Result:
-    ours, theirs = found
+def _result(store: str, baseline: str, spreads: tuple[Spread, Spread], rows: Sequence[object]) -> Result:
+    ours, theirs = spreads
     return Result("guarded", f"{store}_batch", ours, "ms", baseline, theirs, {"n": len(rows), "ranges": 1})

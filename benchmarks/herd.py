@@ -1,8 +1,9 @@
-"""A thundering herd, and beats that fall together: what they cost with bounded admission and spread clocks, and without.
+"""Cost of a thundering herd and of its beats, with and without bounded admission and spread clocks.
 
-All workers of a deployment lose their authority by a kill -9. When it is back, all of them open a stream and send their whole state in
-the same moment, the worst there is: their channels connect again within a tenth of a second. How it is when another shard takes over
-instead is measured by :mod:`benchmarks.herd_failover`.
+All workers of a deployment lose their authority by a kill -9. When it is back, all of them open a
+stream and send their whole state in the same moment, the worst there is: their channels connect
+again within a tenth of a second. How it is when another shard takes over instead is measured by
+:mod:`benchmarks.herd_failover`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ QUICK: Final = Size(100, rounds=1, beats=1)
 
 @dataclass(slots=True)
 class Round:
-    """What one restart was like."""
+    """Figures of one restart."""
 
     acknowledged: list[float]
     """Seconds from the moment the authority served until the state of each worker was durable."""
@@ -70,7 +71,7 @@ class Round:
 
 
 class Authority:
-    """``lowwater serve`` that is killed and started again over the same journal, on the same port."""
+    """``lowwater serve``, which is killed and started again with its journal and port."""
 
     def __init__(self, data: Path) -> None:
         self._data = data
@@ -79,7 +80,7 @@ class Authority:
         self.address = "127.0.0.1:0"
 
     def start(self, bounds: Mapping[str, int]) -> None:
-        """Start, with other bounds of :mod:`lowwater_authority.engine.admission`; return when it serves."""
+        """Start the authority with other bounds of admission; return when it serves."""
         command = [
             *program(bounds),
             "--data",
@@ -123,7 +124,7 @@ class Authority:
         return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM:"))
 
     def work(self) -> float:
-        """Return the seconds of a processor that the process has taken; 0 where /proc does not tell."""
+        """Return the processor time of the process in seconds; 0 without /proc."""
         assert self._process is not None
         try:
             stat = Path(f"/proc/{self._process.pid}/stat").read_text()
@@ -176,7 +177,7 @@ class Watcher:
 
 
 def run(folder: Path, *, quick: bool) -> list[Result]:
-    """Restart the authority with admission and without, by turns; then the same after fail-overs."""
+    """Restart the authority with and without admission, by turns; then do so after fail-overs."""
     size = QUICK if quick else FULL
     with closing(Authority(folder / "herd")) as authority:
         authority.start({})
@@ -184,24 +185,24 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
     facts: dict[str, object] = {
         "ranges": size.workers * RANGES,
         "n": size.workers,
-        "longest_line": max(each.line for each in bounded),
-        "asked_to_wait": Spread(tuple(each.refused for each in bounded)).median,
+        "longest_line": max(restart.line for restart in bounded),
+        "asked_to_wait": Spread(tuple(restart.refused for restart in bounded)).median,
     }
 
     def line(metric: str, unit: str, figure: Callable[[Round], float], baseline: str) -> Result:
-        ours, theirs = (Spread(tuple(map(figure, each))) for each in (bounded, free))
+        ours, theirs = (Spread(tuple(map(figure, restarts))) for restarts in (bounded, free))
         return Result("herd", metric, ours, unit, baseline, theirs, facts)
 
     none = herd_failover.FREE
     return [
-        line("last_acknowledged", "s", lambda each: each.acknowledged[-1], none),
-        line("p50_acknowledged", "s", lambda each: float(np.percentile(each.acknowledged, 50)), none),
-        line("p99_acknowledged", "s", lambda each: float(np.percentile(each.acknowledged, 99)), none),
-        line("longest_silence_of_a_subscriber", "s", lambda each: each.silence, none),
-        line("processor_until_last", "s", lambda each: each.work, none),
-        line("peak_resident", "MB", lambda each: each.resident, none),
-        line("most_streams_starting", "streams", lambda each: each.starting, none),
-        line("busiest_slot_over_mean", "x", lambda each: each.busiest, "beats that are not spread"),
+        line("last_acknowledged", "s", lambda restart: restart.acknowledged[-1], none),
+        line("p50_acknowledged", "s", lambda restart: float(np.percentile(restart.acknowledged, 50)), none),
+        line("p99_acknowledged", "s", lambda restart: float(np.percentile(restart.acknowledged, 99)), none),
+        line("longest_silence_of_a_subscriber", "s", lambda restart: restart.silence, none),
+        line("processor_until_last", "s", lambda restart: restart.work, none),
+        line("peak_resident", "MB", lambda restart: restart.resident, none),
+        line("most_streams_starting", "streams", lambda restart: restart.starting, none),
+        line("busiest_slot_over_mean", "x", lambda restart: restart.busiest, "beats that are not spread"),
         *herd_failover.run(folder / "shards", size.workers, size.rounds),
     ]
 

@@ -17,7 +17,11 @@ NO_ADMISSION: Final = {"STREAMS": 1 << 30, "STARTING": 1 << 30}
 
 
 def program(bounds: Mapping[str, int]) -> list[str]:
-    """Return the command of ``lowwater serve`` with other bounds of :mod:`lowwater_authority.engine.admission`; its flags are to follow."""
+    """Return the command of ``lowwater serve`` with other bounds of admission.
+
+    The bounds are those of :mod:`lowwater_authority.engine.admission`. The caller appends its
+    flags.
+    """
     other = "".join(f"admission.{name} = {bound}; " for name, bound in bounds.items())
     return [sys.executable, "-c", f"{IMPORT}; {other}{SERVE}"]
 

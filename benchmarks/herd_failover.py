@@ -1,8 +1,9 @@
-"""A thundering herd after a fail-over: the streams of thousands break with their shard, and find the one that takes over.
+"""A thundering herd after a fail-over: the streams of thousands of workers break with their shard.
 
-Three shards over one Redis; one of them serves the computation of all workers and is killed with kill -9. The others notice, one
-of them takes over, and all workers send it their whole state. All along, subscribers check what they are shown; in the end, with all
-workers gone, the owner is killed once more, and what was acknowledged has to be there.
+Three shards over one Redis; one of them serves the computation of all workers and is killed with
+kill -9. The others notice, one of them takes over, and all workers send it their whole state. All
+along, subscribers check what they are shown; in the end, with all workers gone, the owner is killed
+once more, and what was acknowledged has to be there.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ SHORT: Final = "a short line"
 
 
 def kinds(workers: int) -> dict[str, Mapping[str, int]]:
-    """Return the bounds of admission of each kind of round: as they are, out of reach, and so low that most workers are sent away."""
+    """Return the bounds of admission of each kind of round.
+
+    They are the defaults, out of reach, or so low that most workers are sent away.
+    """
     return {BOUNDED: {}, FREE: NO_ADMISSION, SHORT: {"STARTING": max(2, workers // 32), "LINE": workers // 16}}
 
 
@@ -57,14 +61,14 @@ class BoundedShard(Shard):
 
 
 class Said(Truth):
-    """What the workers of a herd have said so far."""
+    """Values that the workers of a herd have reported so far."""
 
     def __init__(self, herd: Wandering) -> None:
         super().__init__(0)
         self._herd = herd
 
     def most(self) -> int:
-        return int(self._herd.said.min())
+        return int(self._herd.sent.min())
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class Round:
 
     acknowledged: list[float]
     """Seconds after it until the state of each worker was durable at the new owner, in order."""
-    taken: float
+    taken_over: float
     """Seconds after it until another shard owned the computation."""
     starting: float
     """The most streams that started at once, at the new owner."""
@@ -125,53 +129,56 @@ class Deployment:
         self._store = self._stack.enter_context(redis.Redis(port=self._sharded.redis.port, protocol=2))
         self._operator.register(COMPUTATION, heuristics=())
         move(self._operator, self._owner, COMPUTATION)
-        for each in self._watching:
-            each.start()
-            self._stack.callback(each.stop)
+        for watcher in self._watching:
+            watcher.start()
+            self._stack.callback(watcher.stop)
 
     async def kill(self, bounds: Mapping[str, int], *, patient: bool) -> Round:
-        """Give the other shards other bounds, kill the owner, and wait until all workers are served again."""
+        """Set bounds on the other shards, kill the owner, and wait until all workers are served."""
         others = [shard for shard in self._shards if shard is not self._owner]
         await asyncio.to_thread(self._restart, others, bounds)
         self._board.clear()
         self.herd.expect(patient=patient)
-        before, heard = self._epoch(), len(self.herd.delays)
-        look = asyncio.create_task(asyncio.to_thread(self._taken, before))
+        before, delays_before = self._epoch(), len(self.herd.delays)
+        look = asyncio.create_task(asyncio.to_thread(self._taken_over_at, before))
         killed = time.monotonic()
         self._owner.kill()
         times = await self.herd.wait()
-        taken = await look
+        taken_over = await look
         starting, waiting, admitted, refused = await asyncio.to_thread(self._settle, others)
-        delays = self.herd.delays[heard:]
-        return Round([at - killed for at in times], taken - killed, starting, waiting, admitted, refused, delays)
+        delays = self.herd.delays[delays_before:]
+        return Round([at - killed for at in times], taken_over - killed, starting, waiting, admitted, refused, delays)
 
     def check(self) -> Int64s:
-        """Kill the owner when all workers are gone, so that nobody can have sent anything again, and look for what was acknowledged.
+        """Kill the owner when all workers are gone, and check that its successor has their reports.
 
-        Returns the first value of each worker, as the next owner has it. Raises AssertionError when something is lost or was made
-        up, or when a subscriber was ever shown a value that went back or led.
+        No worker can report again by then.
+
+        Returns the first value of each worker, as the next owner has it. Raises AssertionError when
+        something is lost or was made up, or when a subscriber was ever shown a value that went back
+        or led.
         """
         assert self.herd.stopping
         others = [shard for shard in self._shards if shard is not self._owner]
         self._restart(others, {})
         before = self._epoch()
         self._owner.kill()
-        self._taken(before)
+        self._taken_over_at(before)
         eventually(lambda: any(COMPUTATION in served(self._operator, shard) for shard in others), seconds=PATIENCE)
-        ranges = sorted(self._operator.ranges(COMPUTATION, limit=MOST_RANGES), key=lambda each: each.start)
-        values = np.array([each.watermark.micros for each in ranges]).reshape(self.herd.workers, RANGES)
-        found: Int64s = values[:, 0]
-        assert (values == found[:, np.newaxis] + np.arange(RANGES)).all(), "half a report was taken over"
+        ranges = sorted(self._operator.ranges(COMPUTATION, limit=MOST_RANGES), key=lambda key_range: key_range.start)
+        values = np.array([key_range.watermark.micros for key_range in ranges]).reshape(self.herd.workers, RANGES)
+        held_values: Int64s = values[:, 0]
+        assert (values == held_values[:, np.newaxis] + np.arange(RANGES)).all(), "half a report was taken over"
         durable = np.array([self.herd.durable[worker] for worker in range(self.herd.workers)])
-        compare(found, durable, self.herd.said)
-        failures = [each.failure for each in self._watching if each.failure is not None]
+        compare(held_values, durable, self.herd.sent)
+        failures = [watcher.failure for watcher in self._watching if watcher.failure is not None]
         assert not failures, failures
         assert not self._board.wrong, self._board.wrong[:10]
         assert self._board.floor(COMPUTATION).low >= durable.min(), "the subscribers were not shown all"
-        return found
+        return held_values
 
     def _restart(self, others: Sequence[BoundedShard], bounds: Mapping[str, int]) -> None:
-        """Stop shards that serve nothing, and start them with other bounds; their figures begin anew."""
+        """Restart shards that serve nothing, with other bounds; their figures begin anew."""
         for shard in others:
             if shard.running:
                 shard.stop()
@@ -179,15 +186,18 @@ class Deployment:
         self._sharded.start(*others)
 
     def _settle(self, others: Sequence[BoundedShard]) -> list[float]:
-        """Have the computation stay at its new owner, whoever comes back; returns the figures of its gate, as a round has them."""
+        """Pin the computation to its new owner, so that it stays when other shards return.
+
+        Returns the figures of the owner's gate, in the order of a round.
+        """
         [self._owner] = [shard for shard in others if COMPUTATION in served(self._operator, shard)]
         move(self._operator, self._owner, COMPUTATION)
-        return [gate(self._owner.metrics, each) for each in ("peak", "longest", "admitted_total", "refused_total")]
+        return [gate(self._owner.metrics, metric) for metric in ("peak", "longest", "admitted_total", "refused_total")]
 
     def _epoch(self) -> int:
         return int(self._store.hget(f"{TAG}:meta:{COMPUTATION}", "epoch") or 0)
 
-    def _taken(self, epoch: int) -> float:
+    def _taken_over_at(self, epoch: int) -> float:
         """Return when the computation had another owner."""
         deadline, pause = time.monotonic() + PATIENCE, threading.Event()
         while time.monotonic() < deadline:
@@ -198,24 +208,28 @@ class Deployment:
         raise AssertionError(msg)
 
 
-def compare(found: Int64s, durable: Int64s, said: Int64s) -> None:
+def compare(held_values: Int64s, durable: Int64s, reported: Int64s) -> None:
     """Compare what is there of each worker with what was acknowledged, and with what it said.
 
     Raises AssertionError.
     """
-    assert (found >= durable).all(), f"acknowledged and lost, of workers {np.flatnonzero(found < durable)[:10]}"
-    assert (found <= said).all(), f"above all that was said, of workers {np.flatnonzero(found > said)[:10]}"
+    assert (held_values >= durable).all(), (
+        f"acknowledged and lost, of workers {np.flatnonzero(held_values < durable)[:10]}"
+    )
+    assert (held_values <= reported).all(), (
+        f"above all that was said, of workers {np.flatnonzero(held_values > reported)[:10]}"
+    )
 
 
 FIGURES: Final[Mapping[str, tuple[str, Callable[[Round], float]]]] = {
-    "taken": ("s", lambda each: each.taken),
-    "p50_acknowledged": ("s", lambda each: float(np.percentile(each.acknowledged, 50))),
-    "p99_acknowledged": ("s", lambda each: float(np.percentile(each.acknowledged, 99))),
-    "last_acknowledged": ("s", lambda each: each.acknowledged[-1]),
-    "last_after_taken": ("s", lambda each: each.acknowledged[-1] - each.taken),
-    "most_streams_starting": ("streams", lambda each: each.starting),
+    "taken": ("s", lambda figures: figures.taken_over),
+    "p50_acknowledged": ("s", lambda figures: float(np.percentile(figures.acknowledged, 50))),
+    "p99_acknowledged": ("s", lambda figures: float(np.percentile(figures.acknowledged, 99))),
+    "last_acknowledged": ("s", lambda figures: figures.acknowledged[-1]),
+    "last_after_taken": ("s", lambda figures: figures.acknowledged[-1] - figures.taken_over),
+    "most_streams_starting": ("streams", lambda figures: figures.starting),
 }
-"""What is told of a round, with its unit."""
+"""Figures of a round, each with its unit."""
 
 
 def run(folder: Path, workers: int, count: int) -> list[Result]:
@@ -233,10 +247,10 @@ def run(folder: Path, workers: int, count: int) -> list[Result]:
             "n": workers,
             "shards": SHARDS,
             "dead_after": DEAD_AFTER,
-            "longest_line": max(each.waiting for each in rounds[ours]),
-            "admitted": Spread(tuple(each.admitted for each in rounds[ours])).median,
-            "asked_to_wait": Spread(tuple(each.refused for each in rounds[ours])).median,
-            "longest_wait_asked_for": round(max(max(each.delays, default=0.0) for each in rounds[ours]), 3),
+            "longest_line": max(figures.waiting for figures in rounds[ours]),
+            "admitted": Spread(tuple(figures.admitted for figures in rounds[ours])).median,
+            "asked_to_wait": Spread(tuple(figures.refused for figures in rounds[ours])).median,
+            "longest_wait_asked_for": round(max(max(figures.delays, default=0.0) for figures in rounds[ours]), 3),
         }
         return Result("herd", f"{prefix}_{metric}", value, unit, theirs, baseline, facts)
 
@@ -247,12 +261,12 @@ def run(folder: Path, workers: int, count: int) -> list[Result]:
 
 
 async def _rounds(folder: Path, workers: int, count: int) -> dict[str, list[Round]]:
-    found: dict[str, list[Round]] = {kind: [] for kind in kinds(workers)}
+    rounds_by_kind: dict[str, list[Round]] = {kind: [] for kind in kinds(workers)}
     async with Deployment(folder, workers) as deployment:
         async with deployment.herd.running():
             await deployment.herd.wait()
             for _ in range(count):
                 for kind, bounds in kinds(workers).items():
-                    found[kind].append(await deployment.kill(bounds, patient=kind != FREE))
+                    rounds_by_kind[kind].append(await deployment.kill(bounds, patient=kind != FREE))
         await asyncio.to_thread(deployment.check)
-    return found
+    return rounds_by_kind

@@ -1,4 +1,4 @@
-"""Workers by the thousand that look for the shard of their computation when it is gone, as the client library does."""
+"""Thousands of workers that look for the shard of their computation, as the client library does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 import grpc
 
-from benchmarks.herd_workers import Call, Herd, asked
+from benchmarks.herd_workers import Call, Herd, wait_asked
 from benchmarks.owner import COMPUTATION, check
 from lowwater import errors
 from lowwater.v1 import cluster_pb2, cluster_pb2_grpc, types_pb2
@@ -54,9 +54,9 @@ class Wandering(Herd):
         """See Herd. A shard that is away fails it at once, so that another can be asked."""
         return self._call(worker, self.places.get(worker, self.address), wait_for_ready=False)
 
-    def taken(self, worker: int, ack: pb.ReportAck) -> bool:
+    def is_accepted(self, worker: int, ack: pb.ReportAck) -> bool:
         """See Herd. Not taken over where the computation is not served any more, or not yet."""
-        moved = next((each for each in ack.refused if each.reason == errors.Moved.reason), None)
+        moved = next((refusal for refusal in ack.refused if refusal.reason == errors.Moved.reason), None)
         if moved is None:
             check(ack)
             self._attempts[worker] = self._hops[worker] = 0
@@ -66,19 +66,19 @@ class Wandering(Herd):
             self._sent_on.add(worker)
         return False
 
-    async def again(self, worker: int, asked: float, failures: int) -> None:
+    async def again(self, worker: int, delay: float, failures: int) -> None:
         """See Herd."""
         if worker in self._sent_on:
             self._sent_on.remove(worker)
             return
-        found = False
-        while not found:
-            await asyncio.sleep(self.pause(asked, self._attempts[worker], PATIENCE))
+        located = False
+        while not located:
+            await asyncio.sleep(self.pause(delay, self._attempts[worker], PATIENCE))
             self._attempts[worker] += 1
-            found, asked = await self._locate(worker)
+            located, delay = await self._locate(worker)
 
     async def _locate(self, worker: int) -> tuple[bool, float]:
-        """Ask a shard; returns whether to go where it said, and the seconds that it asked to wait."""
+        """Ask a shard; return whether to go where it said, and the asked wait in seconds."""
         address = self.addresses[self._homes[worker] % len(self.addresses)]
         request = cluster_pb2.LocateRequest(computations=[COMPUTATION], epochs=[self._epochs[worker]])
         try:
@@ -86,7 +86,7 @@ class Wandering(Herd):
             [redirect] = (await stub.Locate(request, timeout=ANSWERED_WITHIN)).redirects
         except grpc.aio.AioRpcError as error:
             self._homes[worker] += 1
-            return False, asked(error)
+            return False, wait_asked(error)
         except (asyncio.CancelledError, asyncio.InvalidStateError):
             if self.stopping:
                 raise

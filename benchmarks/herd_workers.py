@@ -1,4 +1,4 @@
-"""Workers by the thousand, on one event loop, over raw stubs: nothing of the client library is in the figures."""
+"""Thousands of workers on one event loop, over raw stubs, without the client library."""
 
 from __future__ import annotations
 
@@ -65,25 +65,24 @@ class Herd:
     missing: set[int] = field(default_factory=set)
     """Workers whose state is not acknowledged again."""
     acknowledged: list[float] = field(default_factory=list)
-    """When the state of each was, by the monotonic clock."""
+    """Times at which the states were acknowledged, by the monotonic clock."""
     beats: list[float] = field(default_factory=list)
-    """When beats were due that were acknowledged: hiccups of the machine would hide how they fall.
-    """
+    """Due times of the acknowledged beats. Times of arrival would show hiccups of the machine
+    instead."""
     durable: dict[int, int] = field(default_factory=dict)
-    """The newest value that was acknowledged of the first range of each."""
+    """Newest acknowledged value of each worker's first range."""
     delays: list[float] = field(default_factory=list)
-    """How long the authority asked workers to wait, in seconds."""
-    said: Int64s = field(init=False)
-    """The newest value of the first range of each that was sent, or is about to be. It only grows.
-    """
+    """Waits that the authority asked of workers, in seconds."""
+    sent: Int64s = field(init=False)
+    """Newest value of each worker's first range that was sent, or is about to be. It only grows."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     failure: BaseException | None = None
-    """What ended a worker that should not end."""
+    """Error that ended a worker before its time."""
     _channels: dict[str, list[grpc.aio.Channel]] = field(default_factory=dict)
     """Channels to each address."""
 
     def __post_init__(self) -> None:
-        self.said = np.zeros(self.workers, dtype=np.int64)
+        self.sent = np.zeros(self.workers, dtype=np.int64)
 
     def expect(self, *, patient: bool) -> None:
         """Begin to wait for the states of all workers."""
@@ -147,18 +146,21 @@ class Herd:
         """Begin a report stream of a worker."""
         return self._call(worker, self.address, wait_for_ready=True)
 
-    async def again(self, worker: int, asked: float, failures: int) -> None:
-        """Return when a worker is to open its next stream; ``asked`` is how long the authority told it to wait, in seconds."""
-        await asyncio.sleep(self.pause(asked, failures, MOST_BACKOFF))
+    async def again(self, worker: int, delay: float, failures: int) -> None:
+        """Return when a worker may open its next stream.
 
-    def pause(self, asked: float, failures: int, most: float) -> float:
-        """Return the seconds before a next attempt; ``most`` is the upper bound of a worker's own delay."""
+        ``delay`` is the wait that the authority asked for, in seconds.
+        """
+        await asyncio.sleep(self.pause(delay, failures, MOST_BACKOFF))
+
+    def pause(self, delay: float, failures: int, most: float) -> float:
+        """Return the seconds before the next attempt; ``most`` bounds a worker's own delay."""
         if not self.patient:
             return 0.0
         own = min(most, FIRST_BACKOFF * 2.0**failures) * random.random()
-        return asked * (1.0 + random.random()) if asked else own
+        return delay * (1.0 + random.random()) if delay else own
 
-    def taken(self, worker: int, ack: pb.ReportAck) -> bool:
+    def is_accepted(self, worker: int, ack: pb.ReportAck) -> bool:
         """Return True when a report was acknowledged; False would end the stream.
 
         Raises RuntimeError when the authority refused the report for good.
@@ -186,7 +188,7 @@ class Herd:
             try:
                 delay = await self._report(call, wire.opening(sender, stream), worker, sequencer)
             except grpc.aio.AioRpcError as error:
-                delay = asked(error)
+                delay = wait_asked(error)
                 if delay:
                     self.delays.append(delay)
             except (asyncio.CancelledError, asyncio.InvalidStateError):
@@ -199,22 +201,25 @@ class Herd:
             await self.again(worker, delay, failures)
 
     async def _report(self, call: Call, opening: bytes, worker: int, sequencer: int) -> float:
-        """Report on one stream until it ends; returns the seconds that the authority asked to stay away when it said farewell."""
+        """Report on one stream until it ends.
+
+        Returns the seconds that the authority asked to stay away when it ended the stream.
+        """
         await call.write(opening)
         await call.read()
         answer = self._next(call)
         begun, number = 0.0, 0
         while True:
             number += 1
-            self.said[worker] += 1
-            values = self.said[worker] + np.arange(RANGES)
+            self.sent[worker] += 1
+            values = self.sent[worker] + np.arange(RANGES)
             await call.write(wire.report(number, COMPUTATION, sequencer, values))
             response = await answer
             if not isinstance(response, pb.ReportResponse):
                 return 0.0
             if response.HasField("go_away"):
                 return response.go_away.retry_after_millis / 1e3
-            if not self.taken(worker, response.ack):
+            if not self.is_accepted(worker, response.ack):
                 return 0.0
             self.durable[worker] = int(values[0])
             now = time.monotonic()
@@ -246,7 +251,7 @@ class Herd:
                 self.complete.set()
 
 
-def asked(error: grpc.aio.AioRpcError) -> float:
+def wait_asked(error: grpc.aio.AioRpcError) -> float:
     """Return the seconds that the authority asked to wait; 0 when it did not."""
     details = next((value for key, value in error.trailing_metadata() or () if key == DETAILS), b"")
     assert isinstance(details, bytes)

@@ -1,4 +1,4 @@
-"""One message at a time: from the put into a report stream to when a subscriber holds what follows from it."""
+"""Time of one message, from the put into a report stream until a subscriber holds its effect."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ class JournaledHop(_Stream):
             if time.perf_counter() - begin > PATIENCE:
                 msg = f"no watermark for {PATIENCE} s after report {self._number}"
                 raise RuntimeError(msg)
-        taken = time.perf_counter() - begin
+        elapsed = time.perf_counter() - begin
         if response.watermarks[0].low_micros != move.low:
             msg = f"the low watermark is {response.watermarks[0].low_micros}, not {move.low}"
             raise RuntimeError(msg)
-        return taken
+        return elapsed
 
     def _encode(self, move: Move) -> bytes:
         self._number += 1
@@ -116,9 +116,9 @@ class RelayHop(_Stream):
         begin = time.perf_counter()
         self._requests.put(data)
         received = next(self._watch)
-        taken = time.perf_counter() - begin
+        elapsed = time.perf_counter() - begin
         assert received == data
-        return taken
+        return elapsed
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -146,9 +146,9 @@ class EchoHop(_Stream):
         for _ in range(self._times):
             self._requests.put(data)
             answers.append(next(self._answers))
-        taken = time.perf_counter() - begin
+        elapsed = time.perf_counter() - begin
         assert answers == [data] * self._times
-        return taken
+        return elapsed
 
     def close(self) -> None:
         """Let go of the connection."""

@@ -1,4 +1,7 @@
-"""A key range that gets a thousand rows where the others get one: a computation's micro-batches and lag before it is split and after, taking turns in one run."""
+"""Micro-batches and lag of a computation with a hot key range, before its split and after.
+
+The hot range gets a thousand rows where the others get one. Both ways take turns in one run.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class Size:
     rows: int
     """Number of rows in a batch, each with another key."""
     turns: int
-    """How often the range is split, and its parts are merged."""
+    """Number of times that the range is split, and its parts are merged."""
     batches: int
     """Number of batches of one turn that count."""
 
@@ -81,12 +84,12 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
     took, lags, changes = bench.took, bench.lags, bench.changes
     facts: dict[str, object] = {"n": size.rows, "ranges": RANGES, "parts": PARTS, "skew": SKEW, "tasks": 2}
 
-    def spread(found: Mapping[str, Sequence[Sequence[float]]], kind: str) -> Spread:
+    def spread(turns: Mapping[str, Sequence[Sequence[float]]], kind: str) -> Spread:
         # The first turns warm up.
-        return Spread(tuple(each for turn in found[kind][1:] for each in turn))
+        return Spread(tuple(value for turn in turns[kind][1:] for value in turn))
 
     def rates(kind: str) -> Spread:
-        return Spread(tuple(size.rows * 1000 / each for each in spread(took, kind).rounds))
+        return Spread(tuple(size.rows * 1000 / milliseconds for milliseconds in spread(took, kind).rounds))
 
     whole = "the same before the range is split"
     return [
@@ -129,15 +132,15 @@ class _Bench:
         hot = self.size.rows - max(RANGES - 1, self.size.rows // SKEW)
         places = self.spark.range(8 * RANGES * self.size.rows).select(sf.concat(sf.lit("key-"), "id").alias("key"))
         first = sf.xxhash64("key") < sf.lit(2**64 // RANGES - 2**63)
-        found = places.where(first).limit(hot).union(places.where(~first).limit(self.size.rows - hot))
-        return [each.key for each in found.collect()]
+        chosen = places.where(first).limit(hot).union(places.where(~first).limit(self.size.rows - hot))
+        return [row.key for row in chosen.collect()]
 
     def _write(self, outputs: Mapping[str, DataFrame], batch: lws.Batch) -> None:
         del batch
         outputs["sums"].write.mode("overwrite").parquet(f"file://{self.folder / 'out'}")
 
     def batch(self) -> tuple[float, float]:
-        """Have one batch; returns how long it took, and how long it took until the low watermark was there, milliseconds."""
+        """Run one batch; return its milliseconds, and those until its watermark was published."""
         import pyarrow as pa
         import pyarrow.parquet
 
@@ -154,25 +157,25 @@ class _Bench:
         self.lw.wait("sums", until, PATIENCE, registered=False)
         lag = (time.perf_counter() - began) * 1000
         self.query.query.processAllAvailable()
-        progress = [each for each in self.query.query.recentProgress if each.numInputRows][-1]
+        progress = [entry for entry in self.query.query.recentProgress if entry.numInputRows][-1]
         return progress.durationMs["triggerExecution"], lag
 
     def turn(self, kind: str) -> None:
         """Have the range whole, or in parts, and take the batches' times."""
-        found = self.lw.layout("sums")
-        while found.current is None:
+        layout = self.lw.layout("sums")
+        while layout.current is None:
             self.batch()
-            found = self.lw.layout("sums")
-        base = found.base
+            layout = self.lw.layout("sums")
+        base = layout.base
         took: list[float] = []
         lags: list[float] = []
         changed: list[float] = []
         if kind == SPLIT:
-            wanted = base.split(0, base.halves(0, PARTS))
+            target = base.split(0, base.halves(0, PARTS))
         else:
-            wanted = base if len(base) == RANGES else base.merge(0, base.starts[PARTS - 1])
-        if wanted != base:
-            version = self.lw.change_layout("sums", found.incarnation, wanted)
+            target = base if len(base) == RANGES else base.merge(0, base.starts[PARTS - 1])
+        if target != base:
+            version = self.lw.change_layout("sums", layout.incarnation, target)
             while not changed or self._version() != version:
                 changed = [self.batch()[0]]
         for _ in range(self.size.batches):

@@ -1,7 +1,8 @@
-"""The share of a core that a tracked query takes while nothing comes, against the same query untracked.
+"""Share of a core that a tracked query takes without news, beside the same query untracked.
 
-Spark itself looks at the sources of an idle query every 10 ms (``spark.sql.streaming.pollingDelay``), which is most of what there is to see.
-One query runs at a time, and they take turns. Before its time counts, each has read a batch, and rests.
+Spark itself looks at the sources of an idle query every 10 ms
+(``spark.sql.streaming.pollingDelay``), which is most of what there is to see. One query runs at a
+time, and they take turns. Before its time counts, each has read a batch, and rests.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Size:
 
     rounds: int
     rest: float
-    """Seconds before the time counts: a batch is behind, and what looks less often by and by does.
-    """
+    """Seconds after the first batch that do not count: timers that slow down by and by have done
+    so."""
     seconds: float
     """Seconds of one query in one round."""
 
@@ -48,7 +49,7 @@ KINDS: Final[Mapping[str, str]] = {
     "plain": "plain",
     "driven": "windows",
 }
-"""What is tracked, and what it is compared with."""
+"""Kinds of tracked queries, each with the untracked kind that it is compared with."""
 
 UNTRACKED: Final[Mapping[str, str]] = {
     "foreach_batch": "the same query untracked, foreachBatch",
@@ -72,7 +73,7 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
         lease = stack.enter_context(lw.worker("source", identity="benchmark")).claim()
         lease.advance(None, oldest=None, frontier=lowwater.Watermark.of(START + timedelta(seconds=1)))
         lease.flush(PATIENCE)
-        found: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+        shares_by_kind: dict[tuple[str, bool], list[tuple[float, float]]] = {}
         # The first of each in a JVM is not counted.
         for turn in range(size.rounds + 1):
             for key in [*((kind, False) for kind in UNTRACKED), *((kind, True) for kind in KINDS)]:
@@ -80,15 +81,15 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
                     time.sleep(size.rest if turn else 0.0)
                     shares = _shares(pid, size.seconds if turn else 0.0)
                 if turn:
-                    found.setdefault(key, []).append(shares)
+                    shares_by_kind.setdefault(key, []).append(shares)
     return [
         Result(
             "idle",
             f"{kind}_{what}",
-            Spread(tuple(each[i] for each in found[kind, True])),
+            Spread(tuple(pair[i] for pair in shares_by_kind[kind, True])),
             "% of a core",
             UNTRACKED[against],
-            Spread(tuple(each[i] for each in found[against, False])),
+            Spread(tuple(pair[i] for pair in shares_by_kind[against, False])),
             {"n": 1, "ranges": RANGES, "seconds": size.seconds},
         )
         for kind, against in KINDS.items()
@@ -97,27 +98,33 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
 
 
 def _shares(pid: int, seconds: float) -> tuple[float, float]:
-    """Return what this process takes of a core in some seconds, and what the JVM does with all that it has started, in percent."""
+    """Return the shares of a core that this process and the JVM take, in percent.
+
+    The JVM counts with all processes that it has started.
+    """
     before = _ticks(pid)
     begin, own = time.perf_counter(), time.process_time()
     time.sleep(seconds)
     own, took = time.process_time() - own, time.perf_counter() - begin
     after = _ticks(pid)
-    its = sum(after[each] - before[each] for each in before.keys() & after.keys())
+    its = sum(after[process] - before[process] for process in before.keys() & after.keys())
     return 100 * own / took, 100 * its / os.sysconf("SC_CLK_TCK") / took
 
 
 def _ticks(pid: int) -> dict[int, int]:
-    """Return the processor time of a process and of all that it has started and that runs, by process. The kernel counts in steps of ten milliseconds."""
-    found: dict[int, tuple[int, int]] = {}
+    """Return the processor time of a process and of its running descendants, by process.
+
+    The kernel counts in steps of ten milliseconds.
+    """
+    stats: dict[int, tuple[int, int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):  # it may have ended meanwhile
             fields = path.read_text().rsplit(")", 1)[1].split()
-            found[int(path.parent.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
-    known = {pid}
-    while more := {each for each, (parent, _) in found.items() if parent in known} - known:
-        known |= more
-    return {each: found[each][1] for each in known}
+            stats[int(path.parent.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+    processes = {pid}
+    while more := {process for process, (parent, _) in stats.items() if parent in processes} - processes:
+        processes |= more
+    return {process: stats[process][1] for process in processes}
 
 
 @contextmanager
@@ -127,14 +134,14 @@ def _idle(spark: SparkSession, address: str, folder: Path, kind: str, tracked: b
     record = {"key": "k", "t": START.isoformat(), "v": 1.0}
     (folder / "in" / "0.json").write_text(json.dumps(record), encoding="utf-8")
     rows = spark.readStream.schema("key string, t timestamp, v double").json(str(folder / "in"))
-    made = _tracked(spark, address, folder, kind, rows) if tracked else _untracked(folder, kind, rows)
-    query = made.query if isinstance(made, lws.TrackedQuery) else made
+    started = _tracked(spark, address, folder, kind, rows) if tracked else _untracked(folder, kind, rows)
+    query = started.query if isinstance(started, lws.TrackedQuery) else started
     try:
         query.processAllAvailable()
         yield
         assert query.isActive
     finally:
-        made.stop()
+        started.stop()
 
 
 def _untracked(folder: Path, kind: str, rows: DataFrame) -> StreamingQuery:

@@ -63,19 +63,19 @@ class Incident:
     """Findings of one round, in seconds."""
 
     why_named: float
-    """From the pause until ``lowwater why`` named worker and range."""
+    """Time from the pause until ``lowwater why`` named worker and range."""
     why_answer: float
-    """From asking, process start included, until it answered so, once it does."""
+    """Duration of such a call of ``lowwater why``, start of the process included."""
     page_named: float
-    """From the pause until a page that was open named them."""
+    """Time from the pause until a page that was open named them."""
     page_opened: float
-    """From opening a page anew until it named them, once it does."""
+    """Time from opening such a page anew until it named them."""
     alert_fired: float
-    """From the pause until the alert fired with them."""
+    """Time from the pause until the alert fired with them."""
     recovered: float
-    """From the end of the pause until *enriched* was where *flights* was at that moment."""
+    """Time from the end of the pause until *enriched* was where *flights* was at that end."""
     paused: float
-    """How long the executor stood."""
+    """Duration of the executor's pause."""
     sentences: Mapping[str, str]
     """Sentences that were shown, by figure."""
 
@@ -107,9 +107,9 @@ class Pipeline:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in self._running.values():
-            each.kill()
-            each.wait()
+        for process in self._running.values():
+            process.kill()
+            process.wait()
         self._client.close()
 
     def pause(self) -> None:
@@ -117,7 +117,7 @@ class Pipeline:
         os.kill(self._running[executor(PAUSED)].pid, signal.SIGSTOP)
 
     def resume(self) -> float:
-        """Let it go on; returns the seconds until *enriched* was where *flights* was at that moment."""
+        """Let the executor go on; return the seconds until *enriched* is where *flights* is now."""
         began = time.monotonic()
         promised = self._client.get(FLIGHTS)[FLIGHTS].low
         os.kill(self._running[executor(PAUSED)].pid, signal.SIGCONT)
@@ -129,7 +129,7 @@ class Pipeline:
         self._running[name] = subprocess.Popen([sys.executable, "-m", "examples.incident.worker", *arguments])
 
     def _owned(self, name: str) -> bool:
-        return all(each.state is RangeState.OWNED for each in self._client.ranges(name))
+        return all(key_range.state is RangeState.OWNED for key_range in self._client.ranges(name))
 
     def _await(self, done: Callable[[], bool], what: str) -> None:
         deadline, pause = time.monotonic() + PATIENCE, threading.Event()
@@ -137,25 +137,28 @@ class Pipeline:
             if time.monotonic() > deadline:
                 msg = f"waited {PATIENCE:g} s in vain until {what}"
                 raise AssertionError(msg)
-            for name, each in self._running.items():
-                assert each.poll() is None, f"{name} has ended"
+            for name, process in self._running.items():
+                assert process.poll() is None, f"{name} has ended"
             pause.wait(LOOK)
 
 
 def names_it(text: str) -> bool:
-    """Whether something names the worker and the key range."""
+    """Return whether a text names the worker and the key range."""
     return executor(PAUSED) in text and LABEL in text
 
 
-def asked(address: str, paused: float) -> tuple[float, float, str]:
-    """Ask ``lowwater why`` until it names them; returns the seconds since the pause, those of the answer, and its sentence."""
+def ask_why(address: str, paused: float) -> tuple[float, float, str]:
+    """Run ``lowwater why`` until its answer names worker and range.
+
+    Returns the seconds since the pause, those of the answer, and its sentence.
+    """
     while True:
         began = time.monotonic()
-        found = json.loads(_lowwater("why", HOURLY, "--json", "--address", address))
+        answer = json.loads(_lowwater("why", HOURLY, "--json", "--address", address))
         ended = time.monotonic()
-        if names_it(found["sentence"]):
-            return ended - paused, ended - began, found["sentence"]
-        assert ended - paused < PATIENCE, found
+        if names_it(answer["sentence"]):
+            return ended - paused, ended - began, answer["sentence"]
+        assert ended - paused < PATIENCE, answer
 
 
 def _lowwater(*arguments: str) -> str:
@@ -169,15 +172,15 @@ def fired(prometheus: Prometheus, paused: float) -> tuple[float, str]:
     pause = threading.Event()
     while True:
         pending = prometheus.alerts(ALERT)
-        for each in pending:
-            said = each["annotations"]["description"]
-            if each["state"] == "firing" and names_it(said):
-                return time.monotonic() - paused, said
+        for alert in pending:
+            text = alert["annotations"]["description"]
+            if alert["state"] == "firing" and names_it(text):
+                return time.monotonic() - paused, text
         assert time.monotonic() - paused < PATIENCE, pending
         pause.wait(LOOK)
 
 
-def seen(page: Page) -> str:
+def wait_for_headline(page: Page) -> str:
     """Wait until the sentence on top of a page names them; returns it."""
     page.wait_for_function(
         "([worker, range]) => [worker, range].every((each) => document.querySelector('h1')?.innerText.includes(each))",
@@ -201,18 +204,18 @@ def stage(folder: Path) -> Incident:
         pool = stack.enter_context(ThreadPoolExecutor(2))
         began = time.monotonic()
         pipeline.pause()
-        why = pool.submit(asked, authority.address, began)
+        why = pool.submit(ask_why, authority.address, began)
         alert = pool.submit(fired, prometheus, began)
-        headline = seen(page)
+        headline = wait_for_headline(page)
         page_named = time.monotonic() - began
         why_named, why_answer, sentence = why.result()
         opened = time.monotonic()
-        seen(stack.enter_context(watched(browser, authority.page)).open())
+        wait_for_headline(stack.enter_context(watched(browser, authority.page)).open())
         page_opened = time.monotonic() - opened
-        alert_fired, said = alert.result()
+        alert_fired, alert_text = alert.result()
         paused = time.monotonic() - began
         recovered = pipeline.resume()
-    sentences = {"why_named": sentence, "page_named": headline, "alert_fired": said}
+    sentences = {"why_named": sentence, "page_named": headline, "alert_fired": alert_text}
     return Incident(why_named, why_answer, page_named, page_opened, alert_fired, recovered, paused, sentences)
 
 
@@ -231,16 +234,16 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
             "scraped_every": SCRAPED_EVERY,
         }
         facts |= {"said": rounds[-1].sentences[metric]} if metric in rounds[-1].sentences else {}
-        against = [each.paused if least is None else least for each in rounds]
+        against = [incident.paused if least is None else least for incident in rounds]
         return Result(
             "incident", metric, Spread(tuple(map(figure, rounds))), "s", baseline, Spread(tuple(against)), facts
         )
 
     return [
-        line("why_answer", "target", 2.0, lambda each: each.why_answer),
-        line("page_opened", "target", 5.0, lambda each: each.page_opened),
-        line("why_named", "silence that counts", SILENT_SECONDS, lambda each: each.why_named),
-        line("page_named", "silence that counts", SILENT_SECONDS, lambda each: each.page_named),
-        line("alert_fired", "what its rule asks for", ALERT_SECONDS, lambda each: each.alert_fired),
-        line("recovered", "the pause", None, lambda each: each.recovered),
+        line("why_answer", "target", 2.0, lambda incident: incident.why_answer),
+        line("page_opened", "target", 5.0, lambda incident: incident.page_opened),
+        line("why_named", "silence that counts", SILENT_SECONDS, lambda incident: incident.why_named),
+        line("page_named", "silence that counts", SILENT_SECONDS, lambda incident: incident.page_named),
+        line("alert_fired", "what its rule asks for", ALERT_SECONDS, lambda incident: incident.alert_fired),
+        line("recovered", "the pause", None, lambda incident: incident.recovered),
     ]

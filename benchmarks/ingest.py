@@ -1,4 +1,4 @@
-"""Durable interval updates a second: 10,000 a message, every value changed, acknowledged when synced."""
+"""Durable interval updates a second: 10,000 new values in a message, acknowledged when synced."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Size:
     per_message: int
     rounds: int
     messages: int
-    """To the authority: enough for its snapshots to take part."""
+    """Messages to the authority: so many that it writes snapshots meanwhile."""
     bare_messages: int
     redis_messages: int
 
@@ -79,11 +79,11 @@ class Contender:
         encoded = self._system.encode(self._feed.take(messages))
         begin = time.perf_counter()
         self._system.take(encoded)
-        taken = time.perf_counter() - begin
+        elapsed = time.perf_counter() - begin
         if self._system.low != self._feed.low:
             msg = f"the minimum is {self._system.low}, not {self._feed.low}"
             raise RuntimeError(msg)
-        return messages * self._feed.per_message / taken
+        return messages * self._feed.per_message / elapsed
 
 
 def run(folder: Path, *, quick: bool) -> list[Result]:

@@ -1,4 +1,4 @@
-"""From the report to the subscriber that holds the new watermark, through the journal."""
+"""Time from a report to a subscriber that holds the new watermark, through the journal."""
 
 from __future__ import annotations
 
@@ -70,19 +70,19 @@ def claimed(server: child.Server, ranges: int) -> Owner:
 
 
 def take_turns(hops: Iterable[Hop], rounds: int, samples: int, seconds: float = PAUSE) -> tuple[list[list[float]], ...]:
-    """Return the milliseconds of every sample of each hop, by round, with pauses of so many seconds."""
+    """Return all samples of each hop, by round, in milliseconds; ``seconds`` is the mean pause."""
     pause = random.Random(workload.SEED)
-    found: dict[Hop, list[list[float]]] = {hop: [] for hop in hops}
+    by_hop: dict[Hop, list[list[float]]] = {hop: [] for hop in hops}
     # The first answers come behind the snapshots of the set-up; then what it wrote goes to the disk
     # now, not under the syncs that are measured.
-    for hop in found:
+    for hop in by_hop:
         hop.sample()
     os.sync()
     for _ in range(rounds):
-        for hop, taken in found.items():
+        for hop, samples_by_round in by_hop.items():
             milliseconds = []
             for _ in range(WARM_UP + samples):
                 milliseconds.append(1e3 * hop.sample())
                 time.sleep(seconds * pause.uniform(0.5, 1.5))
-            taken.append(milliseconds[WARM_UP:])
-    return tuple(found.values())
+            samples_by_round.append(milliseconds[WARM_UP:])
+    return tuple(by_hop.values())

@@ -1,12 +1,13 @@
-"""What a lateness budget keeps: the share that comes behind its watermark, and how long that makes one wait.
+"""Worth of a lateness budget: the share of records behind its watermark, and the wait for it.
 
-Over all flights of 2013, and over records made up to hurt it: late ten times as much from one day on, a source that is silent for six
-hours, bursts, days and nights, and a lateness without a mean to speak of (Pareto 1.1). No server runs: it is the core alone, a tick of some
-minutes of event time after the other. What comes behind is judged by the value that was there before the tick. Figures are those of the
-second half of each stream, and of the demo's four days.
+Over all flights of 2013, and over records made up to hurt it: late ten times as much from one day
+on, a source that is silent for six hours, bursts, days and nights, and a lateness without a mean to
+speak of (Pareto 1.1). No server runs: it is the core alone, a tick of some minutes of event time
+after the other. What comes behind is judged by the value that was there before the tick. Figures
+are those of the second half of each stream, and of the demo's four days.
 
-The baseline is a constant delay, chosen by the first half. Waits are over the best constant: that of the second half itself, known
-beforehand, with the same share behind.
+The baseline is a constant delay, chosen by the first half. Waits are over the best constant: that
+of the second half itself, known beforehand, with the same share behind.
 
 ``python -m benchmarks.lateness_budget PICTURE.png`` draws the year.
 """
@@ -56,7 +57,7 @@ class Stream:
 
 
 class Tick(NamedTuple):
-    """What comes at once."""
+    """Records that arrive together."""
 
     clock: int
     records: slice
@@ -65,7 +66,7 @@ class Tick(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a budget did, by tick."""
+    """Result of a budget, by tick."""
 
     clocks: Int64s
     records: Int64s
@@ -77,15 +78,18 @@ class Run(NamedTuple):
 
 
 def run(folder: Path, *, quick: bool = False) -> list[Result]:
-    """Return the share behind of each stream and budget, against a constant delay that the first half chose."""
-    found: list[Result] = []
+    """Return the late share of each stream and budget, beside a constant delay.
+
+    The first half of the stream chooses that delay.
+    """
+    results: list[Result] = []
     for stream in streams(quick=quick):
         for ppm in BUDGETS:
-            found += _results(stream, "budget", ppm, budgeted(stream, ppm))
+            results += _results(stream, "budget", ppm, budgeted(stream, ppm))
             if stream.name == "flights":
-                found += _results(stream, "pending", ppm, pending(stream, ppm))
-                found += _results(stream, "heuristic", ppm, heuristic(stream, ppm))
-    return found
+                results += _results(stream, "pending", ppm, pending(stream, ppm))
+                results += _results(stream, "heuristic", ppm, heuristic(stream, ppm))
+    return results
 
 
 def streams(*, quick: bool = False) -> Iterator[Stream]:
@@ -97,9 +101,9 @@ def streams(*, quick: bool = False) -> Iterator[Stream]:
 
 def flights(*, quick: bool = False) -> Stream:
     """Return the year: an injector for each origin, a tick each fifteen minutes."""
-    known = data.load()
-    origins = {origin: number for number, origin in enumerate(sorted({flight.origin for flight in known}))}
-    columns = [(flight.sched_dep, flight.available, origins[flight.origin]) for flight in known]
+    flights_ = data.load()
+    origins = {origin: number for number, origin in enumerate(sorted({flight.origin for flight in flights_}))}
+    columns = [(flight.sched_dep, flight.available, origins[flight.origin]) for flight in flights_]
     times, available, sources = np.array(columns, dtype=np.int64).T
     return _ordered("flights", times, available, sources, 15 * MINUTE, most=20_000 if quick else None)
 
@@ -124,8 +128,8 @@ def made_up(name: str, *, quick: bool = False) -> Stream:
             late[some] *= 3
         case "diurnal":
             day = 2 * np.pi * times / DAY
-            kept = random.random(count) < 0.5 + 0.45 * np.sin(day)
-            times, late = times[kept], (late * np.exp(np.sin(day)))[kept]
+            open_ = random.random(count) < 0.5 + 0.45 * np.sin(day)
+            times, late = times[open_], (late * np.exp(np.sin(day)))[open_]
         case "pareto":
             late = MINUTE * (1 + random.pareto(1.1, count))
         case _:
@@ -136,10 +140,10 @@ def made_up(name: str, *, quick: bool = False) -> Stream:
     silent = None
     if name == "silent":
         silent = _SILENT
-        held = (sources == 0) & (silent[0] <= available) & (available < silent[1])
-        available[held] = silent[1]
-    kept = available < _DAYS * DAY
-    return _ordered(name, starts[kept], available[kept], sources[kept], HOUR if quick else MINUTE, silent=silent)
+        silent_now = (sources == 0) & (silent[0] <= available) & (available < silent[1])
+        available[silent_now] = silent[1]
+    open_ = available < _DAYS * DAY
+    return _ordered(name, starts[open_], available[open_], sources[open_], HOUR if quick else MINUTE, silent=silent)
 
 
 def _ordered(
@@ -180,25 +184,28 @@ def budgeted(stream: Stream, ppm: int) -> Run:
         finished = np.bincount(stream.sources[tick.records], minlength=len(recent)).tolist()
         for slots, count in zip(recent, finished, strict=True):
             slots.add(tick.clock, count)
-        told = [(frontier, slots.total) for frontier, slots in zip(tick.frontiers, recent, strict=True)]
-        reference = max(reached(told, ppm), budget.reference)
-        found, counts = np.unique(np.searchsorted(_EDGES, reference - times), return_counts=True)
+        totals = [(frontier, slots.total) for frontier, slots in zip(tick.frontiers, recent, strict=True)]
+        reference = max(reached(totals, ppm), budget.reference)
+        slots_hit, counts = np.unique(np.searchsorted(_EDGES, reference - times), return_counts=True)
         behind = int((times < budget.value).sum()) if budget.value > MIN else 0
         value = budget.value
-        budget.tick(dict(zip(found.tolist(), counts.tolist(), strict=True)), behind, reference, MIN)
+        budget.tick(dict(zip(slots_hit.tolist(), counts.tolist(), strict=True)), behind, reference, MIN)
         rows.append((tick.clock, len(times), behind, value, budget.excused))
     return Run(*np.array(rows, dtype=np.int64).T)
 
 
 def pending(stream: Stream, ppm: int) -> Run:
-    """Let a budget run over a stream where all that will come is known to be pending, as the flights are by their boards."""
+    """Run a budget over a stream whose future records are all known to be pending.
+
+    Departure boards do that for the flights.
+    """
     budget = Budget(ppm)
     rows = []
     for tick in ticks(stream):
         times, value = stream.times[tick.records], budget.value
         behind = int((times < value).sum()) if value > MIN else 0
-        left = _pending(stream, tick)
-        board = Pending.of([Mass(left, np.ones(len(left), dtype=np.int64), 0, {ppm: tick.clock})])
+        pending = _pending(stream, tick)
+        board = Pending.of([Mass(pending, np.ones(len(pending), dtype=np.int64), 0, {ppm: tick.clock})])
         budget.tick({0: len(times)} if len(times) else {}, behind, tick.clock, MIN, board)
         rows.append((tick.clock, len(times), behind, value, budget.excused))
     return Run(*np.array(rows, dtype=np.int64).T)
@@ -214,14 +221,17 @@ def _pending(stream: Stream, tick: Tick) -> Int64s:
 
 
 def constant(stream: Stream, chosen: tuple[int, int], ppm: int) -> int:
-    """Return the least delay behind the clock that leaves a share of the records behind which become available between two times."""
+    """Return the least delay behind the clock that leaves only a share of the records behind.
+
+    The records are those that become available between two times.
+    """
     clocks = stream.available // stream.tick * stream.tick
     some = (chosen[0] <= stream.available) & (stream.available < chosen[1])
     return int(np.quantile((clocks - stream.times)[some], 1 - ppm / PPM, method="higher"))
 
 
 def worst(records: Int64s, behind: Int64s) -> float | None:
-    """Return the greatest share of 10,000 records in a row, in whole ticks; None where there are fewer."""
+    """Return the greatest share in 10,000 successive records, by whole ticks; None for fewer."""
     after, missed = np.append(0, np.cumsum(records)), np.append(0, np.cumsum(behind))
     ends = np.searchsorted(after, after + STRETCH)
     whole = ends < len(after)
@@ -231,28 +241,31 @@ def worst(records: Int64s, behind: Int64s) -> float | None:
 
 
 def heuristic(stream: Stream, ppm: int) -> Run:
-    """Let a heuristic watermark run over a stream where all that will come is known to be pending, as the flights are by their boards."""
+    """Run a heuristic watermark over a stream whose future records are all known to be pending.
+
+    Departure boards do that for the flights.
+    """
     recent = RecentSlots()
     value, rows = MIN, []
     for tick in ticks(stream):
         times = stream.times[tick.records]
         recent.add(tick.clock, len(times))
         rows.append((tick.clock, len(times), int((times < value).sum()) if value > MIN else 0, value, 0))
-        left = _pending(stream, tick)[::-1]
-        needed = -(-(PPM - ppm) * (len(left) + recent.total) // PPM) - recent.total
-        value = max(value, tick.clock if needed <= 0 else int(left[needed - 1]))
+        pending = _pending(stream, tick)[::-1]
+        needed = -(-(PPM - ppm) * (len(pending) + recent.total) // PPM) - recent.total
+        value = max(value, tick.clock if needed <= 0 else int(pending[needed - 1]))
     return Run(*np.array(rows, dtype=np.int64).T)
 
 
-def _results(stream: Stream, name: str, ppm: int, found: Run) -> Iterator[Result]:
+def _results(stream: Stream, name: str, ppm: int, outcome: Run) -> Iterator[Result]:
     half = int(np.median(stream.available))
     parts = {"": (half, int(stream.available[-1]) + 1)}
     if stream.name == "flights":
         parts["_demo"] = data.micros(data.SLICE_START), data.micros(data.SLICE_END)
     clocks = stream.available // stream.tick * stream.tick
     for part, (start, end) in parts.items():
-        seen = (found.clocks >= start) & (found.clocks < end) & (found.values > MIN)
-        records, behind = found.records[seen], found.behind[seen]
+        within = (outcome.clocks >= start) & (outcome.clocks < end) & (outcome.values > MIN)
+        records, behind = outcome.records[within], outcome.behind[within]
         if not records.sum():
             continue
         best = constant(stream, (start, end), ppm)
@@ -260,8 +273,8 @@ def _results(stream: Stream, name: str, ppm: int, found: Run) -> Iterator[Result
         some = (start <= stream.available) & (stream.available < end)
         late = float(((clocks - stream.times)[some] > fixed).mean())
         # A record waits for the value that was there when it came, as of the clock of that value.
-        waits = np.repeat(found.clocks[seen] - found.values[seen] - stream.tick, records)
-        excused = found.excused[seen]
+        waits = np.repeat(outcome.clocks[within] - outcome.values[within] - stream.tick, records)
+        excused = outcome.excused[within]
         most = worst(records, behind)
         yield Result(
             "lateness_budget",
@@ -284,7 +297,10 @@ def _results(stream: Stream, name: str, ppm: int, found: Run) -> Iterator[Result
 
 
 def draw(path: Path) -> None:
-    """Draw the year with a budget of 1 % into a PNG file: how far three watermarks are behind the clock, and what came behind them."""
+    """Draw the year with a budget of 1 % into a PNG file.
+
+    The picture has the lags of three watermarks behind the clock, and the records behind each.
+    """
     from matplotlib.figure import Figure  # a benchmark that draws nothing does without
 
     ppm, stream = 10_000, flights()
@@ -307,16 +323,16 @@ def draw(path: Path) -> None:
         "99 % lately seen": (theirs, "#009E73"),
         f"constant delay of {fixed / HOUR:.1f} h, chosen by the first half": (third, "#E69F00"),
     }
-    for name, (found, colour) in styles.items():
-        seen = found.values > MIN
-        dates = np.array([data.moment(int(clock)) for clock in found.clocks[seen][::24]])
-        waits = (found.clocks[seen] - found.values[seen] - stream.tick)[::24] / HOUR
-        above.plot(dates, waits, color=colour, linewidth=1, label=name, zorder=2 if found is theirs else 3)
+    for name, (outcome, colour) in styles.items():
+        published = outcome.values > MIN
+        dates = np.array([data.moment(int(clock)) for clock in outcome.clocks[published][::24]])
+        waits = (outcome.clocks[published] - outcome.values[published] - stream.tick)[::24] / HOUR
+        above.plot(dates, waits, color=colour, linewidth=1, label=name, zorder=2 if outcome is theirs else 3)
         at = np.searchsorted(came, came + STRETCH)
-        whole = np.flatnonzero(seen & (at < len(came)))
-        ends, total = at[whole], np.cumsum(found.behind)
+        whole = np.flatnonzero(published & (at < len(came)))
+        ends, total = at[whole], np.cumsum(outcome.behind)
         shares = (total[ends] - total[whole]) / (came[ends] - came[whole]) * 100
-        below.plot([data.moment(int(clock)) for clock in found.clocks[ends]], shares, color=colour, linewidth=1.6)
+        below.plot([data.moment(int(clock)) for clock in outcome.clocks[ends]], shares, color=colour, linewidth=1.6)
     ink: dict[str, Any] = {"fontsize": 12, "color": "#1F2328"}
     above.set_title("Hours that each watermark is behind the clock", loc="left", fontweight="bold", **ink)
     below.set_title("Per cent of the last 10,000 flights that came behind it", loc="left", fontweight="bold", **ink)

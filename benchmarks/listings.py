@@ -1,9 +1,11 @@
-"""What a move of W costs the driver in listing a source, when there is much history and a little news.
+"""Cost of a move of W for the driver: it lists a source with much history and little news.
 
-Three kinds of directories: files beside each other, which any program may write again, so each is asked for its modification time; handed-over
-batches; and handed-over batches whose files were removed, of which the directories stay. The baseline is the same listing by a driver that knows
-nothing of what it has listed before. Also what the names alone cost, which is the least that a listing can: `os.scandir` over the root, and nothing
-else. Of removed batches also what they would cost if they had their files.
+Three kinds of directories: files beside each other, which any program may write again, so each is
+asked for its modification time; handed-over batches; and handed-over batches whose files were
+removed, of which the directories stay. The baseline is the same listing by a driver that knows
+nothing of what it has listed before. Also what the names alone cost, which is the least that a
+listing can: `os.scandir` over the root, and nothing else. Of removed batches also what they would
+cost if they had their files.
 """
 
 from __future__ import annotations
@@ -96,8 +98,8 @@ class _Driver:
 def run(folder: Path, *, quick: bool) -> list[Result]:
     """Measure."""
     size = QUICK if quick else FULL
-    files, batches, gone = (_Driver(folder, kind, size.history) for kind in ("files", "batches", "removed"))
-    return [*_measure(files, size), *_measure(batches, size), *_measure(gone, size, batches)]
+    files, batches, removed = (_Driver(folder, kind, size.history) for kind in ("files", "batches", "removed"))
+    return [*_measure(files, size), *_measure(batches, size), *_measure(removed, size, batches)]
 
 
 def _measure(driver: _Driver, size: Size, whole: _Driver | None = None) -> list[Result]:

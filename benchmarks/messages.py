@@ -1,4 +1,7 @@
-"""Messages a second that one authority takes, by how many streams they come on: what a node of a tree lives on, whose children report one range each."""
+"""Messages a second that one authority accepts, by the number of their streams.
+
+They bound a node of a tree, whose children report one range each.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +45,12 @@ QUICK: Final = Size((1, 4), paced=4, rounds=2, seconds=0.3)
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """What one round came to."""
+    """Figures of one round."""
 
     messages: int
     seconds: float
     processor: float
-    """Seconds of the authority's."""
+    """Processor time of the authority, in seconds."""
 
     @property
     def rate(self) -> float:
@@ -55,7 +58,7 @@ class Took:
         return self.messages / self.seconds
 
     @property
-    def each(self) -> float:
+    def per_message(self) -> float:
         """Microseconds of a processor for a message."""
         return self.processor / self.messages * 1e6
 
@@ -64,30 +67,30 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
     """Measure; sizes take turns by rounds."""
     size = QUICK if quick else FULL
     most = max(*size.streams, size.paced)
-    told: dict[int, list[Took]] = {streams: [] for streams in size.streams}
+    by_streams: dict[int, list[Took]] = {streams: [] for streams in size.streams}
     paced: list[Took] = []
     with ExitStack() as stack:
         server = stack.enter_context(child.authority(folder / "messages"))
         owner = stack.enter_context(closing(Owner(server.address, workload.keys(most), most)))
         for _ in range(size.rounds):
-            for streams, rounds in told.items():
+            for streams, rounds in by_streams.items():
                 rounds.append(asyncio.run(_round(server, owner, streams, 0.0, size.seconds)))
             paced.append(asyncio.run(_round(server, owner, size.paced, 0.2, size.seconds)))
-    return [*_results(told), _paced(paced, told, size)]
+    return [*_results(by_streams), _paced(paced, by_streams, size)]
 
 
-def _results(told: dict[int, list[Took]]) -> list[Result]:
-    found = []
-    one = next(iter(told.values()))
+def _results(by_streams: dict[int, list[Took]]) -> list[Result]:
+    results = []
+    one = next(iter(by_streams.values()))
     values: tuple[tuple[str, str, Callable[[Took], float]], ...] = (
         ("messages_per_second", "messages/s", lambda took: took.rate),
-        ("processor_per_message", "us", lambda took: took.each),
+        ("processor_per_message", "us", lambda took: took.per_message),
     )
     for metric, unit, value in values:
         base = Spread(tuple(map(value, one)))
-        for streams, rounds in told.items():
+        for streams, rounds in by_streams.items():
             facts = {"ranges": streams, "streams": streams, "n": sum(took.messages for took in rounds)}
-            found.append(
+            results.append(
                 Result(
                     "messages",
                     f"{metric}_{streams}",
@@ -98,16 +101,18 @@ def _results(told: dict[int, list[Took]]) -> list[Result]:
                     facts,
                 )
             )
-    return found
+    return results
 
 
-def _paced(rounds: list[Took], told: dict[int, list[Took]], size: Size) -> Result:
+def _paced(rounds: list[Took], by_streams: dict[int, list[Took]], size: Size) -> Result:
     facts = {
         "ranges": size.paced,
         "streams": size.paced,
         "rate": round(Spread(tuple(took.rate for took in rounds)).median, 1),
     }
-    ours, one = (Spread(tuple(took.each for took in each)) for each in (rounds, next(iter(told.values()))))
+    ours, one = (
+        Spread(tuple(took.per_message for took in rounds_)) for rounds_ in (rounds, next(iter(by_streams.values())))
+    )
     return Result("messages", "paced_processor_per_message", ours, "us", "one stream", one, facts)
 
 
@@ -131,11 +136,11 @@ async def _round(server: child.Server, owner: Owner, streams: int, pause: float,
             calls.append(call)
         before, begin = server.processor_seconds(), time.perf_counter()
         until = begin + seconds
-        each = [
+        sending = [
             _send(call, owner.sequencers[index], index / streams * pause, pause, until)
             for index, call in enumerate(calls)
         ]
-        messages = sum(await asyncio.gather(*each))
+        messages = sum(await asyncio.gather(*sending))
         took, after = time.perf_counter() - begin, server.processor_seconds()
         for call in calls:
             call.cancel()

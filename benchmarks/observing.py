@@ -1,4 +1,4 @@
-"""Subscribers that hide nothing: they find the shards by themselves, and note all that no subscriber may ever be shown."""
+"""Subscribers that find the shards themselves, and note all values that must never be shown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIBRARY: Final = "library"
 
 
 class Floor(NamedTuple):
-    """What was seen of a computation: whoever asks later may not be answered with less of anything."""
+    """Values read of a computation: no later answer may have less of any of them."""
 
     epoch: int = 0
     incarnation: int = 0
@@ -46,10 +46,11 @@ class Sight(NamedTuple):
 
 
 class Board:
-    """What all subscribers were shown, checked against each other and against what the workers had said.
+    """Values that subscribers got, checked against each other and against the workers' reports.
 
-    ``inputs`` are those of each computation. A value is wrong when it is below one that somebody had seen before it was asked for
-    (within an incarnation), of a lower epoch, or above what the workers of the computation, or of anything it reads, had said.
+    ``inputs`` are those of each computation. A value is wrong when it is below one that somebody
+    had seen before it was asked for (within an incarnation), of a lower epoch, or above what the
+    workers of the computation, or of anything it reads, had said.
     """
 
     def __init__(self, inputs: Mapping[str, Sequence[str]], truths: Mapping[str, Truth]) -> None:
@@ -81,20 +82,20 @@ class Board:
         """The most that may be published of a computation now."""
         return min([self._truths[name].most(), *map(self.most, self._inputs[name])])
 
-    def see(self, by: str, name: str, floor: Floor, seen: Floor) -> Floor:
-        """Take a value that was asked for, or followed, when ``floor`` was known; returns the floor of the next."""
+    def see(self, by: str, name: str, floor: Floor, value: Floor) -> Floor:
+        """Check a value that was read when ``floor`` was known; return the floor for the next."""
         at, most = time.monotonic(), self.most(name)
-        if seen.low > most:
-            self.wrong.append(f"{by}: {name} at {seen.low}, but the workers had said no more than {most}")
-        if (seen.incarnation, seen.low) < (floor.incarnation, floor.low) or seen.epoch < floor.epoch:
-            self.wrong.append(f"{by}: {name} at {seen} after {floor}")
+        if value.low > most:
+            self.wrong.append(f"{by}: {name} at {value.low}, but the workers had said no more than {most}")
+        if (value.incarnation, value.low) < (floor.incarnation, floor.low) or value.epoch < floor.epoch:
+            self.wrong.append(f"{by}: {name} at {value} after {floor}")
         with self._changed:
-            known = self._floors[name]
-            low = max(seen[1:], known[1:])
-            self._floors[name] = Floor(max(known.epoch, seen.epoch), *low)
-            self.sights.append(Sight(by, name, at, seen.epoch, seen.low))
+            newest = self._floors[name]
+            low = max(value[1:], newest[1:])
+            self._floors[name] = Floor(max(newest.epoch, value.epoch), *low)
+            self.sights.append(Sight(by, name, at, value.epoch, value.low))
             self._changed.notify_all()
-        return seen
+        return value
 
     def take(self, by: str, floor: Floor, message: types_pb2.Watermark) -> Floor:
         """Take a message that was asked for when ``floor`` was known."""
@@ -131,7 +132,7 @@ class Stopping:
 
 
 class RawWatcher(Stopping):
-    """Follows one computation, from shard to shard as these redirect it, without the client library."""
+    """Subscriber of one computation that follows redirects, without the client library."""
 
     def __init__(self, board: Board, name: str, addresses: Iterable[str]) -> None:
         super().__init__()
@@ -157,7 +158,7 @@ class RawWatcher(Stopping):
         super().stop()
 
     def _watch(self, address: str) -> str:
-        """Follow it at a shard; returns where it is when it is not there any more, empty when nobody knows."""
+        """Follow the computation at a shard; return its next address, empty if unknown."""
         floor = self._board.floor(self._name)
         with grpc.insecure_channel(address, options=ALONE) as channel:
             stub = watermarks_pb2_grpc.WatermarkServiceStub(channel)
@@ -203,8 +204,8 @@ class LibraryWatcher(Stopping):
         for view in self._client.watch(*self._names):
             if view.registered:
                 name = view.computation
-                seen = Floor(view.epoch, view.incarnation, view.low.micros)
-                floors[name] = self._board.see(LIBRARY, name, floors[name], seen)
+                value = Floor(view.epoch, view.incarnation, view.low.micros)
+                floors[name] = self._board.see(LIBRARY, name, floors[name], value)
 
     def stop(self) -> None:
         self._client.close()
@@ -212,7 +213,7 @@ class LibraryWatcher(Stopping):
 
 
 def said_by(address: str, names: Sequence[str]) -> list[types_pb2.Watermark]:
-    """What a shard says itself of computations, without those that it redirects.
+    """Return a shard's own values of computations, without those that it redirects.
 
     Raises grpc.RpcError.
     """

@@ -1,4 +1,4 @@
-"""A worker and a reader of the authority over raw stubs: nothing of the client library is in the figures."""
+"""A worker and a reader of the authority over raw stubs, without the client library."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Owner:
         return wire.opening(self._sender, self._streams)
 
     def take(self, reports: Sequence[bytes]) -> None:
-        """Send reports as quickly as they are taken, and return when the last is acknowledged as durable."""
+        """Send reports as fast as the authority accepts them; return when the last is durable."""
         requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         for request in (self.opening(), *reports):
             requests.put(request)

@@ -1,4 +1,4 @@
-"""What the status page costs those who report: the round trip of a report, while much changes and many watch."""
+"""Cost of the status page for workers: the round trip of a report, while many viewers watch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OFF: Final = "--http off"
 
 
 class Crowd:
-    """Workers whose computations all change, and viewers of the page, in a process of their own (:mod:`benchmarks.page_child`)."""
+    """Workers whose computations all change, and viewers, in a process (see ``page_child``)."""
 
     def __init__(self, companion: child.Companion) -> None:
         self._companion = companion
@@ -58,7 +58,7 @@ class Crowd:
 
 
 def run(folder: Path, *, quick: bool) -> list[Result]:
-    """Measure without HTTP, with a page beside the authority that nobody looks at, and with one that has viewers; they take turns."""
+    """Measure without HTTP, with a page that no viewer opens, and with viewers; they take turns."""
     size = QUICK if quick else FULL
     free = "127.0.0.1:0"
     kinds = {
@@ -66,7 +66,7 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
         "unwatched": (free, free, 0),
         "watched": (free, free, size.viewers),
     }
-    taken: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
+    samples: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
     processor: dict[str, list[float]] = {kind: [] for kind in kinds}
     messages: list[float] = []
     with ExitStack() as stack:
@@ -81,27 +81,27 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
             for kind, (server, crowd, lease) in probes.items():
                 crowd.begin()
                 before, began = server.processor_seconds() or 0, time.monotonic()
-                taken[kind].append(_sample(lease, size.seconds))
+                samples[kind].append(_sample(lease, size.seconds))
                 processor[kind].append(((server.processor_seconds() or 0) - before) / (time.monotonic() - began))
-                told = crowd.end()
+                sent = crowd.end()
                 if kinds[kind][2]:
-                    messages.append(told)
+                    messages.append(sent)
     facts = {
         "ranges": size.computations,
         "changes_per_second": size.computations * CHANGES,
         "viewers": size.viewers,
         "messages_per_second": round(statistics.median(messages), 2),
-        "n": sum(map(len, taken["watched"])),
+        "n": sum(map(len, samples["watched"])),
     }
 
-    def lines(metric: str, found: Mapping[str, Spread], unit: str) -> list[Result]:
+    def lines(metric: str, spreads: Mapping[str, Spread], unit: str) -> list[Result]:
         return [
-            Result("page", f"{kind}_{metric}", found[kind], unit, OFF, found["off"], facts)
+            Result("page", f"{kind}_{metric}", spreads[kind], unit, OFF, spreads["off"], facts)
             for kind in ("unwatched", "watched")
         ]
 
-    p50, p99 = ({kind: Spread.percentile(taken[kind], percent) for kind in kinds} for percent in (50, 99))
-    worked = {kind: Spread(tuple(each)) for kind, each in processor.items()}
+    p50, p99 = ({kind: Spread.percentile(samples[kind], percent) for kind in kinds} for percent in (50, 99))
+    worked = {kind: Spread(tuple(shares)) for kind, shares in processor.items()}
     return [*lines("p50", p50, "ms"), *lines("p99", p99, "ms"), *lines("processor", worked, "s/s")]
 
 

@@ -1,4 +1,4 @@
-"""The workers and the viewers of the benchmark ``page``: told "begin" and "end" on standard input, each line is answered."""
+"""The workers and viewers of the benchmark ``page``, which obeys "begin" and "end" on its input."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ class Viewers:
 
     def __init__(self, page: str, count: int) -> None:
         self._sockets = [_open(page) for _ in range(count)]
-        self._told = dict.fromkeys(self._sockets, 0)
+        self._counts = dict.fromkeys(self._sockets, 0)
         if count:
             threading.Thread(target=self._read, daemon=True).start()
 
     @property
-    def told(self) -> int:
+    def messages(self) -> int:
         """Messages of all together."""
-        return sum(self._told.values())
+        return sum(self._counts.values())
 
     @property
     def least(self) -> int:
         """Messages of the one that got the fewest; many where there is none."""
-        return min(self._told.values(), default=SETTLED)
+        return min(self._counts.values(), default=SETTLED)
 
     def forget(self) -> None:
         """Count from here."""
-        for each in self._sockets:
-            self._told[each] = 0
+        for viewer in self._sockets:
+            self._counts[viewer] = 0
 
     def _read(self) -> None:
         buffer, ends = bytearray(1 << 20), dict.fromkeys(self._sockets, b"")
         with selectors.DefaultSelector() as selector:
-            for each in self._sockets:
-                selector.register(each, selectors.EVENT_READ)
+            for viewer in self._sockets:
+                selector.register(viewer, selectors.EVENT_READ)
             while True:
                 for key, _ in selector.select():
                     connection = key.fileobj
@@ -55,7 +55,7 @@ class Viewers:
                     if not count:
                         return
                     text = ends[connection] + buffer[:count]
-                    self._told[connection] += text.count(EVENT)
+                    self._counts[connection] += text.count(EVENT)
                     ends[connection] = bytes(text[-len(EVENT) + 1 :])
 
 
@@ -102,7 +102,7 @@ def main() -> None:
                 print("begun", flush=True)
             else:
                 changing.clear()
-                print(watching.told / max(1, viewers) / (time.monotonic() - began), flush=True)
+                print(watching.messages / max(1, viewers) / (time.monotonic() - began), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Draw what the kept lines say: ``python -m benchmarks.pictures`` reads benchmarks/results and writes docs/pictures.
+"""Draw the lines in benchmarks/results into docs/pictures: ``python -m benchmarks.pictures``.
 
-A picture has no figure that is not in a line. Of a metric that was measured several times the last line counts.
+A picture has no figure that is not in a line. Of a metric that was measured several times the last
+line counts.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ Lines = dict[tuple[str, str], Line]
 
 
 def lines(folder: Path) -> Lines:
-    """Return the kept lines by benchmark and metric; of several baselines the first, of several runs the last."""
-    found: Lines = {}
+    """Return the kept lines by benchmark and metric: the first baseline, and the last run."""
+    kept_lines: Lines = {}
     for path in sorted(folder.glob("*.jsonl")):
-        seen: set[tuple[str, str]] = set()
+        keys: set[tuple[str, str]] = set()
         for line in map(json.loads, path.read_text().splitlines()):
             key = line.get("benchmark", ""), line.get("metric", "")
-            if key not in seen:
-                found[key] = line
-                seen.add(key)
-    return found
+            if key not in keys:
+                kept_lines[key] = line
+                keys.add(key)
+    return kept_lines
 
 
-def numbered(known: Lines, benchmark: str, prefix: str) -> list[tuple[int, Line]]:
+def numbered(kept_lines: Lines, benchmark: str, prefix: str) -> list[tuple[int, Line]]:
     """Return the lines of metrics ``prefix`` and a number, by the number."""
-    each = (
+    pairs = (
         (metric.removeprefix(prefix), line)
-        for (of, metric), line in known.items()
-        if of == benchmark and metric.startswith(prefix)
+        for (owner, metric), line in kept_lines.items()
+        if owner == benchmark and metric.startswith(prefix)
     )
-    return sorted((int(number), line) for number, line in each if number.isdigit())
+    return sorted((int(number), line) for number, line in pairs if number.isdigit())
 
 
 def panel(figure: Figure, title: str, across: str, along: str) -> Axes:
@@ -71,21 +72,24 @@ def canvas() -> Figure:
     return Figure(figsize=(8.5, 4.6), dpi=120, layout="constrained", facecolor="white")
 
 
-def band(axes: Axes, points: Sequence[tuple[float, Line]], name: str, colour: str, *, of: str = "") -> None:
-    """Draw the median of each point, with the least and the greatest round around it; ``of`` is ``baseline_`` for what it is compared with."""
+def band(axes: Axes, points: Sequence[tuple[float, Line]], name: str, colour: str, *, column: str = "") -> None:
+    """Draw the median of each point, between the least and the greatest round.
+
+    ``column`` is ``baseline_`` for the baseline.
+    """
     xs = [x for x, _ in points]
-    middle = [line["baseline_value" if of else "value"] for _, line in points]
+    middle = [line["baseline_value" if column else "value"] for _, line in points]
     axes.plot(xs, middle, color=colour, marker="o", markersize=4, linewidth=1.8, label=name)
     axes.fill_between(
         xs,
-        [line[f"{of}low"] for _, line in points],
-        [line[f"{of}high"] for _, line in points],
+        [line[f"{column}low"] for _, line in points],
+        [line[f"{column}high"] for _, line in points],
         color=colour,
         alpha=0.15,
     )
 
 
-def latency(known: Lines) -> Figure:
+def latency(kept_lines: Lines) -> Figure:
     """Draw latency against the number of ranges."""
     figure = canvas()
     axes = panel(
@@ -94,9 +98,9 @@ def latency(known: Lines) -> Figure:
         "key ranges of the computation",
         "milliseconds",
     )
-    band(axes, numbered(known, "scale", "p50_"), "lowwater, p50", BLUE)
-    band(axes, numbered(known, "scale", "p99_"), "lowwater, p99", ORANGE)
-    relay = known["latency", "p50"]["baseline_value"]
+    band(axes, numbered(kept_lines, "scale", "p50_"), "lowwater, p50", BLUE)
+    band(axes, numbered(kept_lines, "scale", "p99_"), "lowwater, p99", ORANGE)
+    relay = kept_lines["latency", "p50"]["baseline_value"]
     axes.axhline(relay, color=GREY, linestyle=":", linewidth=1.4, label="two hops of gRPC in Python, nothing else, p50")
     axes.set_xscale("log")
     axes.set_ylim(0)
@@ -104,39 +108,44 @@ def latency(known: Lines) -> Figure:
     return figure
 
 
-def throughput(known: Lines) -> Figure:
+def throughput(kept_lines: Lines) -> Figure:
     """Draw updates a second against how many a message has."""
     figure = canvas()
     axes = panel(figure, "Updates a second, one stream, one shard", "updates in a message", "updates a second")
-    points = numbered(known, "batches", "updates_per_second_")
+    points = numbered(kept_lines, "batches", "updates_per_second_")
     band(axes, points, "lowwater, each durable", BLUE)
-    band(axes, points, "gRPC and numpy, no journal, no checks", GREY, of="baseline_")
+    band(axes, points, "gRPC and numpy, no journal, no checks", GREY, column="baseline_")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.legend(frameon=False)
     return figure
 
 
-def growth(known: Lines) -> Figure:
+def growth(kept_lines: Lines) -> Figure:
     """Draw what a report costs against the number of claims."""
     figure = canvas()
     axes = panel(figure, "A round in which one claim reports", "claims of the computation", "milliseconds")
-    band(axes, numbered(known, "growth", "round_of_a_report_heuristics_"), "with a heuristic watermark of 99 %", ORANGE)
-    band(axes, numbered(known, "growth", "round_of_a_report_"), "without", BLUE)
+    band(
+        axes,
+        numbered(kept_lines, "growth", "round_of_a_report_heuristics_"),
+        "with a heuristic watermark of 99 %",
+        ORANGE,
+    )
+    band(axes, numbered(kept_lines, "growth", "round_of_a_report_"), "without", BLUE)
     axes.set_xscale("log")
     axes.set_ylim(0)
     axes.legend(frameon=False)
     return figure
 
 
-def failover(known: Lines) -> Figure:
+def failover(kept_lines: Lines) -> Figure:
     """Draw how many of the kills were over after how long."""
     figure = canvas()
     axes = panel(
         figure, "After kill -9 of a shard, until a subscriber holds a new value", "seconds", "per cent of the kills"
     )
     for kind, name, colour in (("raw", "by raw calls", GREEN), ("library", "with the client library", BLUE)):
-        seconds = known["failover", f"{kind}_new_p99"]["kills"]
+        seconds = kept_lines["failover", f"{kind}_new_p99"]["kills"]
         axes.step(
             [0, *seconds],
             [100 * at / len(seconds) for at in range(len(seconds) + 1)],
@@ -144,7 +153,7 @@ def failover(known: Lines) -> Figure:
             color=colour,
             label=name,
         )
-    silence = known["failover", "noticed_p50"]["value"]
+    silence = kept_lines["failover", "noticed_p50"]["value"]
     axes.axvline(silence, color=GREY, linestyle=":", linewidth=1.4, label="its death was noticed, p50")
     axes.set_xlim(0)
     axes.set_ylim(0, 100)
@@ -155,10 +164,10 @@ def failover(known: Lines) -> Figure:
 PICTURES: Final = {"latency": latency, "throughput": throughput, "growth": growth, "failover": failover}
 
 
-def draw(known: Lines, names: Iterable[str]) -> Iterator[tuple[str, Figure]]:
+def draw(kept_lines: Lines, names: Iterable[str]) -> Iterator[tuple[str, Figure]]:
     """Return the pictures."""
     for name in names:
-        yield name, PICTURES[name](known)
+        yield name, PICTURES[name](kept_lines)
 
 
 def main(names: Sequence[str]) -> int:

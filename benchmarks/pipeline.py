@@ -1,9 +1,10 @@
-"""The lag that each stage of a three-stage pipeline adds to the low watermark, against what Spark itself needs for a stage.
+"""Lag that each of three stages adds to the low watermark, beside Spark's own time for a stage.
 
-A step is a file of records and the injector's claim that everything up to here is complete. It is over when the low watermark of the
-last stage has come to the same time; then the next one begins. The queries by themselves, which write the same files and say nothing,
-take turns with the stages: their time from a file's appearance until the next stage's file is there is the floor, for no stage can be
-complete before its output is written.
+A step is a file of records and the injector's claim that everything up to here is complete. It is
+over when the low watermark of the last stage has come to the same time; then the next one begins.
+The queries by themselves, which write the same files and say nothing, take turns with the stages:
+their time from a file's appearance until the next stage's file is there is the floor, for no stage
+can be complete before its output is written.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class Size:
 
     rounds: int
     steps: int
-    """That count, of each pipeline and round, with records, and as many without."""
+    """Counted steps of each pipeline and round with records; as many follow without records."""
     windows: int
-    """That count, of the pipeline with windows: its steps take several batches each."""
+    """Counted steps of the pipeline with windows, each of which takes several batches."""
     warm_up: int
     """Steps at the start of each pipeline that do not count."""
     rows: int
@@ -59,7 +60,7 @@ BETWEEN: Final[Mapping[str, Made]] = {
 class Kind:
     """A pipeline of stages, and what it is compared with."""
 
-    made: Made
+    factory: Made
     floor: str
     """The key of the queries by themselves."""
     baseline: str
@@ -72,7 +73,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "plain": Kind(BETWEEN["plain"], "plain", "the same queries by themselves, file sink"),
     "driven": Kind(BETWEEN["plain"], "plain", "the same queries by themselves, file sink", driven=True),
 }
-"""As stages. ``driven``: plain stages, the last of which closes windows."""
+"""Pipelines by name. ``driven``: plain stages, the last of which closes windows."""
 
 
 @dataclass(slots=True)
@@ -99,8 +100,8 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
     """Measure."""
     size = QUICK if quick else FULL
     with session() as spark:
-        found = Comparison(spark, folder, size).run(BETWEEN, KINDS)
-    return [line for kind in KINDS for line in lags("pipeline", kind, KINDS[kind], size, found, MILLWHEEL)]
+        comparison = Comparison(spark, folder, size).run(BETWEEN, KINDS)
+    return [line for kind in KINDS for line in lags("pipeline", kind, KINDS[kind], size, comparison, MILLWHEEL)]
 
 
 class Comparison:
@@ -112,35 +113,35 @@ class Comparison:
         self._size = size
 
     def run(self, alone: Mapping[str, Made], kinds: Mapping[str, Kind]) -> Mapping[tuple[str, bool], Found]:
-        """Return what was found by name, of the queries by themselves (False) and of the stages (True)."""
-        found = {(name, False): Found() for name in alone} | {(name, True): Found() for name in kinds}
+        """Return the measured steps, by name and whether the queries are stages."""
+        steps_of = {(name, False): Found() for name in alone} | {(name, True): Found() for name in kinds}
         size = self._size
         with child.authority(self._folder / "authority") as server:
             # The first pipeline of a JVM is slower than all that follow.
             for name, kind in kinds.items():
                 self._measure(self._stages(f"{name}-first", kind, server.address), Found(), 0, silent=0)
             for turn in range(size.rounds):
-                for name, made in alone.items():
-                    queries = Untracked(self._spark, self._folder / f"{name}-alone-{turn}", size.rows, made)
-                    self._measure(queries, found[name, False], size.steps, silent=0)
+                for name, factory in alone.items():
+                    queries = Untracked(self._spark, self._folder / f"{name}-alone-{turn}", size.rows, factory)
+                    self._measure(queries, steps_of[name, False], size.steps, silent=0)
                 for name, kind in kinds.items():
                     count = size.windows if kind.driven else size.steps
                     stages = self._stages(f"{name}-{turn}", kind, server.address)
-                    self._measure(stages, found[name, True], count, silent=count)
-        return found
+                    self._measure(stages, steps_of[name, True], count, silent=count)
+        return steps_of
 
     def _stages(self, name: str, kind: Kind, address: str) -> Tracked:
-        return Tracked(self._spark, self._folder / name, self._size.rows, kind.made, address, driven=kind.driven)
+        return Tracked(self._spark, self._folder / name, self._size.rows, kind.factory, address, driven=kind.driven)
 
-    def _measure(self, pipeline: Pipeline, found: Found, steps: int, *, silent: int) -> None:
+    def _measure(self, pipeline: Pipeline, measured: Found, steps: int, *, silent: int) -> None:
         """Add the steps of a new pipeline, with records and without."""
         with pipeline:
             for _ in range(self._size.warm_up):
                 pipeline.step()
             before = len(pipeline.batches())
-            found.rounds.append([pipeline.step() for _ in range(steps)])
-            found.batches.append(pipeline.batches()[before:])
-            found.silent.append([pipeline.step(records=False) for _ in range(silent)])
+            measured.rounds.append([pipeline.step() for _ in range(steps)])
+            measured.batches.append(pipeline.batches()[before:])
+            measured.silent.append([pipeline.step(records=False) for _ in range(silent)])
             pipeline.check()
 
 
@@ -149,11 +150,11 @@ def lags(
     name: str,
     kind: Kind,
     size: Size,
-    found: Mapping[tuple[str, bool], Found],
+    measured: Mapping[tuple[str, bool], Found],
     more: Mapping[str, object],
 ) -> list[Result]:
     """Return the lines about the lag that each stage of one kind adds."""
-    ours, alone = found[name, True], found[kind.floor, False]
+    ours, alone = measured[name, True], measured[kind.floor, False]
     lines = []
     # Of the pipeline with windows only the last stage is another one.
     for number in range(STAGES if kind.driven else 1, STAGES + 1):

@@ -1,7 +1,8 @@
-"""What stands between the queries of ``pipeline`` and ``streams``: files, topics of Kafka, or tables of Delta.
+"""Media between the queries of ``pipeline`` and ``streams``: files, topics of Kafka, Delta tables.
 
-Place 0 is where records are brought in, and a stage reads the place before it. Each query by itself writes with Spark's own sink, or in a function as
-Spark's guide has it. Each stage does the same, or writes with what lowwater has for that.
+Place 0 is where records are brought in, and a stage reads the place before it. Each query by itself
+writes with Spark's own sink, or in a function as Spark's guide has it. Each stage does the same, or
+writes with what lowwater has for that.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Between(ABC):
 
     @abstractmethod
     def alone(self, frame: DataFrame, stage: int, start: Start) -> StreamingQuery:
-        """Start a query by itself; ``start`` gives the writer of a frame, with its checkpoint and trigger."""
+        """Start an untracked query; ``start`` gets a frame's writer with checkpoint and trigger."""
 
     @abstractmethod
     def tracked(self, stage: int, declared: lws.Stage, frame: DataFrame, checkpoint: Path) -> lws.TrackedQuery:
@@ -58,7 +59,7 @@ class Between(ABC):
 
     @abstractmethod
     def await_step(self, stage: int, step: int) -> float:
-        """Return when a query by itself had written all of a step, on the performance counter, to the millisecond."""
+        """Return when an untracked query had written a whole step, on the performance counter."""
 
     @abstractmethod
     def out(self, spark: SparkSession, stage: int) -> DataFrame:
@@ -127,7 +128,10 @@ class Files(Between):
 
 
 class Topics(Between):
-    """Topics of one partition: written by Spark's Kafka sink, and by a stage so, too, or each row once with ``batch.write_kafka``."""
+    """Topics of one partition, written by Spark's Kafka sink or by ``batch.write_kafka``.
+
+    The untracked queries write by Spark's sink. ``batch.write_kafka`` writes each row once.
+    """
 
     def __init__(self, folder: Path, kafka: Kafka, stages: int, rows: int, *, once: bool) -> None:
         self._kafka = kafka
@@ -137,13 +141,13 @@ class Topics(Between):
         for place in range(stages + 1):
             kafka.create(self._topic(place), max_message_bytes=str(_A_STEP))
         # The records of a step are one message to the broker: they are there all at once, or not.
-        told = {
+        settings = {
             "linger.ms": 10_000,
             "batch.size": _A_STEP,
             "message.max.bytes": _A_STEP,
             "batch.num.messages": 1_000_000,
         }
-        self._producer = Producer({"bootstrap.servers": kafka.address, "acks": "all", "log_level": 0, **told})
+        self._producer = Producer({"bootstrap.servers": kafka.address, "acks": "all", "log_level": 0, **settings})
         self._written = {"kafka.bootstrap.servers": kafka.address}
         self._ends = [_End(kafka.address, self._topic(stage)) for stage in range(1, stages + 1)]
 
@@ -154,8 +158,8 @@ class Topics(Between):
         """See Between."""
         for record in records:
             self._producer.produce(self._topic(0), record.encode(), partition=0)
-        if left := self._producer.flush(PATIENCE):
-            raise OSError(f"{left} records were not acknowledged by the broker")
+        if unsent := self._producer.flush(PATIENCE):
+            raise OSError(f"{unsent} records were not acknowledged by the broker")
 
     def read(self, spark: SparkSession, stage: int) -> DataFrame:
         """See Between."""
@@ -164,14 +168,14 @@ class Topics(Between):
     def _rows_of(self, reader: object, place: int) -> DataFrame:
         from pyspark.sql import functions as sf
 
-        told = {
+        options = {
             "kafka.bootstrap.servers": self._kafka.address,
             "subscribe": self._topic(place),
             "lowwater.brokers": "1",
         }
         if self._once and place:
-            told["kafka.isolation.level"] = "read_committed"
-        rows: DataFrame = reader.format("kafka").options(**told).load()  # type: ignore[attr-defined]
+            options["kafka.isolation.level"] = "read_committed"
+        rows: DataFrame = reader.format("kafka").options(**options).load()  # type: ignore[attr-defined]
         return rows.select(sf.from_json(sf.col("value").cast("string"), SCHEMA).alias("row")).select("row.*")
 
     def alone(self, frame: DataFrame, stage: int, start: Start) -> StreamingQuery:
@@ -189,8 +193,8 @@ class Topics(Between):
                 ),
                 checkpoint=checkpoint,
             )
-        told: dict[str, Any] = {"topic": self._topic(stage), **self._written}
-        return declared.start(as_value(frame), checkpoint=checkpoint, format="kafka", **told)
+        options: dict[str, Any] = {"topic": self._topic(stage), **self._written}
+        return declared.start(as_value(frame), checkpoint=checkpoint, format="kafka", **options)
 
     def await_step(self, stage: int, step: int) -> float:
         """See Between."""
@@ -231,7 +235,7 @@ class _End:
 
 
 class Tables(Between):
-    """Tables of Delta: written by its sink, and by a stage so, too, or with ``batch.write_table``."""
+    """Delta tables, written by Delta's sink or by ``batch.write_table``."""
 
     def __init__(self, folder: Path, spark: SparkSession, stages: int, rows: int, *, once: bool) -> None:
         self._folder = folder
@@ -295,19 +299,22 @@ class _Commits:
             self._next += 1
             actions = map(json.loads, commit.read_text(encoding="utf-8").splitlines())
             added = (action["add"] for action in actions if "add" in action)
-            self._count += sum(json.loads(each["stats"])["numRecords"] for each in added)
+            self._count += sum(json.loads(entry["stats"])["numRecords"] for entry in added)
         return time.perf_counter()
 
 
 def as_value(rows: DataFrame) -> DataFrame:
-    """Return rows as a topic has them; Spark's sink passes over the other columns, of which a stage knows its event time."""
+    """Return rows in the form of a topic.
+
+    Spark's sink ignores the other columns, from which a stage reads its event time.
+    """
     from pyspark.sql import functions as sf
 
     return rows.withColumn("value", sf.to_json(sf.struct("*")))
 
 
 def await_path(paths: Sequence[Path]) -> float:
-    """Wait until one of some paths is there, to the millisecond; return when it was, on the performance counter."""
+    """Wait until one of some paths exists; return that time on the performance counter, to 1 ms."""
     deadline = time.monotonic() + PATIENCE
     while not any(path.exists() for path in paths):
         if time.monotonic() > deadline:

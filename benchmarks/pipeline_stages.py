@@ -1,4 +1,4 @@
-"""Three Spark queries in a row, with and without lowwater: what ``pipeline`` and ``streams`` measure."""
+"""Three Spark queries in a row, with and without lowwater, for ``pipeline`` and ``streams``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EVERY_BATCH: Final = {"processingTime": "0 seconds"}
 RANGES: Final = 64
 STAGES: Final = 3
 SECOND: Final = timedelta(seconds=1)
-"""Of event time: what each step moves on by, and the length of a window."""
+"""Event time by which each step moves on, and length of a window."""
 START: Final = dt.datetime(2013, 1, 9, tzinfo=dt.UTC)
 
 
@@ -42,7 +42,7 @@ class Step:
 
     @property
     def added(self) -> list[float]:
-        """What each stage added to the one before, milliseconds."""
+        """Milliseconds that each stage added to the one before."""
         before = (0.0, *self.stages[:-1])
         return [(after - start) * 1000 for start, after in zip(before, self.stages, strict=True)]
 
@@ -53,14 +53,14 @@ class Pipeline(AbstractContextManager["Pipeline"]):
     One step is some records at the front, all at once.
     """
 
-    def __init__(self, spark: SparkSession, folder: Path, rows: int, made: Made) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, rows: int, factory: Made) -> None:
         folder.mkdir()
         self.spark = spark
         self.folder = folder
         self.rows = rows
         self.queries: list[StreamingQuery] = []
         self._stop = ExitStack()
-        self.between = made(spark, folder, rows)
+        self.between = factory(spark, folder, rows)
         self._stop.callback(self.between.close)
         self._steps = 0
         self._put = 0
@@ -90,14 +90,18 @@ class Pipeline(AbstractContextManager["Pipeline"]):
         """Move on by a second of event time and wait until all stages have."""
 
     def batches(self) -> list[float]:
-        """Return what each batch with rows took so far, of all stages, from Spark's trigger to its commit, milliseconds."""
-        progress = (each for query in self.queries for each in query.recentProgress)
-        return [each.durationMs["triggerExecution"] for each in progress if each.numInputRows]
+        """Return the milliseconds of each batch with rows, from trigger to commit."""
+        progress = (progress_ for query in self.queries for progress_ in query.recentProgress)
+        return [entry.durationMs["triggerExecution"] for entry in progress if entry.numInputRows]
 
     def check(self) -> None:
         """Check that every record has come through, once."""
-        found = self.between.out(self.spark, STAGES)
-        count = found.selectExpr("sum(n)").first() if "n" in found.columns else found.selectExpr("count(*)").first()
+        rows_out = self.between.out(self.spark, STAGES)
+        count = (
+            rows_out.selectExpr("sum(n)").first()
+            if "n" in rows_out.columns
+            else rows_out.selectExpr("count(*)").first()
+        )
         assert count is not None
         if count[0] != self._put * self.rows:
             msg = f"{count[0]} records of {self._put * self.rows} have come out of {self.folder}"
@@ -111,8 +115,8 @@ class Pipeline(AbstractContextManager["Pipeline"]):
 class Untracked(Pipeline):
     """The queries by themselves. A stage is there when what it writes can be read."""
 
-    def __init__(self, spark: SparkSession, folder: Path, rows: int, made: Made) -> None:
-        super().__init__(spark, folder, rows, made)
+    def __init__(self, spark: SparkSession, folder: Path, rows: int, factory: Made) -> None:
+        super().__init__(spark, folder, rows, factory)
         for stage in range(1, STAGES + 1):
             query = self.between.alone(self.frame(stage), stage, self._writer(self.checkpoint(stage)))
             self._stop.callback(query.stop)
@@ -140,9 +144,9 @@ class Tracked(Pipeline):
     """
 
     def __init__(
-        self, spark: SparkSession, folder: Path, rows: int, made: Made, address: str, *, driven: bool = False
+        self, spark: SparkSession, folder: Path, rows: int, factory: Made, address: str, *, driven: bool = False
     ) -> None:
-        super().__init__(spark, folder, rows, made)
+        super().__init__(spark, folder, rows, factory)
         self._names = [f"{folder.name}-{stage}" for stage in range(STAGES + 1)]
         client = self._stop.enter_context(lowwater.connect(address))
         client.register(self._names[0])
@@ -168,7 +172,10 @@ class Tracked(Pipeline):
             self.queries.append(query.query)
 
     def _windows(self, frame: DataFrame) -> DataFrame:
-        """Count by windows of a second, stamped by their end, that close on the low watermark of the stage before."""
+        """Count by windows of a second, which close on the low watermark of the stage before.
+
+        The rows are stamped by the end of their window.
+        """
         from pyspark.sql import functions as sf
 
         driven = lws.drive(frame, inputs=[self._names[STAGES - 1]], event_time="t")
@@ -176,7 +183,11 @@ class Tracked(Pipeline):
         return counts.select("key", sf.col("window.end").alias("t"), "n")
 
     def step(self, *, records: bool = True) -> Step:
-        """See Pipeline: with records it begins, as without lowwater, when what is brought in is there; else with the injector's claim."""
+        """Run a step, as in Pipeline.
+
+        A step with records begins when its input is there, as without lowwater; another one begins
+        with the injector's claim.
+        """
         if records:
             self.put()
         begin = time.perf_counter()
@@ -187,12 +198,12 @@ class Tracked(Pipeline):
         self._lease.flush(PATIENCE)
         claimed = time.perf_counter()
         try:
-            seen = self._arrivals.wait()
+            arrivals = self._arrivals.wait()
         except RuntimeError:
             for query in self._tracked:
                 query.await_termination(0.001)  # raises what has ended it
             raise
-        return Step([seen[name] - begin for name in self._names[1:]], claimed - begin)
+        return Step([arrivals[name] - begin for name in self._names[1:]], claimed - begin)
 
 
 class Arrivals(AbstractContextManager["Arrivals"]):
@@ -203,7 +214,7 @@ class Arrivals(AbstractContextManager["Arrivals"]):
         self._names = names
         self._changed = threading.Condition()
         self._target = lowwater.Watermark.UNKNOWN
-        self._seen: dict[str, float] = {}
+        self._arrived_at: dict[str, float] = {}
         self._ahead = ""
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
@@ -211,7 +222,7 @@ class Arrivals(AbstractContextManager["Arrivals"]):
     def expect(self, target: lowwater.Watermark) -> None:
         """Look for a watermark that nobody has claimed yet."""
         with self._changed:
-            self._target, self._seen = target, {}
+            self._target, self._arrived_at = target, {}
 
     def wait(self) -> Mapping[str, float]:
         """Return when each came to it, on the performance counter.
@@ -219,11 +230,11 @@ class Arrivals(AbstractContextManager["Arrivals"]):
         Raises RuntimeError when one does not, or goes beyond.
         """
         with self._changed:
-            come = self._changed.wait_for(lambda: self._ahead or len(self._seen) == len(self._names), PATIENCE)
+            come = self._changed.wait_for(lambda: self._ahead or len(self._arrived_at) == len(self._names), PATIENCE)
             if self._ahead or not come:
-                msg = self._ahead or f"only {sorted(self._seen)} came to {self._target} in {PATIENCE:g} s"
+                msg = self._ahead or f"only {sorted(self._arrived_at)} came to {self._target} in {PATIENCE:g} s"
                 raise RuntimeError(msg)
-            return dict(self._seen)
+            return dict(self._arrived_at)
 
     def _follow(self) -> None:
         for view in self._client.watch(*self._names):
@@ -234,7 +245,7 @@ class Arrivals(AbstractContextManager["Arrivals"]):
                         f"{view.computation} is at {view.low}, and nobody has claimed more than {self._target}"
                     )
                 elif view.low == self._target:
-                    self._seen.setdefault(view.computation, now)
+                    self._arrived_at.setdefault(view.computation, now)
                 self._changed.notify_all()
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Recovery: how long after kill -9 an authority over the same journal serves all its key ranges again."""
+"""Time from kill -9 until an authority over the same journal serves all its key ranges again."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
         data = folder / f"ranges_{ranges}"
         with child.authority(data) as server, closing(latency.claimed(server, ranges)) as owner:
             _tell(owner)
-        each = Spread(tuple(_start(data) for _ in range(size.rounds)))
+        spread = Spread(tuple(_start(data) for _ in range(size.rounds)))
         target = {"target": TARGETS[ranges]} if ranges in TARGETS else {}
         results.append(
             Result(
                 "recovery",
                 f"serves_{ranges}",
-                each,
+                spread,
                 "s",
                 BASELINE,
                 empty,
@@ -63,7 +63,7 @@ def _tell(owner: Owner) -> None:
 
 
 def _start(data: Path) -> float:
-    """Return the seconds from the start of the process until it says that it serves; it is killed then."""
+    """Return the seconds from the start of the process until it serves; then kill it."""
     begin = time.perf_counter()
     with child.authority(data):
         return time.perf_counter() - begin

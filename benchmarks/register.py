@@ -1,4 +1,4 @@
-"""Registrations that come at once, beside the computations that are there, and what another client's reports wait meanwhile."""
+"""Storms of registrations into a graph, and the waits of another client's reports meanwhile."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ NOBODY: Final = "nobody registers"
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """What one storm of registrations has shown."""
+    """Figures of one storm of registrations."""
 
     per_second: float
     """Registrations answered, from the first call to the last answer."""
@@ -72,7 +72,7 @@ class Storm:
 
 
 class Reporter:
-    """Another client: sends a report, waits until it is acknowledged as durable, and sends the next one."""
+    """Another client, which sends its next report when the last one is acknowledged as durable."""
 
     def __init__(self, address: str) -> None:
         self._owner = Owner(address, workload.keys(RANGES), claims=1)
@@ -83,7 +83,7 @@ class Reporter:
         self._reporting = self._pool.submit(self._report)
 
     def longest(self, since: float, until: float) -> float:
-        """Return the longest wait of those reports that were under way between two moments, in milliseconds."""
+        """Return the longest wait, in milliseconds, of reports under way between two moments."""
         while not self._reporting.done() and not (self._waits and self._waits[-1][1] > until):
             time.sleep(PAUSE)
         return 1e3 * max(end - sent for sent, end in self._waits if sent <= until and end >= since)
@@ -120,7 +120,7 @@ class Registrar:
     def __init__(self, address: str) -> None:
         self._channel = channel(address)
         self._stub = topology_pb2_grpc.TopologyServiceStub(self._channel)
-        self._made = count()
+        self._counter = count()
 
     def register(self, computations: int, window: int) -> float:
         """Register some more, so many at a time; returns the seconds until all are answered."""
@@ -138,7 +138,7 @@ class Registrar:
         return time.monotonic() - began
 
     def _numbers(self, computations: int) -> Iterable[int]:
-        return (next(self._made) for _ in range(computations))
+        return (next(self._counter) for _ in range(computations))
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -181,7 +181,11 @@ class Deployment:
 
 
 def run(folder: Path, *, quick: bool) -> list[Result]:
-    """Measure. Each storm into an empty authority has a new one; those that are not empty have the earlier storms' beside what is said."""
+    """Measure.
+
+    Each storm into an empty authority has a new one; those that are not empty have the earlier
+    storms' beside what is said.
+    """
     size = QUICK if quick else FULL
     results = []
     for store, serve in STORES.items():
@@ -203,10 +207,10 @@ def _results(store: str, empty: list[Storm], full: list[Storm], facts: dict[str,
         name = f"{store}_{metric}"
         return Result("register", name, Spread(tuple(value)), unit, baseline, Spread(tuple(theirs)), facts)
 
-    rates, waits = [each.per_second for each in full], [each.longest for each in full]
+    rates, waits = [storm.per_second for storm in full], [storm.longest for storm in full]
     return [
-        line("per_second", "1/s", rates, NONE, (each.per_second for each in empty)),
-        line("processor_ms", "ms", (each.processor for each in full), NONE, (each.processor for each in empty)),
-        line("longest_wait_of_a_report", "ms", waits, NONE, (each.longest for each in empty)),
-        line("longest_wait_of_a_report", "ms", waits, NOBODY, (each.quiet for each in full)),
+        line("per_second", "1/s", rates, NONE, (storm.per_second for storm in empty)),
+        line("processor_ms", "ms", (storm.processor for storm in full), NONE, (storm.processor for storm in empty)),
+        line("longest_wait_of_a_report", "ms", waits, NONE, (storm.longest for storm in empty)),
+        line("longest_wait_of_a_report", "ms", waits, NOBODY, (storm.quiet for storm in full)),
     ]

@@ -1,4 +1,4 @@
-"""What a benchmark found, one JSON object a line."""
+"""Results of a benchmark, one JSON object a line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Result:
     def line(self, machine: Mapping[str, object]) -> dict[str, object]:
         """Return the JSON object."""
         ours, theirs = self.value, self.baseline_value
-        found: dict[str, object] = {
+        fields_: dict[str, object] = {
             "benchmark": self.benchmark,
             "metric": self.metric,
             "value": _short(ours.median),
@@ -67,8 +67,8 @@ class Result:
             "high": _short(max(ours.rounds)),
         }
         if theirs is not None:
-            found |= {"baseline_low": _short(min(theirs.rounds)), "baseline_high": _short(max(theirs.rounds))}
-        return found | dict(self.facts) | dict(machine)
+            fields_ |= {"baseline_low": _short(min(theirs.rounds)), "baseline_high": _short(max(theirs.rounds))}
+        return fields_ | dict(self.facts) | dict(machine)
 
     def text(self) -> str:
         """Return the line for people."""

@@ -1,4 +1,4 @@
-"""What size costs: the same latency at growing numbers of ranges, and bytes a range."""
+"""Cost of size: the latency at growing numbers of ranges, and the bytes for a range."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
             hops.append(JournaledHop(stack.enter_context(closing(claimed(server, ranges)))))
             seconds.append(time.perf_counter() - begin)
             gc.collect()
-        found = take_turns(hops, size.rounds, size.samples)
+        rounds = take_turns(hops, size.rounds, size.samples)
         # Once more after the work: a snapshot may have been due.
         memory = [(server.resident_bytes(), empty) for server, empty in servers]
     results = []
     for percent in (50, 99):
-        spreads = [Spread.percentile(rounds, percent) for rounds in found]
-        for ranges, spread, taken in zip(size.ranges, spreads, seconds, strict=True):
-            facts = {"ranges": ranges, "n": size.rounds * size.samples, "set_up_s": round(taken, 2)}
+        spreads = [Spread.percentile(rounds, percent) for rounds in rounds]
+        for ranges, spread, durations in zip(size.ranges, spreads, seconds, strict=True):
+            facts = {"ranges": ranges, "n": size.rounds * size.samples, "set_up_s": round(durations, 2)}
             first = f"{size.ranges[0]} ranges, p{percent}"
             results.append(Result("scale", f"p{percent}_{ranges}", spread, "ms", first, spreads[0], facts))
     for ranges, (full, empty) in zip(size.ranges[1:], memory[1:], strict=True):
         if full is None or empty is None:
             continue
-        each = Spread(((full - empty) / ranges,))
+        bytes_each = Spread(((full - empty) / ranges,))
         facts = {"ranges": ranges, "resident_bytes": full, "resident_bytes_empty": empty}
-        results.append(Result("scale", f"bytes_per_range_{ranges}", each, "B", facts=facts))
+        results.append(Result("scale", f"bytes_per_range_{ranges}", bytes_each, "B", facts=facts))
     return results

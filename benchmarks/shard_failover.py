@@ -69,7 +69,10 @@ LOOK: Final = 0.005
 
 
 class Reporting(Stopping):
-    """A worker that owns a whole computation, and moves its ranges on at random, now and then a step back, which an owner may."""
+    """A worker that owns a whole computation, and advances its ranges at random.
+
+    Now and then it goes a step back, which an owner may.
+    """
 
     def __init__(self, client: lowwater.Client, name: str, truth: Truth, rng: random.Random) -> None:
         super().__init__()
@@ -97,25 +100,25 @@ class Reporting(Stopping):
         self.lease.advance(None, oldest=self._values, frontier=max(self._values), pending=self._values)
 
     def _fold(self) -> None:
-        seen = self.worker.inputs()
-        if not seen.low.unknown:
-            self._values = [seen.low.micros - self._rng.choice([0, 0, 1, 2]) * SECOND for _ in self._values]
+        inputs = self.worker.inputs()
+        if not inputs.low.unknown:
+            self._values = [inputs.low.micros - self._rng.choice([0, 0, 1, 2]) * SECOND for _ in self._values]
             self._truth.say(self._values)
-            self.lease.advance(seen, oldest=self._values)
+            self.lease.advance(inputs, oldest=self._values)
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One kill: how many seconds after it what was seen."""
+    """One kill; times are seconds from the kill."""
 
     computation: str
     killed: int
-    """How many computations of the graph the killed shard served."""
+    """Number of computations of the graph that the killed shard served."""
     noticed: float
     """A view without the killed shard is in the store."""
-    taken: float
+    owned: float
     """Another shard owns the computation."""
-    there: dict[str, float]
+    heard_of: dict[str, float]
     """A subscriber hears of the computation at its new shard, by kind."""
     new: dict[str, float]
     """A subscriber holds a value that is above all before the kill, by kind."""
@@ -126,16 +129,16 @@ class Round:
     def text(self) -> str:
         """The phases, one after the other, in seconds."""
         phases = ", ".join(
-            f"{kind}: there +{self.there[kind] - self.taken:.2f} new +{self.new[kind] - self.there[kind]:.2f} = {self.new[kind]:.2f}"
+            f"{kind}: there +{self.heard_of[kind] - self.owned:.2f} new +{self.new[kind] - self.heard_of[kind]:.2f} = {self.new[kind]:.2f}"
             for kind in (RAW, LIBRARY)
         )
-        store = f"noticed {self.noticed:.2f} taken +{self.taken - self.noticed:.2f}"
+        store = f"noticed {self.noticed:.2f} taken +{self.owned - self.noticed:.2f}"
         return f"{self.computation:8} of {self.killed}: {store}, {phases}, claim {self.claimed:.2f}"
 
 
 @dataclass
 class Acknowledged:
-    """What callers were told is durable while shards were killed."""
+    """Changes that were acknowledged as durable while shards were killed."""
 
     claims: list[lowwater.Lease] = field(default_factory=list)
     registered: list[str] = field(default_factory=list)
@@ -187,9 +190,9 @@ class Experiment:
         running: list[Stopping] = [*watchers, Asker(self.board, names, addresses), *self.workers]
         running.append(LibraryWatcher(self.board, names, deployment.connect()))
         self._running = running
-        for each in running:
-            each.start()
-            self._stack.callback(each.stop)
+        for runner in running:
+            runner.start()
+            self._stack.callback(runner.stop)
         self._wait_for_news({name: Floor() for name in GRAPH}, (RAW, LIBRARY))
 
     def _make_spares(self) -> Iterator[tuple[str, str]]:
@@ -207,7 +210,7 @@ class Experiment:
     # -- a round -----------------------------------------------------------------------------------
 
     def kill(self, name: str | None = None) -> Round:
-        """Kill the shard that serves a computation, or one at random; wait until all goes on, and start the shard again."""
+        """Kill the shard of a computation, or a random one; restart it when all values go on."""
         name = name or self.rng.choice(list(GRAPH))
         victim = self._owner(name)
         before = set(served(self._operator, victim))
@@ -216,15 +219,19 @@ class Experiment:
         killed = time.monotonic()
         victim.kill()
         writing = self._helpers.submit(self._write, victim)
-        self._wait_for_news({each: floors[each] for each in GRAPH if each in before}, (RAW, LIBRARY))
-        there, new = {}, {}
+        self._wait_for_news(
+            {computation: floors[computation] for computation in GRAPH if computation in before}, (RAW, LIBRARY)
+        )
+        first_word, new = {}, {}
         for kind in (RAW, LIBRARY):
             sights = [sight for sight in self.board.sights if sight.by == kind and sight.name == name]
-            there[kind] = next(at for at, _ in self._since(sights, floors[name])) - killed
+            first_word[kind] = next(at for at, _ in self._since(sights, floors[name])) - killed
             new[kind] = next(at for at, is_new in self._since(sights, floors[name]) if is_new) - killed
-        noticed, taken = (at - killed for at in look.result(PATIENCE))
+        noticed, taken_over = (at - killed for at in look.result(PATIENCE))
         claimed = writing.result(PATIENCE) - killed
-        done = Round(name, sum(each in before for each in GRAPH), noticed, taken, there, new, claimed)
+        done = Round(
+            name, sum(computation in before for computation in GRAPH), noticed, taken_over, first_word, new, claimed
+        )
         self.rounds.append(done)
         self._restart(victim, before)
         return done
@@ -253,7 +260,10 @@ class Experiment:
         assert self.board.wait_for(come, PATIENCE), f"nothing new of {', '.join(floors)} within {PATIENCE:g} s"
 
     def _look(self, victim: Shard, name: str, epoch: int) -> tuple[float, float]:
-        """When a view without a shard was in the store, and when another owner of the computation."""
+        """Return when a view without a shard was in the store, and when a successor owned it.
+
+        The successor is the new owner of the computation.
+        """
         noticed = 0.0
         deadline = time.monotonic() + PATIENCE
         pause = threading.Event()
@@ -270,7 +280,7 @@ class Experiment:
         raise AssertionError(f"nobody took {name} over within {PATIENCE:g} s")
 
     def _write(self, victim: Shard) -> float:
-        """Claim at the shard that is dead now, and register something new; returns when the claim was acknowledged."""
+        """Claim at the dead shard, and register a computation; return when the claim succeeded."""
         number = len(self.rounds)
         spare = self._spare_workers[self._spares[victim.address]]
         self.acknowledged.claims.append(spare.claim(number.to_bytes(2, "big"), (number + 1).to_bytes(2, "big")))
@@ -284,14 +294,16 @@ class Experiment:
         floors = self.board.clear()
         victim.start()
         eventually(self._at_home, seconds=PATIENCE)
-        self._wait_for_news({each: floors[each] for each in GRAPH if each in before}, (RAW, LIBRARY))
+        self._wait_for_news(
+            {computation: floors[computation] for computation in GRAPH if computation in before}, (RAW, LIBRARY)
+        )
 
     def _at_home(self) -> bool:
-        """Whether all shards are there, and each computation is where the view wants it, also what was registered in between."""
+        """Return whether all shards live, and each serves the computations of its view."""
         view = View.decode(self._deployment.redis.execute("HGET", f"{TAG}:view", "view"))
         shards = self._operator.shards()
-        wanted = {name: view.shard_of(name) for each in shards for name in each.computations}
-        at_home = (wanted[name] == view.at(each.address) for each in shards for name in each.computations)
+        expected = {name: view.shard_of(name) for shard in shards for name in shard.computations}
+        at_home = (expected[name] == view.at(shard.address) for shard in shards for name in shard.computations)
         return len(shards) == SHARDS and not shards.unserved and all(at_home)
 
     def _owner(self, name: str) -> Shard:
@@ -302,7 +314,7 @@ class Experiment:
 
     def check(self) -> None:
         """Check what has to be true when all shards are up again."""
-        failures = [each.failure for each in self._running if each.failure is not None]
+        failures = [runner.failure for runner in self._running if runner.failure is not None]
         assert not failures, failures
         lw, claims = self._operator, self.acknowledged.claims
         names = list(lw.topology().computations)
@@ -313,23 +325,23 @@ class Experiment:
             worker.stop()
             worker.step()
             worker.lease.flush(PATIENCE)
-            held = {each.start: each.sequencer for each in lw.ranges(worker.lease.computation)}
-            assert held == dict.fromkeys(BOUNDS[:-1], worker.lease.sequencer), f"{worker.lease.computation}: {held}"
+            own = {key_range.start: key_range.sequencer for key_range in lw.ranges(worker.lease.computation)}
+            assert own == dict.fromkeys(BOUNDS[:-1], worker.lease.sequencer), f"{worker.lease.computation}: {own}"
         for name in self._spares.values():
-            found = {each.start: each.sequencer for each in lw.ranges(name, limit=10_000)}
+            owners = {key_range.start: key_range.sequencer for key_range in lw.ranges(name, limit=10_000)}
             granted = {lease.bounds[0]: lease.sequencer for lease in claims if lease.computation == name}
-            assert granted.items() <= found.items(), f"{name}: granted {granted}, but there is {found}"
+            assert granted.items() <= owners.items(), f"{name}: granted {granted}, but there is {owners}"
             assert len(set(granted.values())) == len(granted), f"{name}: two claims got the same number: {granted}"
         for lease in claims:
             lease.advance(None, oldest=0, frontier=SECOND)
             lease.flush(PATIENCE)
         for name, view in lw.get(*GRAPH).items():
-            kills = sum(each.computation == name for each in self.rounds)
+            kills = sum(kill.computation == name for kill in self.rounds)
             assert view.epoch > 2 * kills, f"{name} has epoch {view.epoch}, but was taken over, and back, {kills} times"
         assert not self.board.wrong, self.board.wrong[:10]
 
     def _once(self, names: list[str]) -> bool:
-        by_shard = [[each.computation for each in said_by(shard.address, names)] for shard in self._deployment.shards]
+        by_shard = [[view.computation for view in said_by(shard.address, names)] for shard in self._deployment.shards]
         return sorted(name for names in by_shard for name in names) == sorted(names)
 
 

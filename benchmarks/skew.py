@@ -1,8 +1,10 @@
-"""What a skew limit is worth: the memory of a window query while one partition of Kafka falls further and further behind.
+"""Worth of a skew limit: memory of a window query while one Kafka partition falls behind.
 
-In each step one partition of a real topic gets four hours of event time, the other one hour. An injector brings the topic in, with ``skew_limit`` by ``Stage.read_kafka``, and without
-by Spark's own source. A driven query behind it counts by the hour and by a key that no two rows share, so that it has a row in its state for each row that it waits with. Both ways run
-one after the other in one JVM: a step is over when all is read that may be, and the windows are closed that can be.
+In each step one partition of a real topic gets four hours of event time, the other one hour. An
+injector brings the topic in, with ``skew_limit`` by ``Stage.read_kafka``, and without by Spark's
+own source. A driven query behind it counts by the hour and by a key that no two rows share, so that
+it has a row in its state for each row that it waits with. Both ways run one after the other in one
+JVM: a step is over when all is read that may be, and the windows are closed that can be.
 
 ``python -m benchmarks.skew PICTURE.png`` draws it.
 """
@@ -53,7 +55,7 @@ class Held(NamedTuple):
 def run(folder: Path, *, quick: bool = False) -> list[Result]:
     """Return what is held at the end, against the same without a limit."""
     steps, keys = (2, 20) if quick else (8, 5000)
-    held = measure(folder, steps, keys)
+    samples = measure(folder, steps, keys)
     facts = {
         "ranges": 0,
         "steps": steps,
@@ -62,14 +64,14 @@ def run(folder: Path, *, quick: bool = False) -> list[Result]:
         "hours_behind": steps * (FAST - 1),
     }
 
-    def result(metric: str, unit: str, of: Callable[[Sequence[Held]], int]) -> Result:
-        ours, theirs = (Spread((float(max(of(held[way]), 1)),)) for way in WAYS)
+    def result(metric: str, unit: str, figure: Callable[[Sequence[Held]], int]) -> Result:
+        ours, theirs = (Spread((float(max(figure(samples[way]), 1)),)) for way in WAYS)
         return Result("skew", metric, ours, unit, "without a limit", theirs, facts)
 
     return [
-        result("state_rows", "rows", lambda each: each[-1].rows),
-        result("state_bytes", "bytes", lambda each: each[-1].state),
-        result("heap_growth", "bytes", lambda each: each[-1].heap - each[0].heap),
+        result("state_rows", "rows", lambda samples_: samples_[-1].rows),
+        result("state_bytes", "bytes", lambda samples_: samples_[-1].state),
+        result("heap_growth", "bytes", lambda samples_: samples_[-1].heap - samples_[0].heap),
     ]
 
 
@@ -78,7 +80,7 @@ def measure(folder: Path, steps: int, keys: int) -> dict[str, list[Held]]:
     # As in the tests: Spark gives a worker ten seconds to begin, and on a busy machine its usual
     # one needs more.
     settings = {**SETTINGS, **QUICK, "spark.sql.streaming.numRecentProgressUpdates": "10000"}
-    found: dict[str, list[Held]] = {}
+    samples: dict[str, list[Held]] = {}
     with ExitStack() as stack:
         kafka = stack.enter_context(Kafka(folder / "kafka"))
         server = stack.enter_context(child.authority(folder / "authority"))
@@ -87,10 +89,10 @@ def measure(folder: Path, steps: int, keys: int) -> dict[str, list[Held]]:
         for number, way in enumerate(WAYS):
             pipeline = _Pipeline(spark, kafka, server.address, folder / f"way-{number}", limited=way == WITH)
             try:
-                found[way] = [pipeline.step(step, keys) for step in range(steps)]
+                samples[way] = [pipeline.step(step, keys) for step in range(steps)]
             finally:
                 pipeline.stop()
-    return found
+    return samples
 
 
 class _Pipeline:
@@ -113,11 +115,11 @@ class _Pipeline:
             skew_limit=LIMIT if limited else None,
             address=address,
         )
-        told = {"kafka.bootstrap.servers": kafka.address, "subscribe": self._topic}
+        options = {"kafka.bootstrap.servers": kafka.address, "subscribe": self._topic}
         if limited:
-            read = begin.read_kafka(told)
+            read = begin.read_kafka(options)
         else:
-            read = spark.readStream.format("kafka").options(**told, startingOffsets="earliest").load()
+            read = spark.readStream.format("kafka").options(**options, startingOffsets="earliest").load()
         rows = read.select(sf.col("key").cast("string").alias("key"), "timestamp", "topic", "partition")
         hourly = lws.stage(
             spark,
@@ -143,24 +145,27 @@ class _Pipeline:
         slow = [BEGIN + step * HOUR + HOUR * key / keys for key in range(keys)]
         for partition, times in enumerate((fast, slow)):
             rows = [
-                Row(b"", f"{partition}-{step}-{i}".encode(), partition, round(each.timestamp() * 1000))
-                for i, each in enumerate(times)
+                Row(b"", f"{partition}-{step}-{i}".encode(), partition, round(time_.timestamp() * 1000))
+                for i, time_ in enumerate(times)
             ]
             self._kafka.put(self._topic, rows)
         self._fast += fast
         # What may be read is known beforehand; so the step is over when that is in, and not when
         # nothing came for a while.
         frontier = slow[-1] - DISORDER
-        read = (step + 1) * keys + sum(not self._limited or each < frontier + LIMIT for each in self._fast)
+        read = (step + 1) * keys + sum(not self._limited or event_time < frontier + LIMIT for event_time in self._fast)
         progress = self._await(read, BEGIN + step * HOUR)
         state = progress["stateOperators"][0]
-        found = Held(state["numRowsTotal"], state["memoryUsedBytes"], self._heap())
+        sample = Held(state["numRowsTotal"], state["memoryUsedBytes"], self._heap())
         way = WITH if self._limited else WITHOUT
-        print(f"skew: {way}: step {step}: {read} rows read, {found}", file=sys.stderr, flush=True)
-        return found
+        print(f"skew: {way}: step {step}: {read} rows read, {sample}", file=sys.stderr, flush=True)
+        return sample
 
     def _await(self, read: int, closed: datetime) -> Mapping[str, Any]:
-        """Return what Spark says of the window query when it has read a number of rows, and closed the windows up to a moment."""
+        """Return Spark's progress of the window query once it has read so many rows.
+
+        By then it has closed the windows up to that moment.
+        """
         deadline = time.monotonic() + PATIENCE
         while True:
             for query in (self._begin, self._hourly):
@@ -168,8 +173,8 @@ class _Pipeline:
                     query.await_termination()
             rows = sum(
                 source.numInputRows
-                for each in {each.batchId: each for each in self._hourly.query.recentProgress}.values()
-                for source in each.sources
+                for entry in {entry.batchId: entry for entry in self._hourly.query.recentProgress}.values()
+                for source in entry.sources
                 if "FileStreamSource" in source.description
             )
             last = self._hourly.query.lastProgress
@@ -200,22 +205,22 @@ def _watermark(progress: Mapping[str, Any]) -> datetime:
     return datetime.fromisoformat(progress["eventTime"].get("watermark", "1970-01-01T00:00:00.000Z"))
 
 
-def draw(held: Mapping[str, Sequence[Held]], path: Path) -> None:
+def draw(samples: Mapping[str, Sequence[Held]], path: Path) -> None:
     """Draw what was held after each step into a PNG file."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MultipleLocator
 
     figure = Figure(figsize=(9, 4.6), dpi=130, layout="constrained", facecolor="white")
-    left, right = figure.subplots(1, 2)
-    for (way, each), colour in zip(held.items(), ("#0072B2", "#C4390B"), strict=True):
-        behind = [(step + 1) * (FAST - 1) for step in range(len(each))]
-        left.plot(behind, [one.state / _MEGABYTE for one in each], color=colour, marker="o", label=way)
-        right.plot(behind, [(one.heap - each[0].heap) / _MEGABYTE for one in each], color=colour, marker="o")
-    left.set_ylabel("state of the window query, MB")
-    left.set_ylim(bottom=0)
-    left.legend(frameon=False)
+    left_axes, right = figure.subplots(1, 2)
+    for (way, series), colour in zip(samples.items(), ("#0072B2", "#C4390B"), strict=True):
+        behind = [(step + 1) * (FAST - 1) for step in range(len(series))]
+        left_axes.plot(behind, [one.state / _MEGABYTE for one in series], color=colour, marker="o", label=way)
+        right.plot(behind, [(one.heap - series[0].heap) / _MEGABYTE for one in series], color=colour, marker="o")
+    left_axes.set_ylabel("state of the window query, MB")
+    left_axes.set_ylim(bottom=0)
+    left_axes.legend(frameon=False)
     right.set_ylabel("heap, MB more than after the first step")
-    for axes in (left, right):
+    for axes in (left_axes, right):
         axes.set_xlabel("hours that one partition is behind the other")
         axes.xaxis.set_major_locator(MultipleLocator(6))
         axes.set_xlim(left=0)
@@ -226,5 +231,5 @@ def draw(held: Mapping[str, Sequence[Held]], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="lowwater-skew-") as there:
-        draw(measure(Path(there), 8, 5000), Path(sys.argv[1]))
+    with tempfile.TemporaryDirectory(prefix="lowwater-skew-") as folder_name:
+        draw(measure(Path(folder_name), 8, 5000), Path(sys.argv[1]))

@@ -65,7 +65,7 @@ WATCHERS: Final = "watchers"
 REDIS: Final = "redis"
 
 JUDGED: Final = (KEPT, STEADY, WATCHERS)
-"""Those that live as long as the soak."""
+"""Processes that live as long as the soak, whose memory is judged."""
 
 METRICS: Final = (
     "lowwater_ranges",
@@ -75,7 +75,7 @@ METRICS: Final = (
     "lowwater_conflated_watermarks_total",
     "lowwater_admission_inside",
 )
-"""Those whose greatest value is told, summed over labels."""
+"""Metrics whose greatest value is reported, summed over labels."""
 
 MEGABYTE: Final = 1e6
 
@@ -115,11 +115,11 @@ class Child:
 
     def done(self) -> Counter[str]:
         """Return what it has told of all its runs."""
-        found: Counter[str] = Counter()
+        sums: Counter[str] = Counter()
         for run in range(1, self.runs + 1):
             lines = self._output(run).read_text().splitlines()
-            found.update(json.loads(lines[-1]) if lines else {})
-        return found
+            sums.update(json.loads(lines[-1]) if lines else {})
+        return sums
 
     def _output(self, run: int | None = None) -> Path:
         return self._log.with_suffix(f".{run or self.runs}")
@@ -127,7 +127,7 @@ class Child:
 
 @dataclass
 class Curves:
-    """Resident megabytes over time, by process; and the greatest value of some metrics, by shard."""
+    """Resident megabytes by process over time, and greatest values of some metrics by shard."""
 
     memory: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     most: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -135,8 +135,8 @@ class Curves:
     def part(self, name: str, parts: int, number: int, seconds: float) -> float | None:
         """Return the median of a part of the time, from 0; None when there was nobody."""
         begin, end = seconds * number / parts, seconds * (number + 1) / parts
-        found = [megabytes for at, megabytes in self.memory.get(name, ()) if begin <= at < end]
-        return round(statistics.median(found), 1) if found else None
+        values = [megabytes for at, megabytes in self.memory.get(name, ()) if begin <= at < end]
+        return round(statistics.median(values), 1) if values else None
 
     def growth(self, name: str, seconds: float) -> float | None:
         """Return the memory of the last quarter over that of the second."""
@@ -167,27 +167,27 @@ class Sampler(threading.Thread):
         while not self._stopping.wait(SAMPLES):
             at = time.monotonic() - self._begun
             for name, pid in self._soak.pids().items():
-                with contextlib.suppress(StopIteration):  # a process that is just ending has no memory
+                with contextlib.suppress(StopIteration):  # a process that ends has none
                     resident = Server("", pid).resident_bytes()
                     if resident is not None:
                         self._curves.memory.setdefault(name, []).append((at, resident / MEGABYTE))
             for name, shard in self._soak.shards.items():
                 with contextlib.suppress(OSError):
-                    known = self._curves.most.setdefault(name, dict.fromkeys(METRICS, 0.0))
+                    greatest = self._curves.most.setdefault(name, dict.fromkeys(METRICS, 0.0))
                     for metric, value in scrape(shard.metrics).items():
-                        known[metric] = max(known[metric], value)
+                        greatest[metric] = max(greatest[metric], value)
 
 
 def scrape(metrics: str) -> dict[str, float]:
     """Return what /metrics has of METRICS now. Raises OSError."""
     with urllib.request.urlopen(metrics, timeout=5) as response:
         text = response.read().decode()
-    found: dict[str, float] = dict.fromkeys(METRICS, 0.0)
+    values: dict[str, float] = dict.fromkeys(METRICS, 0.0)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name in found:
-                found[sample.name] += sample.value
-    return found
+            if sample.name in values:
+                values[sample.name] += sample.value
+    return values
 
 
 class Soak:
@@ -196,11 +196,11 @@ class Soak:
     def __init__(self, folder: Path, ranges: int, dead_after: float) -> None:
         self._stack = ExitStack()
         self._folder = folder
-        self._each = ranges // (INJECTORS + READERS)
+        self._ranges_each = ranges // (INJECTORS + READERS)
         self._rng = random.Random(7)
         self.deployment = Sharded(folder, 2, *DURABLE, *REWRITE, dead_after=dead_after, flags=UNLIMITED)
-        kept, restarted = self.deployment.shards
-        self.shards: dict[str, Shard] = {KEPT: kept, RESTARTED: restarted}
+        permanent, restarted = self.deployment.shards
+        self.shards: dict[str, Shard] = {KEPT: permanent, RESTARTED: restarted}
         self.done: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
@@ -227,7 +227,7 @@ class Soak:
         for number, name in enumerate(self._names):
             # Half of them at each, whatever the ports of this run hash to.
             self._operator.pin(name, self.deployment.shards[number % 2].address)
-        every, ranges = self.deployment.addresses, str(self._each)
+        every, ranges = self.deployment.addresses, str(self._ranges_each)
         self.children = {
             STEADY: self._child(STEADY, ["work", every, *self._names[::2], "--ranges", ranges]),
             MORTAL: self._child(MORTAL, ["work", every, *self._names[1::2], "--ranges", ranges]),
@@ -242,10 +242,10 @@ class Soak:
 
     def pids(self) -> Mapping[str, int]:
         """Return the processes that run now."""
-        found = {name: child.pid for name, child in self.children.items()}
-        found |= {name: shard.process.pid for name, shard in self.shards.items() if shard.running and shard.process}
-        found[REDIS] = int(self.deployment.redis.execute("INFO", "server")["process_id"])
-        return {name: pid for name, pid in found.items() if pid is not None}
+        pids = {name: child.pid for name, child in self.children.items()}
+        pids |= {name: shard.process.pid for name, shard in self.shards.items() if shard.running and shard.process}
+        pids[REDIS] = int(self.deployment.redis.execute("INFO", "server")["process_id"])
+        return {name: pid for name, pid in pids.items() if pid is not None}
 
     # -- churn -------------------------------------------------------------------------------------
 
@@ -325,7 +325,10 @@ def run(folder: Path, seconds: float, ranges: int, dead_after: float = DEAD_AFTE
 
 
 def grown(line: Mapping[str, object], most: float = MOST_GROWTH) -> list[str]:
-    """Return who holds more memory at the end than in the second quarter, of those that lived all the time."""
+    """Return the processes with more memory at the end than in the second quarter.
+
+    Only processes that lived all the time count.
+    """
     growth = line["growth"]
     assert isinstance(growth, dict)
     return [name for name in JUDGED if growth[name] is None or growth[name] > most]

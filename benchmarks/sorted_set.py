@@ -60,7 +60,7 @@ class SortedSet:
         return packed
 
     def take(self, messages: Sequence[bytes]) -> None:
-        """Send commands, a window of them ahead of their answers, and return when all are answered."""
+        """Send commands, a window of them ahead of their answers; return when all are answered."""
         for sent, commands in enumerate(messages):
             self._connection.send_packed_command([commands])
             if sent >= WINDOW:
@@ -76,7 +76,7 @@ class SortedSet:
 
 @contextmanager
 def sorted_set(folder: Path, keys: list[bytes], durability: tuple[str, ...]) -> Iterator[SortedSet]:
-    """Run redis-server with nothing but a Unix socket, which is quicker than the loopback that gRPC gets."""
+    """Run redis-server with only a Unix socket, which is faster than gRPC's loopback."""
     import redis
 
     folder.mkdir(parents=True)

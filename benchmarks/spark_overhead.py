@@ -1,4 +1,4 @@
-"""What tracking adds to a micro-batch: the same files through tracked queries and an untracked one, taking turns."""
+"""Cost of tracking for a micro-batch: the same files through tracked and untracked queries."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
                 query.feed(files, size.rows)
         for kind in TRACKED:
             lw.wait(kind, lowwater.Watermark(START), PATIENCE)
-    kept = {query.kind: query.batches[size.warm_up :] for query in queries}
-    wall = {kind: Spread(tuple(batch.milliseconds for batch in batches)) for kind, batches in kept.items()}
-    processor = {kind: Spread(tuple(batch.processor for batch in batches)) for kind, batches in kept.items()}
+    counted = {query.kind: query.batches[size.warm_up :] for query in queries}
+    wall = {kind: Spread(tuple(batch.milliseconds for batch in batches)) for kind, batches in counted.items()}
+    processor = {kind: Spread(tuple(batch.processor for batch in batches)) for kind, batches in counted.items()}
     facts = {"n": size.rows, "ranges": RANGES}
 
     def line(metric: str, kind: str, spreads: Mapping[str, Spread], against: str = "untracked") -> Result:
@@ -148,7 +148,7 @@ class _Deaf(Actions):
 @dataclass(frozen=True, slots=True)
 class _Batch:
     milliseconds: float
-    """From Spark's trigger to its commit."""
+    """Time from Spark's trigger to its commit."""
     processor: float
     """Processor time of the JVM, of Python's task processes and of this process meanwhile,
     milliseconds."""
@@ -219,7 +219,10 @@ class _Query(AbstractContextManager["_Query"]):
         assert pyarrow.compute.sum(pyarrow.parquet.read_table(self._output).column("count")).as_py() == rows
 
     def _processor_time(self) -> float:
-        """Return the processor time of the JVM, of what it has started and of this process so far, milliseconds. The kernel counts in steps of ten."""
+        """Return the processor milliseconds of the JVM, its children and this process so far.
+
+        The kernel counts in steps of ten.
+        """
         own = os.times()
         return _ticks(self._pid) * 1000 / os.sysconf("SC_CLK_TCK") + (own.user + own.system) * 1000
 
@@ -229,20 +232,23 @@ class _Query(AbstractContextManager["_Query"]):
 
 
 def _ticks(pid: int) -> int:
-    """Return the processor time of a process and of all that it has started, those included that have ended. O(processes)."""
-    found: dict[int, list[tuple[int, int]]] = {}
+    """Return the processor time of a process and of all its descendants, ended ones too.
+
+    O(processes).
+    """
+    children: dict[int, list[tuple[int, int]]] = {}
     spent = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):  # it may have ended meanwhile
             fields = path.read_text().rsplit(")", 1)[1].split()
-            each = int(path.parent.name), sum(map(int, fields[11:15]))
-            found.setdefault(int(fields[1]), []).append(each)
-            spent += each[1] if each[0] == pid else 0
-    below = list(found.get(pid, ()))
+            process = int(path.parent.name), sum(map(int, fields[11:15]))
+            children.setdefault(int(fields[1]), []).append(process)
+            spent += process[1] if process[0] == pid else 0
+    below = list(children.get(pid, ()))
     while below:
         child, ticks = below.pop()
         spent += ticks
-        below += found.get(child, ())
+        below += children.get(child, ())
     return spent
 
 
@@ -265,7 +271,10 @@ def add_by_key(handle: int, state: pa.Table | None, rows: pa.Table, low: lowwate
 
 
 def count_by_function(rows: DataFrame) -> DataFrame:
-    """Count as :func:`count_by_key` does, by ranges of the same number: all rows go by their key to a function in Python."""
+    """Count as :func:`count_by_key` does, by as many ranges.
+
+    All rows go by their key to a function in Python.
+    """
     from lowwater_spark.track.rows.ranges import range_column
 
     def count(table: pa.Table) -> pa.Table:

@@ -93,7 +93,7 @@ def run(folder: Path, seconds: float) -> dict[str, object]:
             "take_overs": sum(after[name] - epoch for name, epoch in before.items()),
             "members_replaced": len({member.id for member in first.members} - {member.id for member in last.members}),
             "seemed_dead": sum(shard.log.count('"member_gone"') for shard in sharded.shards),
-            "silence_ms_p50_p99_max": [round(float(each), 1) for each in np.percentile(silences, [50, 99, 100])],
+            "silence_ms_p50_p99_max": [round(float(silence), 1) for silence in np.percentile(silences, [50, 99, 100])],
             "failures": [repr(worker.failure) for worker in workers if worker.failure],
             **machine(),
         }
@@ -107,7 +107,7 @@ def _view(store: redis.Redis) -> View:
 
 def _silences(store: redis.Redis, ids: set[str], seconds: float) -> list[float]:
     """Return for how long Redis had not heard of each shard, look by look, in milliseconds."""
-    found = []
+    figures = []
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         pipeline = store.pipeline(transaction=False)
@@ -115,11 +115,11 @@ def _silences(store: redis.Redis, ids: set[str], seconds: float) -> list[float]:
         pipeline.hgetall(f"{TAG}:beats")
         (second, micro), beats = pipeline.execute()
         now = second * 1_000_000 + micro
-        found += [(now - int(at)) / 1e3 for member, at in beats.items() if member.decode() in ids]
+        figures += [(now - int(at)) / 1e3 for member, at in beats.items() if member.decode() in ids]
         time.sleep(LOOK)
-    return found
+    return figures
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made:
-        print(json.dumps(run(Path(made), float(sys.argv[1]) if len(sys.argv) > 1 else 3600.0)))
+    with tempfile.TemporaryDirectory() as scratch:
+        print(json.dumps(run(Path(scratch), float(sys.argv[1]) if len(sys.argv) > 1 else 3600.0)))

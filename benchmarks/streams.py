@@ -1,7 +1,8 @@
-"""The lag that each stage adds over Spark's floor where rows go through Kafka or Delta, and what tracking adds to a batch.
+"""Lag that each stage adds over Spark's floor with Kafka or Delta between, and cost of tracking.
 
-The pipelines are those of ``pipeline``; only what stands between the queries differs. ``kafka`` and ``delta`` are stages that write with Spark's own
-sinks, so they differ from the baseline by the tracking alone. ``kafka_once`` and ``delta_once`` write with ``batch.write_kafka`` and
+The pipelines are those of ``pipeline``; only what stands between the queries differs. ``kafka`` and
+``delta`` are stages that write with Spark's own sinks, so they differ from the baseline by the
+tracking alone. ``kafka_once`` and ``delta_once`` write with ``batch.write_kafka`` and
 ``batch.write_table``, which do what those sinks do not: each row once, whatever is killed.
 """
 
@@ -26,7 +27,7 @@ FULL: Final = Size(rounds=3, steps=12, windows=0, warm_up=3, rows=1000)
 QUICK: Final = Size(rounds=1, steps=2, windows=0, warm_up=1, rows=50)
 
 WIDE: Final = Size(rounds=3, steps=4, windows=0, warm_up=2, rows=50_000)
-"""Of batches with more rows, for what tracking adds to a batch."""
+"""Sizes with more rows in a batch, which show what tracking adds to a batch."""
 
 BASELINE: Final = "the same queries by themselves, Spark's own sink"
 
@@ -34,7 +35,9 @@ BASELINE: Final = "the same queries by themselves, Spark's own sink"
 def run(folder: Path, *, quick: bool) -> list[Result]:
     """Measure."""
     settings = {
-        "spark.driver.extraClassPath": os.pathsep.join(str(jar) for each in ("kafka", "delta") for jar in jars(each)),
+        "spark.driver.extraClassPath": os.pathsep.join(
+            str(jar) for connector in ("kafka", "delta") for jar in jars(connector)
+        ),
         "spark.sql.streaming.numRecentProgressUpdates": "1000",
         **delta.SETTINGS,
     }
@@ -42,16 +45,16 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
         kafka = stack.enter_context(Kafka(folder / "broker"))
         spark = stack.enter_context(session(settings))
         kinds = _kinds(kafka)
-        alone = {name: kinds[name].made for name in ("kafka", "delta")}
+        alone = {name: kinds[name].factory for name in ("kafka", "delta")}
         lines: list[Result] = []
-        for each in (QUICK,) if quick else (FULL, WIDE):
-            place = folder / str(each.rows)
+        for size in (QUICK,) if quick else (FULL, WIDE):
+            place = folder / str(size.rows)
             place.mkdir()
-            found = Comparison(spark, place, each).run(alone, kinds)
+            comparison = Comparison(spark, place, size).run(alone, kinds)
             for name, kind in kinds.items():
-                if each is not WIDE:
-                    lines += lags("streams", name, kind, each, found, {})
-                lines.append(_batch(name, kind, each, found))
+                if size is not WIDE:
+                    lines += lags("streams", name, kind, size, comparison, {})
+                lines.append(_batch(name, kind, size, comparison))
     return lines
 
 
@@ -70,10 +73,12 @@ def _kinds(kafka: Kafka) -> Mapping[str, Kind]:
     }
 
 
-def _batch(name: str, kind: Kind, size: Size, found: Mapping[tuple[str, bool], Found]) -> Result:
-    ours, alone = (Spread.percentile(each.batches, 50) for each in (found[name, True], found[kind.floor, False]))
+def _batch(name: str, kind: Kind, size: Size, comparison: Mapping[tuple[str, bool], Found]) -> Result:
+    ours, alone = (
+        Spread.percentile(measured.batches, 50) for measured in (comparison[name, True], comparison[kind.floor, False])
+    )
     facts = {
-        "n": sum(map(len, found[name, True].batches)),
+        "n": sum(map(len, comparison[name, True].batches)),
         "ranges": RANGES,
         "rows": size.rows,
         "more_ms": round(ours.median - alone.median, 1),

@@ -1,4 +1,7 @@
-"""A shard that dies with many computations: how long the other one takes for each of them, and what its own workers wait meanwhile."""
+"""Time for each computation of a dead shard until the survivor serves it.
+
+Beside it the waits of the survivor's own workers meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +47,15 @@ PATIENCE: Final = 2_000.0
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """What one has shown."""
+    """Figures of one death of a shard."""
 
-    taken: int
+    computations: int
     seconds: float
-    """From when the others knew of it until all that it had was served by the survivor."""
+    """Seconds from the view without the shard until the survivor served all its computations."""
     longest: float
     """The longest wait of a report to the survivor meanwhile, milliseconds."""
     quiet: float
-    """The longest one before it."""
+    """Longest wait of a report before the death, in milliseconds."""
 
 
 def run(folder: Path, *, quick: bool) -> list[Result]:
@@ -60,11 +63,11 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
     size = QUICK if quick else FULL
     measured = [_measure(folder / str(number), size.computations) for number in range(size.rounds)]
     deaths, synced = [death for death, _ in measured], Spread(tuple(wait for _, wait in measured))
-    facts = {"ranges": deaths[0].taken, "n": deaths[0].taken}
-    each = Spread(tuple(1e3 * death.seconds / death.taken for death in deaths))
-    longest, quiet = Spread(tuple(each.longest for each in deaths)), Spread(tuple(each.quiet for each in deaths))
+    facts = {"ranges": deaths[0].computations, "n": deaths[0].computations}
+    per_computation = Spread(tuple(1e3 * death.seconds / death.computations for death in deaths))
+    longest, quiet = Spread(tuple(death.longest for death in deaths)), Spread(tuple(death.quiet for death in deaths))
     return [
-        Result("takeover", "each", each, "ms", BASELINE, synced, facts),
+        Result("takeover", "each", per_computation, "ms", BASELINE, synced, facts),
         Result("takeover", "longest_wait_of_a_report", longest, "ms", "nobody dies", quiet, facts),
     ]
 
@@ -80,16 +83,16 @@ def _measure(folder: Path, computations: int) -> tuple[Death, float]:
         registrar = stack.enter_context(closing(Registrar(survivor.address)))
         registrar.register(computations, WINDOW)
         eventually(lambda: len(served(lw, survivor)) + len(served(lw, victim)) > computations, seconds=PATIENCE)
-        taken = len(served(lw, victim))
+        computations_taken = len(served(lw, victim))
         calm = time.monotonic()
         time.sleep(QUIET)
         began = time.monotonic()
         victim.kill()
-        eventually(lambda: victim.address not in {each.address for each in lw.shards()})
+        eventually(lambda: victim.address not in {shard.address for shard in lw.shards()})
         noticed = time.monotonic()
         eventually(lambda: len(served(lw, survivor)) > computations, seconds=PATIENCE)
         done = time.monotonic()
-        death = Death(taken, done - noticed, reporter.longest(began, done), reporter.longest(calm, began))
+        death = Death(computations_taken, done - noticed, reporter.longest(began, done), reporter.longest(calm, began))
         return death, _synced(sharded)
 
 

@@ -1,4 +1,7 @@
-"""A computation that is cut into slices, over real shards and a real Redis: what the second level adds to the lag, takes of its shard, and lasts when it is lost."""
+"""A computation that is cut into slices, over real shards and a real Redis.
+
+It measures the lag that the second level adds, its load on the shards, and the time of a fail-over.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,7 @@ def run(folder: Path, *, quick: bool) -> list[Result]:
 
 
 class Lag:
-    """From a report to a subscriber that holds what follows from it, with the client library.
+    """Time from a report to a subscriber that has its effect, with the client library.
 
     See hops.Hop.
     """
@@ -94,9 +97,9 @@ class Lag:
     def __init__(self, deployment: Sharded, name: str) -> None:
         self._lw = deployment.connect(timeout=PATIENCE)
         worker = self._lw.worker(name)
-        self._held: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._lows: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._value = time.time_ns() // 1000 - BACK
-        leases = [worker.claim(each.start, each.end) for each in self._lw.slices(name)]
+        leases = [worker.claim(part.start, part.end) for part in self._lw.slices(name)]
         for lease in leases[1:]:
             lease.advance(None, oldest=None, frontier=self._value + BACK)
             lease.flush(PATIENCE)
@@ -107,7 +110,7 @@ class Lag:
 
     def _follow(self) -> None:
         for view in self._lw.watch(self._name):
-            self._held.put(view.low.micros)
+            self._lows.put(view.low.micros)
 
     def _say(self) -> None:
         self._value += 1
@@ -117,7 +120,7 @@ class Lag:
         """See Hop. The subscriber must hold exactly what was reported."""
         begin = time.perf_counter()
         self._say()
-        while self._held.get(timeout=PATIENCE) != self._value:
+        while self._lows.get(timeout=PATIENCE) != self._value:
             pass
         return time.perf_counter() - begin
 
@@ -144,13 +147,13 @@ def _lags(folder: Path, size: Size) -> list[Result]:
         Result(
             "tree",
             f"lag_{name}_p{percent}",
-            Spread.percentile(found, percent),
+            Spread.percentile(value, percent),
             "ms",
             f"{WHOLE}, p{percent}",
             Spread.percentile(whole, percent),
             facts,
         )
-        for name, found in zip(list(names)[1:], cut, strict=True)
+        for name, value in zip(list(names)[1:], cut, strict=True)
         for percent in (50, 99)
     ]
 
@@ -175,28 +178,31 @@ class Told:
 
 
 class Workers:
-    """One worker for each slice of a computation, or for each such part of one that is not cut; each sends when its last message is acknowledged."""
+    """One worker for each slice of a computation, or for each such part of an uncut one.
+
+    Each sends when its last message is acknowledged.
+    """
 
     def __init__(self, lw: lowwater.Client, name: str, keys: Sequence[bytes]) -> None:
         self.name = name
-        owner = {each: shard.address for shard in lw.shards() for each in shard.computations}
+        owner = {computation: shard.address for shard in lw.shards() for computation in shard.computations}
         cut = lw.slices(name)
-        names = [each.name for each in cut] if len(cut) > 1 else [name] * (len(keys) + 1)
+        names = [part.name for part in cut] if len(cut) > 1 else [name] * (len(keys) + 1)
         bounds = [b"", *keys, b""]
         self.claims: list[tuple[str, str, int]] = []
         """Where, of what, by which sequencer."""
         channels = {address: channel(address) for address in set(owner.values())}
-        for number, each in enumerate(names):
+        for number, slice_name in enumerate(names):
             start, end = bounds[number], bounds[number + 1]
             inner = [start.ljust(2, b"\0") + bytes([i]) for i in range(1, RANGES)]
             request = pb.ClaimRequest(
-                computation=each,
+                computation=slice_name,
                 bounds=[start, *inner, end],
                 worker=f"worker-{number}",
                 request_id=os.urandom(16),
             )
-            stub = workers_pb2_grpc.WorkerServiceStub(channels[owner[each]])
-            self.claims.append((owner[each], each, stub.Claim(request, timeout=PATIENCE).sequencer))
+            stub = workers_pb2_grpc.WorkerServiceStub(channels[owner[slice_name]])
+            self.claims.append((owner[slice_name], slice_name, stub.Claim(request, timeout=PATIENCE).sequencer))
         for used in channels.values():
             used.close()
 
@@ -226,10 +232,10 @@ class Workers:
                 for call, (_, name, sequencer) in zip(calls, self.claims, strict=True)
             ]
             done = await asyncio.gather(*sending)
-        found: dict[str, int] = dict.fromkeys(channels, 0)
+        reports: dict[str, int] = dict.fromkeys(channels, 0)
         for (address, _, _), messages in zip(self.claims, done, strict=True):
-            found[address] += messages
-        return found
+            reports[address] += messages
+        return reports
 
 
 async def _send(
@@ -252,11 +258,11 @@ async def _send(
 
 
 def _loads(folder: Path, size: Size) -> list[Result]:
-    found = []
+    results = []
     for slices in size.slices:
         cut, whole = _load(folder / str(slices), slices, size)
-        found += _told(slices, cut, whole)
-    return found
+        results += _results_of(slices, cut, whole)
+    return results
 
 
 def _load(folder: Path, slices: int, size: Size) -> tuple[list[Told], list[Told]]:
@@ -266,35 +272,35 @@ def _load(folder: Path, slices: int, size: Size) -> tuple[list[Told], list[Told]
         lw.register("whole")
         move(lw, deployment.shards[0], "cut", "whole")
         lw.reset("cut")  # so that slices look again where it is
-        names = {"cut", *(each.name for each in lw.slices("cut"))}
-        eventually(lambda: names <= {name for each in lw.shards() for name in each.computations})
+        names = {"cut", *(part.name for part in lw.slices("cut"))}
+        eventually(lambda: names <= {name for shard in lw.shards() for name in shard.computations})
         began = time.perf_counter()
-        eventually(lambda: _heard(lw, slices))
+        eventually(lambda: _all_claimed(lw, slices))
         print(f"{slices} slices are heard of {time.perf_counter() - began:.2f} s after a reset", file=sys.stderr)
         workers = [Workers(lw, name, keys) for name in ("cut", "whole")]
         asyncio.run(workers[0].report(size.seconds / 3))
         eventually(lambda: not lw.get("cut")["cut"].low.unknown)
-        told: list[list[Told]] = [[], []]
+        figures: list[list[Told]] = [[], []]
         for _ in range(size.loads):
-            for each, into in zip(workers, told, strict=True):
-                into.append(_round(deployment, each, size.seconds))
-    return told[0], told[1]
+            for worker, into in zip(workers, figures, strict=True):
+                into.append(_round(deployment, worker, size.seconds))
+    return figures[0], figures[1]
 
 
-def _heard(lw: lowwater.Client, slices: int) -> bool:
-    """Whether all slices have claimed at the whole: nothing of them is acknowledged before."""
-    return sum(each.state is lowwater.RangeState.OWNED for each in lw.ranges("cut", limit=slices)) == slices
+def _all_claimed(lw: lowwater.Client, slices: int) -> bool:
+    """Return whether all slices have claimed at the root, which acknowledges nothing before."""
+    return sum(key_range.state is lowwater.RangeState.OWNED for key_range in lw.ranges("cut", limit=slices)) == slices
 
 
 def _round(deployment: Sharded, workers: Workers, seconds: float) -> Told:
     root, *others = deployment.shards
 
     def read() -> tuple[float, int, float, list[float]]:
-        told = deployment.redis.execute(
+        entries = deployment.redis.execute(
             "XREVRANGE", f"{{lowwater:default}}:records:{workers.name}", "+", "-", "COUNT", 1
         )
-        position = int(told[0][0].partition(b"-")[0]) if told else 0
-        return reports_of(root), position, processor(root), [processor(each) for each in others]
+        position = int(entries[0][0].partition(b"-")[0]) if entries else 0
+        return reports_of(root), position, processor(root), [processor(shard) for shard in others]
 
     before, begin = read(), time.perf_counter()
     done = asyncio.run(workers.report(seconds))
@@ -321,50 +327,50 @@ def reports_of(shard: Shard) -> float:
 
 
 def exported(shard: Shard) -> list[str]:
-    """What a shard exports, line by line."""
+    """Return the metrics of a shard, line by line."""
     with urllib.request.urlopen(shard.metrics, timeout=PATIENCE) as answer:
         return str(answer.read(), "utf-8").splitlines()
 
 
-def _told(slices: int, cut: Sequence[Told], whole: Sequence[Told]) -> list[Result]:
+def _results_of(slices: int, cut: Sequence[Told], whole: Sequence[Told]) -> list[Result]:
     def spread(rounds: Sequence[Told], value: Callable[[Told], float]) -> Spread:
-        return Spread(tuple(max(value(each), 1e-3) for each in rounds))
+        return Spread(tuple(max(value(figures), 1e-3) for figures in rounds))
 
     facts = {"ranges": slices * RANGES, "slices": slices, "shards": 3, "n": len(cut)}
     updates = Result(
         "tree",
         f"updates_per_second_{slices}",
-        spread(cut, lambda each: each.updates),
+        spread(cut, lambda figures: figures.updates),
         "updates/s",
         WHOLE,
-        spread(whole, lambda each: each.updates),
+        spread(whole, lambda figures: figures.updates),
         facts,
     )
     messages = Result(
         "tree",
         f"root_messages_per_second_{slices}",
-        spread(cut, lambda each: each.messages),
+        spread(cut, lambda figures: figures.messages),
         "messages/s",
         "messages/s of all workers",
-        spread(cut, lambda each: each.updates / RANGES),
+        spread(cut, lambda figures: figures.updates / RANGES),
         facts,
     )
     appends = Result(
         "tree",
         f"root_appends_per_second_{slices}",
-        spread(cut, lambda each: each.appends),
+        spread(cut, lambda figures: figures.appends),
         "appends/s",
         WHOLE,
-        spread(whole, lambda each: each.appends),
+        spread(whole, lambda figures: figures.appends),
         facts,
     )
     share = Result(
         "tree",
         f"root_share_{slices}",
-        spread(cut, lambda each: 100 * each.root),
+        spread(cut, lambda figures: 100 * figures.root),
         "% of a core",
         "each of the two shards beside it, with as many slices",
-        spread(cut, lambda each: 100 * each.others),
+        spread(cut, lambda figures: 100 * figures.others),
         facts,
     )
     return [updates, messages, appends, share]
@@ -396,7 +402,7 @@ def now() -> int:
 
 
 class Seen(Board):
-    """What subscribers held, and whether it went back or lay in the future."""
+    """Watermarks that subscribers held, checked for values that go back or lie in the future."""
 
     def most(self, name: str) -> int:
         """No worker says more than the time."""
@@ -405,19 +411,22 @@ class Seen(Board):
 
     def newer(self, by: str, name: str, than: int) -> Sight | None:
         """The first sight of a value that was reported after some time."""
-        return next((each for each in self.sights if (each.by, each.name) == (by, name) and each.low > than), None)
+        return next((sight for sight in self.sights if (sight.by, sight.name) == (by, name) and sight.low > than), None)
 
     def wait_for_newer(self, names: Sequence[str], than: int) -> None:
         """Wait until each subscriber of each holds such a value."""
-        found = self.wait_for(
+        value = self.wait_for(
             lambda _: all(self.newer(by, name, than) for name in names for by in (RAW, LIBRARY)), PATIENCE
         )
-        assert found, f"nothing of {', '.join(names)} that is newer than {than}, but {self.sights[-5:]}"
+        assert value, f"nothing of {', '.join(names)} that is newer than {than}, but {self.sights[-5:]}"
 
 
 @contextmanager
 def _killing(folder: Path) -> Iterator[tuple[Sharded, lowwater.Client, Seen]]:
-    """Three shards: the root of ``cut`` on the first and its slices on the others, ``whole`` on the second."""
+    """Three shards: the root of ``cut`` on the first, its slices on the others.
+
+    ``whole`` is on the second.
+    """
     with Sharded(folder, 3, flags=UNLIMITED) as deployment, ExitStack() as stack:
         lw = stack.enter_context(deployment.connect(timeout=PATIENCE))
         keys = even_slices(CUT)
@@ -426,18 +435,20 @@ def _killing(folder: Path) -> Iterator[tuple[Sharded, lowwater.Client, Seen]]:
         _place(deployment, lw)
         board = Seen({"cut": (), "whole": ()}, {})
         running: list[Stopping] = [
-            Clock(deployment.connect(), name, each.start, each.end)
+            Clock(deployment.connect(), name, part.start, part.end)
             for name in ("cut", "whole")
-            for each in lw.slices("cut")
+            for part in lw.slices("cut")
         ]
-        running += [RawWatcher(board, name, [each.address for each in deployment.shards]) for name in ("cut", "whole")]
+        running += [
+            RawWatcher(board, name, [shard.address for shard in deployment.shards]) for name in ("cut", "whole")
+        ]
         running.append(LibraryWatcher(board, ["cut", "whole"], deployment.connect()))
-        for each in running:
-            each.start()
-            stack.callback(each.stop)
+        for watcher in running:
+            watcher.start()
+            stack.callback(watcher.stop)
         board.wait_for_newer(["cut", "whole"], now())
         yield deployment, lw, board
-        assert not (failed := [each.failure for each in running if each.failure is not None]), failed
+        assert not (failed := [watcher.failure for watcher in running if watcher.failure is not None]), failed
         assert not board.wrong, board.wrong[:10]
 
 
@@ -472,21 +483,21 @@ def _kills(folder: Path, size: Size) -> list[Result]:
             eventually(lambda: _at_home(lw, deployment))
             board.wait_for_newer(["cut", "whole"], now())
     facts = {"ranges": CUT, "slices": CUT, "shards": 3, "n": size.kills}
-    found = []
+    results = []
     for kind in ("slice", "root"):
         for by in (RAW, LIBRARY):
             for metric, percent in (("p50", 50), ("p99", 99), ("max", 100)):
-                ours, theirs = (Spread((float(np.percentile(took[each][by], percent)),)) for each in (kind, "whole"))
+                ours, theirs = (Spread((float(np.percentile(took[name][by], percent)),)) for name in (kind, "whole"))
                 more: dict[str, object] = {"dead_after": DEAD_AFTER}
                 if percent == 50:
-                    more["kills"] = [round(each, 3) for each in sorted(took[kind][by])]
+                    more["kills"] = [round(seconds, 3) for seconds in sorted(took[kind][by])]
                 baseline = f"{WHOLE}, {metric}"
-                found.append(
+                results.append(
                     Result("tree", f"{kind}_lost_{by}_{metric}", ours, "s", baseline, theirs, {**facts, **more})
                 )
-    return found
+    return results
 
 
 def _at_home(lw: lowwater.Client, deployment: Sharded) -> bool:
-    first, second, third = (served(lw, each) for each in deployment.shards)
+    first, second, third = (served(lw, shard) for shard in deployment.shards)
     return "cut" in first and {"whole", "cut~0", "cut~2"} <= set(second) and {"cut~1", "cut~3"} <= set(third)

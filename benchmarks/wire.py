@@ -19,7 +19,7 @@ Int64s = npt.NDArray[np.int64]
 def report(
     number: int, computation: str, sequencer: int, watermarks: Int64s, handles: npt.NDArray[np.uint32] | None = None
 ) -> bytes:
-    """Return a serialized ReportRequest with one group; without handles it speaks for the whole claim."""
+    """Return a serialized ReportRequest with one group; without handles it is the whole claim."""
     group = pb.GroupReport(computation=computation, sequencer=sequencer).SerializeToString()
     if handles is not None:
         group += _field(pb.GroupReport.HANDLES_FIELD_NUMBER, handles.astype("<u4").tobytes())

@@ -1,4 +1,4 @@
-"""What is reported: key ranges, and event times that only grow."""
+"""The reports: key ranges, and event times that only grow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 Int64s = npt.NDArray[np.int64]
 
 PASS_MICROS: Final = 60_000_000
-"""How far the event times of one pass over all ranges lie before those of the next."""
+"""Event time from one pass over all ranges to the next, in microseconds."""
 
 SHAPES: Final = 8
 """Different sets of values that the messages take turns with."""
@@ -28,12 +28,12 @@ def keys(ranges: int) -> list[bytes]:
 
 
 def bounds(starts: Sequence[bytes], first: int, count: int) -> list[bytes]:
-    """Return the bounds of a claim of ``count`` ranges; together, claims cover the whole key space."""
-    found = list(starts[first : first + count])
+    """Return the bounds of a claim of ``count`` ranges; all claims cover the key space."""
+    limits = list(starts[first : first + count])
     if first == 0:
-        found[0] = b""
-    found.append(starts[first + count] if first + count < len(starts) else b"")
-    return found
+        limits[0] = b""
+    limits.append(starts[first + count] if first + count < len(starts) else b"")
+    return limits
 
 
 class Update(NamedTuple):
@@ -81,9 +81,10 @@ class Move(NamedTuple):
 
 
 class Treadmill:
-    """Ranges whose values are all different; in each turn the last one moves in front of the others.
+    """Ranges with different values; in each turn the last one moves in front of the others.
 
-    So every report of a single range, anywhere in the map, moves the low watermark by a microsecond.
+    So every report of a single range, anywhere in the map, moves the low watermark by a
+    microsecond.
     """
 
     def __init__(self, ranges: int) -> None:

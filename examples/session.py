@@ -1,4 +1,4 @@
-"""What a demo on Spark runs in: a folder of its own, and a small local session."""
+"""A folder and a small local session for a demo on Spark."""
 
 from __future__ import annotations
 

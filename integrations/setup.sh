@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Makes the environment in which an integration is tested: integrations/setup.sh airflow|dagster|openlineage. It is build/NAME of the checkout, and has what
-# integrations/NAME/requirements.txt locks. It is none of the project's own: such programs pin too much. A second run finds its stamp and returns at once.
+# Makes the environment in which an integration is tested:
+# integrations/setup.sh airflow|dagster|openlineage. The environment is build/NAME of the checkout,
+# with the packages that integrations/NAME/requirements.txt locks. It is apart from the project's own,
+# because such programs pin too much. A second run finds its stamp and returns at once.
 #
 # To lock anew: printf '%s\n' apache-airflow grpcio 'protobuf<8' | uv pip compile --python-version 3.11 --no-annotate --no-header -o integrations/airflow/requirements.txt -
 set -euo pipefail

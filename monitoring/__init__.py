@@ -1,4 +1,4 @@
-"""Dashboards and alerts as code: `python -m monitoring` writes monitoring/generated, with --check it only compares."""
+"""Dashboards and alerts as code: `python -m monitoring` writes monitoring/generated."""
 
 import warnings
 

@@ -13,14 +13,14 @@ from monitoring.settings import Settings
 ADVICE = "run: make gen"
 
 
-def different(wanted: dict[Path, str]) -> list[Path]:
+def different(expected: dict[Path, str]) -> list[Path]:
     """Return the files that are not as they should be."""
-    return [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
+    return [path for path, text in expected.items() if not path.is_file() or path.read_text() != text]
 
 
-def stale(wanted: dict[Path, str], folder: Path) -> list[Path]:
+def stale(expected: dict[Path, str], folder: Path) -> list[Path]:
     """Return what lies in the folder and is generated no more."""
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path not in wanted)
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path not in expected)
 
 
 def main() -> int:
@@ -51,18 +51,18 @@ def main() -> int:
         parse.error("settings of your own need --out: what is committed is made with the defaults")
     folder = args.out or GENERATED
     generated = generate(settings)
-    wanted = {folder / name: text for name, text in generated.items()}
+    expected = {folder / name: text for name, text in generated.items()}
     extra = []
     if args.out is None:
-        wanted |= {CHART / name: text for name, text in generated.items()}
-        wanted[PAGE] = page(PAGE.read_text(), settings)
-        extra = [*stale(wanted, folder), *stale(wanted, CHART)]
+        expected |= {CHART / name: text for name, text in generated.items()}
+        expected[PAGE] = page(PAGE.read_text(), settings)
+        extra = [*stale(expected, folder), *stale(expected, CHART)]
     if args.check:
-        wrong = [*different(wanted), *extra]
+        wrong = [*different(expected), *extra]
         for path in wrong:
             print(f"{path} is not what `python -m monitoring` writes; {ADVICE}", file=sys.stderr)
         return 1 if wrong else 0
-    for path, text in wanted.items():
+    for path, text in expected.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     for path in extra:

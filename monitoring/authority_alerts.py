@@ -30,9 +30,10 @@ def expires(seconds: int, severity: Severity) -> Alert:
 
 
 def logged(events: str) -> str:
-    """Return an expression that holds for a quarter of an hour after a process has logged some events.
+    """Return an expression that holds for a quarter of an hour after a process logged some events.
 
-    A process that logs one as it starts has its first sample behind it, which is no increase: there the age of the process counts.
+    A process that logs one as it starts has its first sample behind it, which is no increase: there
+    the age of the process counts.
     """
     series = f'lowwater_log_events_total{{event=~"{events}", level="error"}}'
     young = "max by (job, instance) (time() - process_start_time_seconds) < 900"
@@ -42,7 +43,7 @@ def logged(events: str) -> str:
 
 
 def alerts(settings: Settings) -> Group:
-    """What somebody who runs the authority wants to be told."""
+    """Return the alerts for operators of the authority."""
     return Group(
         "lowwater-authority",
         "authority.md",

@@ -1,4 +1,8 @@
-"""The dashboard and the alerts of deduplicators: what `lowwater-pipeline dedup` exports about its partitions, and drivers about stages that deduplicate."""
+"""The dashboard and the alerts of deduplicators.
+
+They use metrics of `lowwater-pipeline dedup` about its partitions, and of drivers about stages that
+deduplicate.
+"""
 
 from __future__ import annotations
 
@@ -153,8 +157,8 @@ def _remembered() -> Row:
 
 
 def _stages() -> Row:
-    copies, told = ', route="duplicate"', ', route!="undecidable"'
-    copied = f"{stage_rate('rows_total', copies)} / {stage_rate('rows_total', told)}"
+    copies, decidable = ', route="duplicate"', ', route!="undecidable"'
+    copied = f"{stage_rate('rows_total', copies)} / {stage_rate('rows_total', decidable)}"
     filtered = ', outcome="filtered"'
     spared = f"{stage_rate('lookups_total', filtered)} / {stage_rate('lookups_total')}"
     return Row(
@@ -201,7 +205,7 @@ def _stages() -> Row:
 
 
 def alerts() -> Group:
-    """What somebody who runs a deduplicator wants to be told."""
+    """Return the alerts for operators of a deduplicator."""
     return Group(
         "lowwater-dedup",
         "dedup.md",

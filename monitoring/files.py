@@ -1,4 +1,4 @@
-"""What `python -m monitoring` writes, as text by path."""
+"""Files that `python -m monitoring` writes, as text by path."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def groups(settings: Settings) -> dict[str, tuple[Group, ...]]:
 
 
 def generate(settings: Settings) -> dict[str, str]:
-    """Write every dashboard and every file of rules; text by path below the folder of generated files."""
+    """Return every dashboard and rules file as text, by path below the generated folder."""
     shown = boards(settings)
-    found = {f"dashboards/{board.uid}.json": grafana.render(board, shown, settings) for board in shown}
+    files = {f"dashboards/{board.uid}.json": grafana.render(board, shown, settings) for board in shown}
     for name, several in groups(settings).items():
-        found[f"rules/lowwater-{name}.yaml"] = rules.render(several, settings.runbooks)
-    return found
+        files[f"rules/lowwater-{name}.yaml"] = rules.render(several, settings.runbooks)
+    return files
 
 
 def page(text: str, settings: Settings) -> str:

@@ -118,7 +118,7 @@ def _panel(panel: Panel) -> AnyPanel:
 
 
 def _lines(panel: Panel) -> timeseries.Panel:
-    """Lines with their last and greatest values beside them; areas on top of each other when stacked."""
+    """Return a panel of lines with their last and greatest values, or of stacked areas."""
     stacked = panel.kind is Kind.STACK
     built = (
         timeseries.Panel()
@@ -186,7 +186,7 @@ def _thresholds(colours: tuple[tuple[float, str], ...]) -> dashboard.ThresholdsC
 
 
 def _variables(board: Board, settings: Settings) -> list[Builder[models.VariableModel]]:
-    """Build the data source, the job, what this dashboard lets one choose, and where the status page is."""
+    """Build the variables of a dashboard: data source, job, own choices, and status page."""
     job = (
         dashboard.QueryVariable("job")
         .label("Job")

@@ -1,4 +1,4 @@
-"""The dashboard of who runs the authority: calls, commits, the journal, subscribers, the process."""
+"""The dashboard of the authority's operator: calls, commits, journal, subscribers, process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard that is opened first: which computation is late, is it the data or the system, and who holds it."""
+"""The first dashboard to open: late computations, whether data or system is late, and holders."""
 
 from __future__ import annotations
 

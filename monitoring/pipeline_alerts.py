@@ -39,10 +39,10 @@ NAMED: Final = (
 
 
 def named(expr: str) -> str:
-    """Put worker, host and key range of the holder on what an expression gives, where a holder is known.
+    """Put worker, host and key range of the holder on the series of an expression, if known.
 
-    The value stays. Only a low watermark that stands has a holder, so that the labels of a slow one change when it moves on:
-    what must not start anew then is asked before.
+    The value stays. Only a low watermark that stands has a holder, so that the labels of a slow one
+    change when it moves on: what must not start anew then is asked before.
     """
     return (
         f"(\n{expr}\n) * on ({COMPUTATION}) group_left (worker, host, range) {HOLDER}\n"
@@ -59,7 +59,7 @@ is long."""
 
 
 def answered(alert: Alert) -> Alert:
-    """Put owner and team of its promise on an alert about one computation, where somebody promised something, and the owner's runbook beside it."""
+    """Put owner, team and runbook of a promise on an alert about a computation that has one."""
     expr = f"(\n{alert.expr}\n) * on ({COMPUTATION}) group_left (owner, team) {WHO}"
     if BROKEN in alert.expr:
         # It looks back, so it goes on while the computation is not scraped for a moment.
@@ -72,10 +72,11 @@ def is_about_one(alert: Alert) -> bool:
     return "$labels.computation" in alert.summary + alert.description
 
 
-def known(long: str) -> str:
-    """Leave out computations of which too little was seen to tell a share: the average of two samples may well be all of them.
+def well_sampled(long: str) -> str:
+    """Leave out computations with too few samples for a share: two samples say too little.
 
-    Half of the long window has to be there; and while no six hours are, a computation that catches up is left in peace.
+    Half of the long window has to be there; and while no six hours are, a computation that catches
+    up is left in peace.
     """
     half = {"1h": "30m", "6h": "3h"}[long]
     return (
@@ -100,7 +101,7 @@ def burn(settings: Settings, long: str, short: str, factor: float, lasting: str,
     minutes = settings.late_seconds // 60
     return Alert(
         "LowwaterPromiseBroken",
-        f"{broken(long)} > {limit:g}\nand {broken(short)} > {limit:g}\n{known(long)}",
+        f"{broken(long)} > {limit:g}\nand {broken(short)} > {limit:g}\n{well_sampled(long)}",
         lasting,
         "critical" if severity == "critical" else "warning",
         "{{ $labels.computation }} is late",
@@ -112,9 +113,9 @@ def burn(settings: Settings, long: str, short: str, factor: float, lasting: str,
 
 
 def alerts(settings: Settings) -> Group:
-    """What somebody who promised data wants to be told."""
+    """Return the alerts for owners of a promise."""
     group = _alerts(settings)
-    return replace(group, rules=tuple(answered(each) if is_about_one(each) else each for each in group.alerts))
+    return replace(group, rules=tuple(answered(alert) if is_about_one(alert) else alert for alert in group.alerts))
 
 
 def _alerts(settings: Settings) -> Group:

@@ -1,4 +1,4 @@
-"""The dashboard of those who promised something: is what is mine late, how near to it is it, and who holds it."""
+"""The dashboard for owners of promises: late computations, how near the others are, and holders."""
 
 from __future__ import annotations
 

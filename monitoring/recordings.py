@@ -1,8 +1,9 @@
-"""Recording rules: what panels and alerts share, one series a computation whichever shard serves it.
+"""Recording rules for panels and alerts: one series for a computation, whichever shard serves it.
 
-Every shard exports the computations that it serves. While one moves, two may export it: for a scrape, or for as long as a process
-does not know that it was replaced. What counts is what the one with the greatest epoch says, and of nobody else anything: the greatest
-value would be right for a watermark, which only grows, but not for a lag, a holder or an operation.
+Every shard exports the computations that it serves. While one moves, two may export it: for a
+scrape, or for as long as a process does not know that it was replaced. What counts is what the one
+with the greatest epoch says, and of nobody else anything: the greatest value would be right for a
+watermark, which only grows, but not for a lag, a holder or an operation.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def broken(window: str) -> str:
 
 
 def by_computation(metric: str) -> str:
-    """Take a metric of a computation from the shard that serves it; ``max`` only drops what names the process."""
+    """Take a metric from the serving shard; ``max`` only drops the labels of the process."""
     return f"max by ({COMPUTATION}) ({newest(metric)})"
 
 
@@ -145,14 +146,14 @@ def watermarks(settings: Settings) -> Group:
 def processes() -> Group:
     """Return the recorded health of the authority processes."""
     replaced = "sum by (job, instance) (rate(lowwater_conflated_watermarks_total[5m]))"
-    given = "sum by (job, instance) (rate(lowwater_pushed_watermarks_total[5m]))"
+    pushed = "sum by (job, instance) (rate(lowwater_pushed_watermarks_total[5m]))"
     return Group(
         "lowwater-processes",
         "",
         (
             Record(APPEND, quantile(0.99, "lowwater_journal_append_seconds")),
             Record(PUSH, quantile(0.99, "lowwater_push_seconds")),
-            Record(CONFLATION, f"{replaced}\n/ ({replaced} + {given})"),
+            Record(CONFLATION, f"{replaced}\n/ ({replaced} + {pushed})"),
             Record(LOOP, quantile(0.99, "lowwater_event_loop_lag_seconds")),
         ),
     )

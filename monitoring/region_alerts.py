@@ -1,4 +1,4 @@
-"""Alerts about regions: what `lowwater global` exports about references, and about who speaks for them."""
+"""Alerts about regions, from metrics of `lowwater global` about references and their agents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from monitoring.rules import Alert, Group
 
 
 def alerts() -> Group:
-    """What an operator of several regions wants to be told."""
+    """Return the alerts for operators of several regions."""
     return Group(
         "lowwater-regions",
         "regions.md",

@@ -1,4 +1,4 @@
-"""Recording and alerting rules as values, and how they are written as YAML that Prometheus loads."""
+"""Recording and alerting rules as values, and their form in YAML for Prometheus."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import yaml
 
 COMPUTATION: Final = "job, computation"
-"""What names a computation: one job scrapes one deployment. Which shard serves it, `instance`,
+"""Labels that name a computation: one job scrapes one deployment. The serving shard, `instance`,
 changes and is left out."""
 
 NO_SLICE: Final = 'computation!~".+~[0-9]+"'
@@ -28,7 +28,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """What somebody is told, and when.
+    """One alert: its condition and its texts.
 
     ``critical``: somebody gets up. ``warning``: somebody looks today. ``info``: it stands beside
     another alert and explains it.
@@ -100,7 +100,7 @@ def _rule(rule: Record | Alert, runbook: str) -> dict[str, Any]:
 
 
 def render(groups: tuple[Group, ...], runbooks: str) -> str:
-    """Write groups as one file of rules; the address of the runbooks becomes part of every alert."""
+    """Return groups as a file of rules, with the address of the runbooks in every alert."""
     content = {
         "groups": [
             {"name": group.name, "rules": [_rule(rule, f"{runbooks}/{group.runbook}") for rule in group.rules]}

@@ -1,4 +1,4 @@
-"""What a deployment may choose before dashboards and rules are generated."""
+"""Settings of a deployment for its dashboards and rules."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Settings:
     """How long before it expires a certificate is to be renewed at the latest; less than
     certificates are valid for."""
     runbooks: str = "monitoring/runbooks"
-    """What `runbook_url` begins with: a folder of the repository, or where it is published."""
+    """Beginning of each `runbook_url`: a folder of the repository, or its published address."""
     page: str = "http://localhost:7422"
     """Where the status page is, as the browsers of those who read the dashboards reach it."""
 
     @property
     def step_seconds(self) -> int:
-        """How far a stage in health may stay behind its inputs: one period, and a while to finish it."""
+        """Seconds that a healthy stage may lag its inputs: one period, and time to finish it."""
         return self.period_seconds + 300
 
     @property

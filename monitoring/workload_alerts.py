@@ -6,7 +6,7 @@ from monitoring.rules import Alert, Group
 
 
 def alerts() -> Group:
-    """What somebody who runs the pipeline wants to be told."""
+    """Return the alerts for operators of a pipeline."""
     return Group(
         "lowwater-workloads",
         "workloads.md",

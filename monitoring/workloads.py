@@ -1,4 +1,4 @@
-"""The dashboard of who runs the pipeline: Spark jobs and client processes, as they export it themselves."""
+"""The dashboard of the pipeline's operator: metrics of Spark jobs and client processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ JOBS: Final = 'job=~"$job", instance=~"$instance"'
 QUERIES: Final = f'{JOBS}, query=~"$query"'
 QUERY: Final = "{{query}} {{computation}}"
 EXPORTED: Final = '{__name__=~"lowwater_client_claims|lowwater_spark_committed_batch|lowwater_spark_attach_authority"}'
-"""What tells that a process exports the figures of a client, of tracked queries or of an
+"""Metrics by which a process shows that it exports figures of a client, of tracked queries or of an
 attachment."""
 
 
@@ -189,7 +189,7 @@ def _attachment() -> Row:
                 " value (1), or is left alone for a while (2).",
                 (
                     Query(
-                        f"{_seen('away')} + ignoring (state) 2 * {_seen('left_alone')}",
+                        f"{_in_state('away')} + ignoring (state) 2 * {_in_state('left_alone')}",
                         "{{job}} {{instance}}",
                     ),
                 ),
@@ -222,7 +222,7 @@ def _attachment() -> Row:
     )
 
 
-def _seen(state: str) -> str:
+def _in_state(state: str) -> str:
     return spark("attach_authority", f'{JOBS}, state="{state}"')
 
 

@@ -27,7 +27,7 @@ def main() -> int:
         if symbol["isExported"] and not symbol["isTypeKnown"] and not symbol["name"].startswith("lowwater.v1.")
     ]
     for symbol in unknown:
-        print(symbol["name"], *(each["message"] for each in symbol["diagnostics"]), sep="\n  ")
+        print(symbol["name"], *(problem["message"] for problem in symbol["diagnostics"]), sep="\n  ")
     return int(bool(unknown or answer["generalDiagnostics"]))
 
 

@@ -42,11 +42,14 @@ def values(text: str) -> Iterator[Value]:
 def _below(prefix: str, node: Any, lines: list[str]) -> Iterator[Value]:
     for key, value in node.value:
         path = f"{prefix}{key.value}"
-        above = lines[key.start_mark.line - 1].strip()
-        if above.startswith(MARK):
+        above = key.start_mark.line - 1
+        while lines[above].strip().startswith("# ") and not lines[above].strip().startswith(MARK):
+            above -= 1
+        if lines[above].strip().startswith(MARK):
             # A mapping with a comment of its own is one value, however much is in it.
             default = yaml.SafeLoader("").construct_document(value)
-            yield Value(path, default, above.removeprefix(MARK))
+            comment = " ".join(line.strip().removeprefix("# ") for line in lines[above : key.start_mark.line])
+            yield Value(path, default, comment.removeprefix("-- "))
         elif isinstance(value, yaml.MappingNode) and value.value:
             yield from _below(f"{path}.", value, lines)
         else:
@@ -57,9 +60,9 @@ def _below(prefix: str, node: Any, lines: list[str]) -> Iterator[Value]:
 def table(text: str) -> str:
     """Return the values as a table in Markdown."""
     rows = ["| value | default | what it is |", "|---|---|---|"]
-    for each in values(text):
-        default = json.dumps(each.default).replace("|", "\\|")
-        rows.append(f"| `{each.path}` | `{default}` | {each.says.replace('|', '&#124;')} |")
+    for value in values(text):
+        default = json.dumps(value.default).replace("|", "\\|")
+        rows.append(f"| `{value.path}` | `{default}` | {value.says.replace('|', '&#124;')} |")
     return "\n".join(rows)
 
 

@@ -57,28 +57,28 @@ def whole() -> argparse.ArgumentParser:
     return top
 
 
-def commands_of(made: argparse.ArgumentParser) -> dict[str, Any]:
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, Any]:
     """Return the parsers of the commands of a parser, by name."""
-    found: Any = next((action for action in _actions(made) if isinstance(action.choices, dict)), None)
-    return {} if found is None else found.choices
+    subcommands: Any = next((action for action in _actions(parser) if isinstance(action.choices, dict)), None)
+    return {} if subcommands is None else subcommands.choices
 
 
-def _actions(made: argparse.ArgumentParser) -> list[argparse.Action]:
-    return made._actions
+def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return parser._actions
 
 
-def every(made: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+def every(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """Yield a parser and those of all of its commands."""
-    yield made
-    for each in commands_of(made).values():
-        yield from every(each)
+    yield parser
+    for subparser in commands_of(parser).values():
+        yield from every(subparser)
 
 
 def script(shell: str) -> str:
     """Return the completion script of a shell."""
     top = whole()
-    for each in every(top):
-        for action in _actions(each):
+    for command in every(top):
+        for action in _actions(command):
             if action.metavar in {"NAME", "INPUT"} and not action.option_strings:
                 action.complete = _NAMES  # type: ignore[attr-defined]
             elif action.metavar in {"PEM", "FILE"}:
@@ -93,8 +93,8 @@ def page() -> str:
     """Return the --help of all commands, of the page and of the pipeline's jobs."""
     os.environ["COLUMNS"] = "100"
     parts = []
-    for each in (*every(whole()), page_parser(), *every(pipeline_parser())):
-        parts.append(f"## {each.prog}\n\n```text\n{each.format_help().rstrip()}\n```\n")
+    for command in (*every(whole()), page_parser(), *every(pipeline_parser())):
+        parts.append(f"## {command.prog}\n\n```text\n{command.format_help().rstrip()}\n```\n")
     return PAGE.read_text("utf-8").split(MARK)[0] + MARK + "\n" + "\n".join(parts)
 
 
@@ -105,14 +105,14 @@ def main() -> int:
             "the page of commands and the completion scripts are made with Python 3.11 alone: argparse lays out help otherwise in each release"
         )
         return 0
-    made = {PAGE: page(), **{SCRIPTS / f"completion.{shell}": script(shell) for shell in SHELLS}}
-    stale = [path for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text]
+    files = {PAGE: page(), **{SCRIPTS / f"completion.{shell}": script(shell) for shell in SHELLS}}
+    stale = [path for path, text in files.items() if not path.exists() or path.read_text("utf-8") != text]
     if "--check" in sys.argv[1:]:
         for path in stale:
             print(f"{path.relative_to(ROOT)} is stale; run: make gen", file=sys.stderr)
         return int(bool(stale))
     for path in stale:
-        path.write_text(made[path], "utf-8")
+        path.write_text(files[path], "utf-8")
     return 0
 
 

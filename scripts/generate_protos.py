@@ -129,8 +129,8 @@ def check(scratch: Path) -> None:
         return
     for tree in TREES:
         generate(tree, scratch / tree.import_name)
-        if found := differences(tree, scratch / tree.import_name):
-            sys.exit(f"not what the generator writes: {', '.join(found)}; {ADVICE}")
+        if changed := differences(tree, scratch / tree.import_name):
+            sys.exit(f"not what the generator writes: {', '.join(changed)}; {ADVICE}")
 
 
 def write(scratch: Path) -> None:

@@ -98,9 +98,9 @@ TEXTS: Final = {
 def made_of(source: Path) -> str:
     """Return the module for threads that belongs to one for asyncio."""
     text = source.read_text("utf-8")
-    for here, there in TEXTS.get(source.stem, {}).items():
+    for here, replacement in TEXTS.get(source.stem, {}).items():
         pattern = r"\s+".join(map(re.escape, re.split(r"\s+", here)))
-        text, count = re.subn(pattern, there.replace("\\", r"\\"), text)
+        text, count = re.subn(pattern, replacement.replace("\\", r"\\"), text)
         if count != 1:
             msg = f"{source.relative_to(ROOT)} says {count} times, and not once, {here!r}: correct TEXTS in {__file__}"
             raise ValueError(msg)
@@ -119,16 +119,16 @@ def _ruff(*arguments: str, text: str, name: Path) -> str:
 
 def main() -> int:
     """Write, or compare; returns the exit code."""
-    made = {TARGET / source.name: made_of(source) for source in sorted(SOURCE.glob("*.py"))}
-    stale = [path for path, text in made.items() if not path.exists() or path.read_text("utf-8") != text]
-    stale += [path for path in sorted(TARGET.glob("*.py")) if path not in made]
+    modules = {TARGET / source.name: made_of(source) for source in sorted(SOURCE.glob("*.py"))}
+    stale = [path for path, text in modules.items() if not path.exists() or path.read_text("utf-8") != text]
+    stale += [path for path in sorted(TARGET.glob("*.py")) if path not in modules]
     if "--check" in sys.argv[1:]:
         for path in stale:
             print(f"{path.relative_to(ROOT)} is stale; run: make gen", file=sys.stderr)
         return int(bool(stale))
     for path in stale:
-        if path in made:
-            path.write_text(made[path], "utf-8")
+        if path in modules:
+            path.write_text(modules[path], "utf-8")
         else:
             path.unlink()
     return 0

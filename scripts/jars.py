@@ -79,14 +79,16 @@ def jars(name: str) -> list[Path]:
 def _folder(name: str) -> Path:
     """Return the folder of a set; another version has another folder."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    digest = hashlib.sha256("".join(f"{jar} {found}\n" for jar, found in _locked(name).items()).encode()).hexdigest()
+    digest = hashlib.sha256(
+        "".join(f"{jar} {checksum}\n" for jar, checksum in _locked(name).items()).encode()
+    ).hexdigest()
     return cache / "lowwater/jars" / f"{name}-{digest[:12]}"
 
 
 def _locked(name: str) -> dict[str, str]:
     """Return the locked checksums of a set, by file name."""
     lines = (line.split() for line in _SUMS.read_text(encoding="utf-8").splitlines())
-    return {Path(path).name: found for found, path in lines if path.startswith(f"{name}/")}
+    return {Path(path).name: checksum for checksum, path in lines if path.startswith(f"{name}/")}
 
 
 def _sums(folder: Path) -> dict[str, str]:
@@ -98,12 +100,12 @@ def _fetch(name: str, folder: Path) -> None:
     """Let Maven copy a set into a folder."""
     without = "".join(
         f"<exclusion><groupId>{group}</groupId><artifactId>{artifact}</artifactId></exclusion>"
-        for group, artifact in (each.split(":") for each in (_OF_SPARK if name in _BESIDE_SPARK else ()))
+        for group, artifact in (coordinates.split(":") for coordinates in (_OF_SPARK if name in _BESIDE_SPARK else ()))
     )
     needs = "".join(
         f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
         f"<exclusions>{without}</exclusions></dependency>"
-        for group, artifact, version in (each.split(":") for each in SETS[name])
+        for group, artifact, version in (coordinates.split(":") for coordinates in SETS[name])
     )
     pom = folder / "pom.xml"
     pom.write_text(
@@ -134,24 +136,24 @@ def _bring(name: str) -> None:
         if folder.is_dir():
             return
         print(f"jars: fetching {' '.join(SETS[name])} with what it needs", file=sys.stderr)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-            _fetch(name, Path(made))
-            if (found := _sums(Path(made))) != (meant := _locked(name)):
-                differ = sorted(dict(found.items() ^ meant.items()))
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            _fetch(name, Path(scratch))
+            if (actual := _sums(Path(scratch))) != (meant := _locked(name)):
+                differ = sorted(dict(actual.items() ^ meant.items()))
                 raise SystemExit(
                     f"not what jars.sha256 says: {', '.join(differ)}. After a change of version run --lock"
                 )
-            shutil.move(made, folder)
-            Path(made).mkdir()  # the context removes it
+            shutil.move(scratch, folder)
+            Path(scratch).mkdir()  # the context removes it
 
 
 def _lock() -> None:
     """Write the checksums of the files that Maven fetches now."""
     lines = []
     for name in SETS:
-        with tempfile.TemporaryDirectory() as made:
-            _fetch(name, Path(made))
-            lines += [f"{found}  {name}/{jar}\n" for jar, found in _sums(Path(made)).items()]
+        with tempfile.TemporaryDirectory() as scratch:
+            _fetch(name, Path(scratch))
+            lines += [f"{checksum}  {name}/{jar}\n" for jar, checksum in _sums(Path(scratch)).items()]
     _SUMS.write_text("".join(lines), encoding="utf-8")
 
 
@@ -159,8 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--lock", action="store_true", help="write the checksums of what is fetched now")
-    given = parser.parse_args(arguments)
-    if given.lock:
+    options = parser.parse_args(arguments)
+    if options.lock:
         _lock()
     for name in SETS:
         _bring(name)

@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# Brings what `make` needs: uv, a Python 3.11+, a Java 17+ runtime, and the environment in .venv; with --tests a C
-# compiler, openssl, Chromium, Prometheus, Alertmanager, zsh, fish, spin, a Redis server, PostgreSQL, Maven, the jars of scripts/jars.py and the S3 server of scripts/s3_server.py, with --bench the Redis
-# server and PostgreSQL; with --long, besides what --tests brings, buildah and mmdebstrap, which build the image.
+# Brings what `make` needs: uv, a Python 3.11+, a Java 17+ runtime, and the environment in .venv;
+# with --tests a C compiler, openssl, Chromium, Prometheus, Alertmanager, zsh, fish, spin, a Redis
+# server, PostgreSQL, Maven, the jars of scripts/jars.py and the S3 server of scripts/s3_server.py,
+# with --bench the Redis server and PostgreSQL; with --long, besides what --tests brings, buildah
+# and mmdebstrap, which build the image.
 #
-# What the system lacks is installed by apt as root or by password-less sudo, after saying so. Without those rights, or
-# without apt, it stops and prints the command to run. A second run finds its stamp and returns at once.
+# What the system lacks is installed by apt as root or by password-less sudo, after saying so.
+# Without those rights, or without apt, it stops and prints the command to run. A second run finds
+# its stamp and returns at once.
 #
-# It leaves .tools/env, a shell file with the PATH and JAVA_HOME that the Makefile's recipes start from.
+# It leaves .tools/env, a shell file with the PATH and JAVA_HOME that the Makefile's recipes start
+# from.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -46,7 +50,8 @@ java_version() {
     sed -nE 's/^[^"]*version "(1\.)?([0-9]+).*/\2/p' <<<"$shown"
 }
 
-# Prints a Java home that is new enough. JAVA_HOME goes first, then PATH, then what is installed beside it.
+# Prints a Java home that is new enough. JAVA_HOME goes first, then PATH, then what is installed
+# beside it.
 find_java() {
     local binary candidates=() version
     [[ -n ${JAVA_HOME:-} ]] && candidates+=("$JAVA_HOME/bin/java")
@@ -69,7 +74,8 @@ find_java() {
 find_python() {
     local name
     for name in python3 python3.14 python3.13 python3.12 python3.11; do
-        # Not the interpreter of an active virtual environment (it may be the one to replace), but what that was made from.
+        # Not the interpreter of an active virtual environment (it may be the one to replace), but
+        # what that was made from.
         "$name" -c "import sys; sys.version_info >= (${PYTHON_FLOOR/./, }) or sys.exit(1); print(sys._base_executable)" \
             2>/dev/null && return
     done
@@ -91,7 +97,8 @@ find_uv() {
 
 # --- what is missing ----------------------------------------------------------------------------------------------
 
-# Prints the oldest packaged Java runtime that is new enough: the one that Spark has been run on for longest.
+# Prints the oldest packaged Java runtime that is new enough: the one that Spark has been run on for
+# longest.
 java_package() {
     local package
     for package in openjdk-17-jre-headless openjdk-21-jre-headless openjdk-25-jre-headless; do
@@ -103,7 +110,8 @@ java_package() {
     printf 'default-jre-headless\n'
 }
 
-# Installs with apt what the arguments name (`java` stands for a Java runtime), or stops with the command to run.
+# Installs with apt what the arguments name (`java` stands for a Java runtime), or stops with the
+# command to run.
 install_packages() {
     local sudo=() packages=() name
     if ! command -v apt-get >/dev/null; then
@@ -170,7 +178,8 @@ ready() {
     )
 }
 
-# A Redis server, 7.0 or newer: the shared journal is tested on it, and the benchmarks compare with it.
+# A Redis server, 7.0 or newer: the shared journal is tested on it, and the benchmarks compare with
+# it.
 install_redis() {
     command -v redis-server >/dev/null || install_packages redis-server
 }
@@ -192,10 +201,11 @@ check_room() {
     done
 }
 
-# What only the tests need: a C compiler, for the small shim that watches the journal's disk; a Redis server, and openssl
-# for its certificate; Chromium, for the status page; Prometheus with promtool and Alertmanager, for the metrics and the alerts; zsh and fish,
-# for the completion scripts; spin, which searches the models, and gcc, which it needs under that name; Maven, for the jars of a Kafka broker and of
-# Spark's connectors.
+# What only the tests need: a C compiler, for the small shim that watches the journal's disk; a
+# Redis server, and openssl for its certificate; Chromium, for the status page; Prometheus with
+# promtool and Alertmanager, for the metrics and the alerts; zsh and fish, for the completion
+# scripts; spin, which searches the models, and gcc, which it needs under that name; Maven, for the
+# jars of a Kafka broker and of Spark's connectors.
 install_test_tools() {
     command -v cc >/dev/null || install_packages gcc libc6-dev
     command -v openssl >/dev/null || install_packages openssl
@@ -210,7 +220,8 @@ install_test_tools() {
     install_postgresql
 }
 
-# What only the long tests need: an engine that builds the image, and what makes a base for it. Where there is no apt, or no root, that test says so and is left out.
+# What only the long tests need: an engine that builds the image, and what makes a base for it.
+# Where there is no apt, or no root, that test says so and is left out.
 install_long_tools() {
     if command -v apt-get >/dev/null && ((EUID == 0)); then
         command -v buildah >/dev/null || install_packages buildah

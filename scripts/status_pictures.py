@@ -62,16 +62,16 @@ LATE_STAGE: Final = "billing.stage-07"
 
 def graph() -> dict[str, tuple[str, ...]]:
     """Return the inputs of each computation, upstream first."""
-    found: dict[str, tuple[str, ...]] = {}
+    inputs_of: dict[str, tuple[str, ...]] = {}
     for number, area in enumerate(AREAS):
         for i in range(FEEDS):
-            found[f"{area}.feed-{i}"] = ()
+            inputs_of[f"{area}.feed-{i}"] = ()
         for i in range(STAGES):
             inputs = [f"{area}.feed-{i}" if i < FEEDS else f"{area}.stage-{i // 3:02}"]
             if i % 8 == 7 and number:
                 inputs.append(f"{AREAS[number - 1]}.stage-{i:02}")
-            found[f"{area}.stage-{i:02}"] = tuple(inputs)
-    return found
+            inputs_of[f"{area}.stage-{i:02}"] = tuple(inputs)
+    return inputs_of
 
 
 class Estate:
@@ -90,15 +90,17 @@ class Estate:
     def tell(self, behind: float, late: float) -> None:
         """Move all computations to a lag; one stage, and those downstream of it, lag more."""
         now = time.time()
-        ahead, held = int((now - behind) * 1e6), int((now - late) * 1e6)
+        ahead, late_time = int((now - behind) * 1e6), int((now - late) * 1e6)
         for name, inputs in self._inputs.items():
             if not inputs:
                 self._leases[name].advance(None, oldest=None, frontier=ahead)
         for name, inputs in self._inputs.items():
             if inputs:
-                least = min(held if self._is_late(each) else ahead for each in inputs)
+                least = min(late_time if self._is_late(upstream) else ahead for upstream in inputs)
                 self._await(name, least)
-                self._leases[name].advance(self._workers[name].inputs(), oldest=held if name == LATE_STAGE else None)
+                self._leases[name].advance(
+                    self._workers[name].inputs(), oldest=late_time if name == LATE_STAGE else None
+                )
         list(self._pool.map(lambda lease: lease.flush(60), self._leases.values()))
 
     def _await(self, name: str, least: int) -> None:
@@ -130,8 +132,8 @@ def take(
     ``heat``: what the page is told when it asks for a heat map. ``to``: what to scroll to.
     """
 
-    def tell(asked: Route) -> None:
-        asked.fulfill(body=heat, content_type="application/json")
+    def tell(request: Route) -> None:
+        request.fulfill(body=heat, content_type="application/json")
 
     with watched(browser, url, **context) as tab:
         if heat:
@@ -148,8 +150,8 @@ def settle(page: Page) -> None:
     """Wait until the page shows all of its answers."""
     page.locator(".link-live").wait_for()
     if "/c/" in page.url:
-        for each in (".sentences", ".strip .card", ".chart canvas", ".completions"):
-            page.locator(each).wait_for()
+        for selector in (".sentences", ".strip .card", ".chart canvas", ".completions"):
+            page.locator(selector).wait_for()
     if "view=heat" in page.url:
         page.locator(".heat-row path").first.wait_for(state="attached")
     page.evaluate("document.fonts.ready")

@@ -98,14 +98,14 @@ def fetch(package: Package, scratch: Path) -> dict[str, bytes]:
     digest = "sha512-" + base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
     if digest != package.integrity:
         sys.exit(f"{package.name} {package.version} is {digest}, but {package.integrity} is pinned: a new version?")
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     with tarfile.open(archive) as files:
         for target, source in package.files.items():
             member = files.extractfile(f"package/{source}")
             if member is None:
                 sys.exit(f"{package.name} {package.version} has no {source}: look for its new place")
-            found[target] = adapt(target, member.read())
-    return found
+            contents[target] = adapt(target, member.read())
+    return contents
 
 
 def adapt(name: str, content: bytes) -> bytes:
@@ -113,7 +113,7 @@ def adapt(name: str, content: bytes) -> bytes:
     if not name.endswith(".js"):
         return content
     text = SOURCE_MAP.sub("\n", content.decode())
-    return IMPORTS.sub(lambda found: f'from"./{found[1]}.js"', text).encode()
+    return IMPORTS.sub(lambda match: f'from"./{match[1]}.js"', text).encode()
 
 
 def readme(contents: Mapping[str, bytes]) -> str:
@@ -131,11 +131,11 @@ def problems() -> list[str]:
     """Return the differences between the vendored files, their table and the versions above."""
     names = [file for package in PACKAGES for file in package.files]
     present = {path.name for path in VENDOR.iterdir()} - {README.name}
-    found = [f"{name} is missing" for name in names if name not in present]
-    found += [f"{name} belongs to no package" for name in sorted(present.difference(names))]
-    if not found and README.read_text() != readme({name: (VENDOR / name).read_bytes() for name in names}):
-        found.append("README.md names another version or sha256 than the files have")
-    return found
+    differences = [f"{name} is missing" for name in names if name not in present]
+    differences += [f"{name} belongs to no package" for name in sorted(present.difference(names))]
+    if not differences and README.read_text() != readme({name: (VENDOR / name).read_bytes() for name in names}):
+        differences.append("README.md names another version or sha256 than the files have")
+    return differences
 
 
 def write() -> None:
@@ -158,8 +158,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="only compare the files with vendor/README.md")
     if not parser.parse_args().check:
         write()
-    elif found := problems():
-        sys.exit(f"static/vendor: {'; '.join(found)}; {ADVICE}")
+    elif differences := problems():
+        sys.exit(f"static/vendor: {'; '.join(differences)}; {ADVICE}")
 
 
 if __name__ == "__main__":

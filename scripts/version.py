@@ -36,14 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outdated = []
     for name in _FILES:
         text = (ROOT / name).read_text(encoding="utf-8")
-        wanted, places = _PLACES.subn(rf"\g<1>{version()}", text)
+        expected, places = _PLACES.subn(rf"\g<1>{version()}", text)
         if not places:
             print(f"{name} names no version; take it out of scripts/version.py", file=sys.stderr)
             return 1
-        if wanted != text:
+        if expected != text:
             outdated.append(name)
             if not check:
-                (ROOT / name).write_text(wanted, encoding="utf-8")
+                (ROOT / name).write_text(expected, encoding="utf-8")
     if check and outdated:
         print(f"not the version of [tool.lowwater]: {', '.join(outdated)}; run make gen", file=sys.stderr)
         return 1

@@ -1,4 +1,7 @@
-"""``make demo-billing``: airlines are billed by the day while the driver, the authority and the broker are killed, and every bill is right and there once."""
+"""``make demo-billing``: exact bills while driver, authority and broker are killed.
+
+Airlines are billed by the day, and every bill is in the table once.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +33,17 @@ FIRST: Final = datetime(2013, 1, 2, tzinfo=UTC)
 PATIENCE: Final = 600.0
 """Seconds after which a step of the run gives up."""
 EVERY: Final = 0.1
-"""Seconds between two looks."""
+"""Seconds between two checks of processes and bills."""
 
 
 @dataclass(slots=True)
 class Run:
-    """What has happened."""
+    """Record of a run."""
 
-    wanted: list[Bill]
+    expected: list[Bill]
     seed: int
     kills: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
-    """What was killed, and whether a query was within a batch then."""
+    """Killed processes, each with whether a query was within a batch at that time."""
     invoices: dict[int, list[Bill]] = field(default_factory=dict[int, list[Bill]])
     """The bills of each day, as the table had them when the low watermark said that the day was
     final."""
@@ -49,13 +52,16 @@ class Run:
     sent: Counter[int] = field(default_factory=Counter[int])
     """Records, by how often they were sent."""
     ended: int = 0
-    """How often the driver has ended by itself."""
+    """Number of times that the driver ended by itself."""
     seconds: float = 0.0
 
 
 @dataclass(slots=True)
 class Watch:
-    """Looks at what runs, keeps it running, and takes the bills of each day when the low watermark says that they are final."""
+    """Keeps the processes running, and reads the bills of each day once they are final.
+
+    The low watermark tells when they are.
+    """
 
     lw: lowwater.Client
     job: chaos.Driver
@@ -63,7 +69,7 @@ class Watch:
     folder: Path
     run: Run
     low: lowwater.Watermark = field(default_factory=lambda: lowwater.Watermark(MIN))
-    """Of the bills, as it was seen last."""
+    """Last low watermark read of the bills."""
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait. Raises TimeoutError, and what has ended the senders."""
@@ -80,9 +86,9 @@ class Watch:
         if self.meters.failure is not None:
             raise self.meters.failure
         self.job.keep()
-        with contextlib.suppress(lowwater.LowwaterError):  # the authority may be dead, or not know of the bills yet
+        with contextlib.suppress(lowwater.LowwaterError):  # it may be dead
             self.low = self.lw.get(Bills.name)[Bills.name].low
-        new = {bill.day for bill in self.run.wanted if bill.day < self.low.micros} - self.run.invoices.keys()
+        new = {bill.day for bill in self.run.expected if bill.day < self.low.micros} - self.run.invoices.keys()
         if new:
             rows = billed(driver.table(self.folder))
             self.run.invoices |= {day: [bill for bill in rows if bill.day == day] for day in new}
@@ -124,7 +130,7 @@ def run(out: Path, days: int, kills: int, seed: int) -> Run:
     """Bill some days under chaos. Raises TimeoutError when it does not go on."""
     chance, began = Random(seed), time.monotonic()
     flights = flown(FIRST, days)
-    found = Run(expected(flights), seed)
+    run_record = Run(expected(flights), seed)
     plan = [DRIVER] * kills + [AUTHORITY, BROKER]
     chance.shuffle(plan)
     with contextlib.ExitStack() as stack:
@@ -135,7 +141,7 @@ def run(out: Path, days: int, kills: int, seed: int) -> Run:
         job = chaos.Driver(out, authority.address, str(out), kafka.address)
         stack.callback(job.kill)
         meters = Meters(kafka, flights, Random(f"{seed} meters"))
-        watch = Watch(lw, job, meters, out, found)
+        watch = Watch(lw, job, meters, out, run_record)
         stack.enter_context(sending(lw, meters))
         job.start()
         for number, what in enumerate(plan, start=1):
@@ -146,7 +152,7 @@ def run(out: Path, days: int, kills: int, seed: int) -> Run:
             watch.until(lambda: chaos.planned(out, query) > before, f"{query} has planned a batch")  # noqa: B023
             strike = time.monotonic() + chance.uniform(0, chaos.MOST)
             watch.until(lambda: time.monotonic() >= strike, "it is time")  # noqa: B023
-            found.kills.append((what, any(chaos.within_a_batch(out, each) for each in (UNIQUE, Bills.name))))
+            run_record.kills.append((what, any(chaos.within_a_batch(out, name) for name in (UNIQUE, Bills.name))))
             print(f"{time.monotonic() - began:5.0f} s  kill -9 of the {what}", flush=True)
             if what == DRIVER:
                 job.kill()
@@ -160,53 +166,57 @@ def run(out: Path, days: int, kills: int, seed: int) -> Run:
                 kafka.brokers[0].start()
         meters.let(1.0)
         watch.until(lambda: watch.low.finished, "all days are billed")
-    found.bills, found.sent, found.ended = billed(driver.table(out)), meters.sent, job.ended
-    found.seconds = time.monotonic() - began
-    return found
+    run_record.bills, run_record.sent, run_record.ended = billed(driver.table(out)), meters.sent, job.ended
+    run_record.seconds = time.monotonic() - began
+    return run_record
 
 
-def report(found: Run) -> int:
+def report(run_record: Run) -> int:
     """Say what was billed, exactly; return the exit code."""
-    rows = Counter((bill.account, bill.day) for bill in found.bills)
-    wanted = {(bill.account, bill.day) for bill in found.wanted}
+    rows = Counter((bill.account, bill.day) for bill in run_record.bills)
+    expected_keys = {(bill.account, bill.day) for bill in run_record.expected}
     doubled = sum(count - 1 for count in rows.values())
-    lost = len(wanted - rows.keys())
+    lost = len(expected_keys - rows.keys())
     print("\nday          bills  expected   flights  expected        cents     expected  final")
-    for day in sorted({day for _, day in wanted}):
-        have, want = ([bill for bill in bills if bill.day == day] for bills in (found.bills, found.wanted))
-        final = "yes" if found.invoices.get(day) == have else "CHANGED"
+    for day in sorted({day for _, day in expected_keys}):
+        have, want = ([bill for bill in bills if bill.day == day] for bills in (run_record.bills, run_record.expected))
+        final = "yes" if run_record.invoices.get(day) == have else "CHANGED"
         flights = [sum(bill.flights for bill in bills) for bills in (have, want)]
         cents = [sum(bill.cents for bill in bills) for bills in (have, want)]
         print(
             f"{moment(day):%Y-%m-%d} {len(have):7} {len(want):9} {flights[0]:9,} {flights[1]:9,} {cents[0]:12,} {cents[1]:12,}  {final}"
         )
-    killed = Counter(what for what, _ in found.kills)
+    killed = Counter(what for what, _ in run_record.kills)
     lines = [
-        ("seed", found.seed),
-        ("messages sent", found.sent.total()),
-        ("of these copies", found.sent.total() - len(found.sent)),
+        ("seed", run_record.seed),
+        ("messages sent", run_record.sent.total()),
+        ("of these copies", run_record.sent.total() - len(run_record.sent)),
         ("kill -9 of the driver", killed[DRIVER]),
         ("kill -9 of the authority", killed[AUTHORITY]),
         ("kill -9 of the broker", killed[BROKER]),
-        ("of these within a batch", sum(within for _, within in found.kills)),
-        ("driver ended by itself", found.ended),
-        ("bills", len(found.bills)),
-        ("expected", len(found.wanted)),
+        ("of these within a batch", sum(within for _, within in run_record.kills)),
+        ("driver ended by itself", run_record.ended),
+        ("bills", len(run_record.bills)),
+        ("expected", len(run_record.expected)),
         ("doubled", doubled),
         ("lost", lost),
-        ("wrong", len(set(found.bills) - set(found.wanted))),
+        ("wrong", len(set(run_record.bills) - set(run_record.expected))),
     ]
     print()
     for name, value in lines:
         print(f"{name:26} {value:10,}")
-    days = {bill.day for bill in found.wanted}
-    early = [day for day in days if found.invoices.get(day) != [bill for bill in found.wanted if bill.day == day]]
-    if found.bills != found.wanted or early:
+    days = {bill.day for bill in run_record.expected}
+    early = [
+        day for day in days if run_record.invoices.get(day) != [bill for bill in run_record.expected if bill.day == day]
+    ]
+    if run_record.bills != run_record.expected or early:
         print(
             f"WRONG: each bill has to be there once, as it should be; {len(early)} days were not final when they were said to be"
         )
         return 1
-    print(f"every bill is there once, and each day was complete when the low watermark said so; {found.seconds:.0f} s")
+    print(
+        f"every bill is there once, and each day was complete when the low watermark said so; {run_record.seconds:.0f} s"
+    )
     return 0
 
 

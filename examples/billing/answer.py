@@ -1,4 +1,4 @@
-"""What should be billed, by plain Python over the flights; and what stands in the table, read without Spark."""
+"""Expected bills, by plain Python over the flights, and the bills in the table, without Spark."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def expected(flights: Iterable[Flight]) -> list[Bill]:
 
 
 def billed(table: Path) -> list[Bill]:
-    """Return the rows of a table of Delta, which is only appended to, by the log that it has as JSON."""
+    """Return the rows of a Delta table that is only appended to, by its JSON log."""
     files = []
     for version in sorted((table / "_delta_log").glob("*.json")):
         actions = [json.loads(line) for line in version.read_text(encoding="utf-8").split("\n") if line]

@@ -1,4 +1,4 @@
-"""What dies, and is started again: the driver, the authority and the broker, each by SIGKILL."""
+"""The processes that are killed by SIGKILL and started again: driver, authority and broker."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Authority(Program):
 class Driver:
     """The driver, which is a group of processes: Python, and Spark's JVM."""
 
-    def __init__(self, folder: Path, *told: str) -> None:
+    def __init__(self, folder: Path, *arguments: str) -> None:
         self._log = folder / "driver.log"
-        self._command = [sys.executable, "-m", "examples.billing.driver", *told]
+        self._command = [sys.executable, "-m", "examples.billing.driver", *arguments]
         self._process: subprocess.Popen[bytes] | None = None
         self._begins = 0
         """Where its log begins of this start."""
         self.ended = 0
-        """How often it has ended by itself."""
+        """Number of times that the process ended by itself."""
 
     def start(self) -> None:
         """Begin, or go on from the checkpoints."""
@@ -56,7 +56,7 @@ class Driver:
 
     @property
     def runs(self) -> bool:
-        """Whether its queries have begun."""
+        """True once its queries have begun."""
         return READY.encode() in self._log.read_bytes()[self._begins :]
 
     def keep(self) -> None:

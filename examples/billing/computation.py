@@ -1,4 +1,7 @@
-"""What bills: a computation that sums the flights of an account and a UTC day, and writes the bill when the low watermark has passed the day."""
+"""The computation that bills: it sums the flights of each account and UTC day.
+
+It writes a bill when the low watermark has passed the day.
+"""
 
 from __future__ import annotations
 

@@ -41,9 +41,9 @@ def checkpoint(folder: Path, name: str) -> Path:
     return folder / "checkpoints" / name
 
 
-def main(address: str, told: str, broker: str) -> None:
+def main(address: str, path: str, broker: str) -> None:
     """Run both queries until one of them ends."""
-    folder = Path(told)
+    folder = Path(path)
     settings = {
         **SESSION,
         **QUICK,
@@ -60,22 +60,22 @@ def _start_unique(spark: SparkSession, address: str, folder: Path, broker: str) 
     """Pass each record on once: the meters send some again."""
     from pyspark.sql import functions as sf
 
-    told = {
+    options = {
         "kafka.bootstrap.servers": broker,
         "subscribe": TOPIC,
         "startingOffsets": "earliest",
         "lowwater.brokers": "1",
     }
-    rows = spark.readStream.format("kafka").options(**told).load()
+    rows = spark.readStream.format("kafka").options(**options).load()
     usage = rows.select(sf.from_json(sf.col("value").cast("string"), USAGE).alias("row")).select("row.*")
     once = Deduplication("id", "sched_dep")
 
     def write(frame: DataFrame, batch: lws.Batch) -> None:
-        found = once.of(batch, frame)
-        batch.write(found.main, folder / UNIQUE)
+        result = once.of(batch, frame)
+        batch.write(result.main, folder / UNIQUE)
         # The meters hold the low watermark until a record is acknowledged, so nothing is late; what
         # is would be here, and not lost.
-        batch.write(found.late.unionByName(found.undecidable), folder / "late")
+        batch.write(result.late.unionByName(result.undecidable), folder / "late")
 
     stage = lws.stage(
         spark, UNIQUE, inputs=METERS, key="id", event_time="sched_dep", ranges=RANGES, heuristics=(), address=address

@@ -1,4 +1,7 @@
-"""The senders: each sends its records in order of time until they are acknowledged, and says by a low watermark how far that is."""
+"""The senders: each sends its records in order of time until they are acknowledged.
+
+Its low watermark says which records are.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ ACKNOWLEDGED_WITHIN: Final = 120.0
 
 def flown(start: datetime, days: int) -> list[Flight]:
     """Return the flights of some days that were not cancelled, in order of time."""
-    found = [each for each in data.load(start, start + timedelta(days=days)) if not each.cancelled]
-    return sorted(found, key=lambda each: (each.sched_dep, each.id))
+    flown = [flight for flight in data.load(start, start + timedelta(days=days)) if not flight.cancelled]
+    return sorted(flown, key=lambda flight: (flight.sched_dep, flight.id))
 
 
 @dataclass(slots=True)
@@ -41,7 +44,7 @@ class Meters:
     flights: Sequence[Flight]
     chance: Random
     sent: Counter[int] = field(default_factory=Counter[int])
-    """How often each record was sent."""
+    """Number of times that each record was sent."""
     failure: BaseException | None = None
     _let: float = 0.0
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -78,9 +81,9 @@ class Meters:
                 self._send(partition, [*again[meter], *fresh])
                 again[meter] = [flight for flight in fresh if self.chance.random() < UNSURE]
                 # What is not acknowledged holds the low watermark: its copy is not late.
-                left = [*again[meter], *flights[(burst + 1) * BURST :]]
-                if left:
-                    leases[meter].advance(None, oldest=None, frontier=min(flight.sched_dep for flight in left))
+                remaining = [*again[meter], *flights[(burst + 1) * BURST :]]
+                if remaining:
+                    leases[meter].advance(None, oldest=None, frontier=min(flight.sched_dep for flight in remaining))
                 else:
                     leases[meter].finish()
         for lease in leases.values():

@@ -1,1 +1,4 @@
-"""A daily close: one task for each day of event time, made when the low watermark passes midnight, done once, whoever sleeps or dies."""
+"""A daily close: one task for each day of event time, done once despite crashes and pauses.
+
+The task is created when the low watermark passes midnight.
+"""

@@ -1,4 +1,4 @@
-"""``make daily-close``: four days of flights, closed day by day by three workers, one of which sleeps over its first day."""
+"""``make daily-close``: three workers close four days of flights, and one pauses over its first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEASE = timedelta(seconds=1)
 
 
 class Sleep:
-    """What the sleeper does with the first day that it gets: nothing, until somebody else has closed it."""
+    """A closer that pauses over its first day until another one has closed that day."""
 
     def __init__(self, lw: lowwater.Client) -> None:
         self._tasks = lw.tasks(FLIGHTS)
@@ -37,7 +37,7 @@ class Sleep:
         self.day: TaskView | None = None
 
     def __call__(self, lease: lowwater.TaskLease) -> None:
-        """Return when the task of the lease is done by somebody else, which is the first time only."""
+        """Return when another closer has done the task of the lease, the first time only."""
         if self.day is not None:
             return
         self.day = lease.task
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(address: str, flights: Sequence[Flight], out: Path, work: Work) -> list[TaskView]:
-    """Inject the flights while three workers close their days; return the tasks, all of them done."""
+    """Inject the flights while three workers close their days; return the tasks, all done."""
     clients = [lowwater.connect(address) for _ in (*WORKERS, "injector")]
     try:
         lw = clients[-1]
@@ -93,8 +93,8 @@ def run(address: str, flights: Sequence[Flight], out: Path, work: Work) -> list[
                 for client, name in zip(clients[:2], WORKERS[:2], strict=True)
             ]
             injecting.result()
-            for each in closing:
-                each.result()
+            for future in closing:
+                future.result()
         return list(lw.tasks(FLIGHTS).list(GROUP))
     finally:
         for client in clients:
@@ -102,21 +102,21 @@ def run(address: str, flights: Sequence[Flight], out: Path, work: Work) -> list[
 
 
 def differences(tasks: Sequence[TaskView], flights: Sequence[Flight], closes: Path) -> list[str]:
-    """Return what is not as it should be; the batch answer is counted here, at once, from all flights."""
+    """Return the differences from the batch answer, which is counted here from all flights."""
     answer: dict[int, dict[str, list[int]]] = defaultdict(dict)
     for flight in flights:
-        each = answer[flight.sched_dep // DAY * DAY].setdefault(flight.origin, [0, 0, 0])
-        each[0], each[1], each[2] = each[0] + 1, each[1] + flight.cancelled, each[2] + (flight.dep_delay or 0)
+        sums = answer[flight.sched_dep // DAY * DAY].setdefault(flight.origin, [0, 0, 0])
+        sums[0], sums[1], sums[2] = sums[0] + 1, sums[1] + flight.cancelled, sums[2] + (flight.dep_delay or 0)
     wrong = []
     days = [day.micros for day in (task.at for task in tasks)]
     first = data.micros(SLICE_START)
     if days != [first + place * DAY for place in range(len(days))] or not set(answer) <= set(days):
         wrong.append(f"these days have a task: {days}")
     for task in tasks:
-        expected: list[Row] = [(origin, *map(int, each)) for origin, each in sorted(answer[task.at.micros].items())]  # type: ignore[misc]
-        found = closer.read(closes / task.outputs[0])
-        if task.state is not TaskState.DONE or found != expected:
-            wrong.append(f"{task.at}: {task.state.value}, {found}, not {expected}")
+        expected: list[Row] = [(origin, *map(int, sums)) for origin, sums in sorted(answer[task.at.micros].items())]  # type: ignore[misc]
+        rows = closer.read(closes / task.outputs[0])
+        if task.state is not TaskState.DONE or rows != expected:
+            wrong.append(f"{task.at}: {task.state.value}, {rows}, not {expected}")
     return wrong
 
 

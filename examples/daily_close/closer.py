@@ -1,4 +1,4 @@
-"""Closes days: takes the task of a day, adds the day up, and commits what it has written under the lease."""
+"""Closers of days: each takes a task, adds the day up, and commits its output under the lease."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def add_up(landing: Path, task: lowwater.TaskView) -> list[Row]:
         with path.open(encoding="utf-8", newline="") as file:
             for _, departure, origin, cancelled, delay in csv.reader(file):
                 if lowwater.Watermark(int(departure)) < task.until:
-                    each = sums.setdefault(origin, [0, 0, 0])
-                    each[0], each[1], each[2] = each[0] + 1, each[1] + int(cancelled), each[2] + int(delay)
-    return [(origin, *map(int, each)) for origin, each in sorted(sums.items())]  # type: ignore[misc]  # three of them
+                    totals = sums.setdefault(origin, [0, 0, 0])
+                    totals[0], totals[1], totals[2] = totals[0] + 1, totals[1] + int(cancelled), totals[2] + int(delay)
+    return [(origin, *map(int, totals)) for origin, totals in sorted(sums.items())]  # type: ignore[misc]  # three of them
 
 
 def write(path: Path, rows: list[Row]) -> bytes:
@@ -85,5 +85,5 @@ def read(path: Path) -> list[Row]:
     rows: list[Row] = []
     for part in sorted(path.glob("part-*")) if path.is_dir() else [path]:
         with part.open(encoding="utf-8", newline="") as file:
-            rows += [(origin, *map(int, each)) for origin, *each in csv.reader(file)]  # type: ignore[misc]  # three of them
+            rows += [(origin, *map(int, totals)) for origin, *totals in csv.reader(file)]  # type: ignore[misc]  # three of them
     return rows

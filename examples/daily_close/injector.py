@@ -1,4 +1,7 @@
-"""Brings the flights in, in the order in which their records became available, and says how far it is."""
+"""Injector of the flights, in the order in which their records became available.
+
+It reports a frontier.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ def day_file(landing: Path, micros: int) -> Path:
 
 
 def inject(lw: lowwater.Client, flights: Sequence[Flight], landing: Path) -> None:
-    """Write each flight into the file of its day, and report the frontier after each hour's worth of records.
+    """Write each flight into the file of its day; report the frontier after each hour of records.
 
-    A flight comes hours after its departure, some a day later. The frontier is the oldest departure that is still to come, so it is exact.
-    Rows are in their files before it passes them.
+    A flight comes hours after its departure, some a day later. The frontier is the oldest departure
+    that is still to come, so it is exact. Rows are in their files before it passes them.
     """
     landing.mkdir(parents=True)
     with lw.worker(FLIGHTS, name="injector") as worker:
@@ -37,15 +40,18 @@ def inject(lw: lowwater.Client, flights: Sequence[Flight], landing: Path) -> Non
 
 
 def hours(flights: Sequence[Flight]) -> Iterator[tuple[list[Flight], int | None]]:
-    """Yield the records of each hour, and the oldest departure among all that come later; None: nothing does."""
+    """Yield the records of each hour, and the oldest departure of all later records.
+
+    None: no record is later.
+    """
     ordered = sorted(flights, key=lambda flight: flight.available)
     oldest: list[int] = []
     for flight in reversed(ordered):
         oldest.append(min(flight.sched_dep, oldest[-1]) if oldest else flight.sched_dep)
     oldest.reverse()
     done = 0
-    for _, each in groupby(ordered, key=lambda flight: flight.available // HOUR):
-        rows = list(each)
+    for _, group in groupby(ordered, key=lambda flight: flight.available // HOUR):
+        rows = list(group)
         done += len(rows)
         yield rows, oldest[done] if done < len(ordered) else None
 

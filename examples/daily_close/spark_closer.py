@@ -1,4 +1,7 @@
-"""Closes days with a batch of Spark each: any program may do a task, as long as its output has the name that the lease gives, and the commit comes last."""
+"""Closer of days with a batch of Spark each.
+
+Any program can do a task, if its output has the name from the lease, and the commit comes last.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def close_day(spark: SparkSession, landing: Path, lease: lowwater.TaskLease, pat
     from pyspark.sql import functions as sf
 
     task = lease.task
-    flights = spark.read.schema(SCHEMA).csv([str(each) for each in files(landing, task)])
+    flights = spark.read.schema(SCHEMA).csv([str(file) for file in files(landing, task)])
     if not task.until.finished:
         flights = flights.where(sf.col("departure") < task.until.micros)
     sums = flights.groupBy("origin").agg(sf.count("*"), sf.sum("cancelled"), sf.sum("delay"))

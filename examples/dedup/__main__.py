@@ -1,7 +1,9 @@
-"""``make demo-dedup``: a topic with copies passes through the deduplicator, which is killed while it works, and every message comes out once.
+"""``make demo-dedup``: a deduplicator drops the copies in a topic, although it is killed.
 
-A broker is started. A sender writes messages and is not sure about some of them: it sends those again, as at-least-once senders do. The job is the command ``lowwater-pipeline
-dedup`` in a process of its own. It gets SIGKILL, is started again, and once more it has lost its memory, too. At the end the output is read, and counted.
+A broker is started. A sender writes messages and is not sure about some of them: it sends those
+again, as at-least-once senders do. The job is the command ``lowwater-pipeline dedup`` in a process
+of its own. It gets SIGKILL, is started again, and once more it has lost its memory, too. At the end
+the output is read, and counted.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ EVERY: Final = 0.25
 
 
 class Sample(NamedTuple):
-    """What the job said at a moment."""
+    """Figures of the job at one moment."""
 
     second: float
     admitted: float
@@ -75,12 +77,12 @@ class Sender:
         again: list[bytes] = []
         while again or not self.enough.is_set():
             more = 0 if self.enough.is_set() else BURST
-            fresh = [b"order-%06d" % (number + each) for each in range(more)]
+            fresh = [b"order-%06d" % (number + index) for index in range(more)]
             number += more
             burst = [*fresh, *again]
-            again = [each for each in fresh if chance.random() < UNSURE]
+            again = [order for order in fresh if chance.random() < UNSURE]
             places = Partitioner.MURMUR2.partitions(burst, PARTITIONS)
-            self.kafka.put(INPUT, [Row(b"{}", each, at) for each, at in zip(burst, places, strict=True)])
+            self.kafka.put(INPUT, [Row(b"{}", order, at) for order, at in zip(burst, places, strict=True)])
             self.sent.update(burst)
         self.done.set()
 
@@ -123,15 +125,15 @@ class Job:
         """Return the sums over the partitions; None while it does not answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=2) as answer:
-                said = answer.read().decode()
+                text = answer.read().decode()
         except OSError:
             return None
-        found: dict[str, float] = {}
-        for family in text_string_to_metric_families(said):
+        sums: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 name = sample.name.removeprefix("lowwater_dedup_")
-                found[name] = found.get(name, 0.0) + sample.value
-        return found
+                sums[name] = sums.get(name, 0.0) + sample.value
+        return sums
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -172,7 +174,7 @@ def sending(sender: Sender) -> Iterator[None]:
 
 
 def watch(kafka: Kafka, sender: Sender, job: Job) -> tuple[list[Sample], list[float]]:
-    """Run the job, kill it when it is time, and return what it said meanwhile; it ends when it has passed everything on."""
+    """Run the job, kill it on time, and return its figures; stop when it has passed on all."""
     began = time.monotonic()
     kills, samples = list[float](), list[Sample]()
     before: Counter[str] = Counter()

@@ -1,7 +1,9 @@
-"""``python -m examples.dedup.hour``: an hour of event time through two deduplicating stages of Spark, of which one follows its senders' low watermark.
+"""``python -m examples.dedup.hour``: an hour of event time through two deduplicating stages.
 
-A sender repeats a fifth of its records within two minutes. What it has not got an acknowledgement for holds its low watermark, so that is two minutes behind. From the 25th to the 35th minute
-one record is not acknowledged, and the low watermark stands. The other stage knows of no low watermark that moves, and can forget nothing. A picture shows what both remember.
+A sender repeats a fifth of its records within two minutes. What it has not got an acknowledgement
+for holds its low watermark, so that is two minutes behind. From the 25th to the 35th minute one
+record is not acknowledged, and the low watermark stands. The other stage knows of no low watermark
+that moves, and can forget nothing. A picture shows what both remember.
 """
 
 from __future__ import annotations
@@ -44,10 +46,10 @@ Record = tuple[str, int]
 
 
 class Sample(NamedTuple):
-    """What a stage said behind a batch."""
+    """Figures of a stage after a batch."""
 
     minute: float
-    """Of event time, since the beginning."""
+    """Minutes of event time since the beginning."""
     behind: float
     """Minutes from the low watermark of the batch to there; 0 while it is unknown."""
     counts: Counts
@@ -65,11 +67,11 @@ class Stage:
 
     def write(self, rows: DataFrame, batch: lws.Batch) -> None:
         """Take the batch's new rows, and note how it was."""
-        found = Deduplication("id", "t").of(batch, rows)
-        self.passed.update(row.id for row in found.main.select("id").collect())
+        result = Deduplication("id", "t").of(batch, rows)
+        self.passed.update(row.id for row in result.main.select("id").collect())
         low = batch.low
         behind = 0.0 if low.unknown or low.finished else (START + self.now - low.micros) / MINUTE
-        self.samples.append(Sample(self.now / MINUTE, behind, found.counts))
+        self.samples.append(Sample(self.now / MINUTE, behind, result.counts))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     picture.draw_hour({name: stage.samples for name, stage in stages.items()}, out / "dedup-hour.png")
     wrong = 0
     for name, stage in stages.items():
-        most = max(stage.samples, key=lambda each: each.counts.remembered).counts
+        most = max(stage.samples, key=lambda sample: sample.counts.remembered).counts
         doubled = sum(count - 1 for count in stage.passed.values())
         wrong += doubled + (len(stage.passed) != FRESH * options.minutes * MINUTE // STEP)
         print(
@@ -111,18 +113,18 @@ def replay(spark: SparkSession, address: str, out: Path, until: int) -> Mapping[
             leases[name].flush(60)
         queries = []
         for name, stage in stages.items():
-            made = lws.stage(
+            unique = lws.stage(
                 spark, f"unique-{name}", inputs=[name], key="id", event_time="t", ranges=RANGES, address=address
             )
             rows = spark.readStream.schema("id string, t timestamp").json(str(folder))
-            queries.append(made.foreach_batch(rows, stage.write, checkpoint=out / f"checkpoint-{name}"))
+            queries.append(unique.foreach_batch(rows, stage.write, checkpoint=out / f"checkpoint-{name}"))
         pending: list[tuple[int, Record]] = []
         for now in range(0, until, STEP):
             fresh = [(f"{now // STEP:03}-{number:03}", now + number * STEP // FRESH) for number in range(FRESH)]
             due = [record for at, record in pending if at <= now]
             pending = [(at, record) for at, record in pending if at > now]
             pending += [
-                (now + chance.randrange(STEP, BEHIND - STEP), each) for each in fresh if chance.random() < AGAIN
+                (now + chance.randrange(STEP, BEHIND - STEP), record) for record in fresh if chance.random() < AGAIN
             ]
             write(folder / f"{now // STEP:04}.json", [*fresh, *due])
             for stage in stages.values():

@@ -31,7 +31,7 @@ def draw(samples: Sequence[Sample], kills: Sequence[float], path: Path) -> None:
     rate.set_ylabel("copies among\nthe messages, %")
     rate.set_ylim(0)
     rate.set_title("A deduplicator that is killed: what it dropped, and what it remembered", loc="left", fontsize=11)
-    size.plot([each.second for each in samples], [each.ids for each in samples], color=_ORANGE)
+    size.plot([sample.second for sample in samples], [sample.ids for sample in samples], color=_ORANGE)
     size.set_ylabel("remembered ids")
     size.set_xlabel("seconds")
     size.set_ylim(0)
@@ -46,33 +46,33 @@ def draw(samples: Sequence[Sample], kills: Sequence[float], path: Path) -> None:
 
 
 def draw_hour(stages: Mapping[str, Sequence[hour.Sample]], path: Path) -> None:
-    """Write what a stage remembers that follows its senders, beside one that knows of none; as a PNG."""
+    """Draw the ids that a stage remembers, with and without its senders' watermark, as a PNG."""
     figure, (size, behind, rates) = plt.subplots(
         3, 1, figsize=(9, 7.2), sharex=True, layout="constrained", height_ratios=(3, 2, 2)
     )
     for (name, samples), color in zip(stages.items(), (_BLUE, _GREY), strict=True):
-        minutes = [each.minute for each in samples]
-        size.plot(minutes, [each.counts.remembered for each in samples], color=color, label=f"W of {name}")
+        minutes = [sample.minute for sample in samples]
+        size.plot(minutes, [sample.counts.remembered for sample in samples], color=color, label=f"W of {name}")
     size.set_ylabel("remembered ids")
     size.set_title("An hour of replay: what is remembered follows the senders' low watermark", loc="left", fontsize=11)
     size.legend(frameon=False)
     size.set_ylim(0)
     bytes_ = size.twinx()
     [samples, *_] = stages.values()
-    minutes = [each.minute for each in samples]
-    bytes_.plot(minutes, [each.counts.state_bytes / 1024 for each in samples], color=_ORANGE, linewidth=1)
+    minutes = [sample.minute for sample in samples]
+    bytes_.plot(minutes, [sample.counts.state_bytes / 1024 for sample in samples], color=_ORANGE, linewidth=1)
     bytes_.set_ylabel("its state, KiB", color=_ORANGE)
     bytes_.set_ylim(0)
     bytes_.spines["top"].set_visible(False)
-    behind.plot(minutes, [each.behind for each in samples], color=_BLUE)
+    behind.plot(minutes, [sample.behind for sample in samples], color=_BLUE)
     behind.set_ylabel("W behind the\nsender, minutes")
     behind.set_ylim(0)
     rates.plot(
-        minutes, [100 * each.counts.duplicate_rate for each in samples], color=_BLUE, label="copies among the rows"
+        minutes, [100 * sample.counts.duplicate_rate for sample in samples], color=_BLUE, label="copies among the rows"
     )
     rates.plot(
         minutes,
-        [100 * each.counts.filter_hit_rate for each in samples],
+        [100 * sample.counts.filter_hit_rate for sample in samples],
         color=_ORANGE,
         label="looks that filters spared",
     )
@@ -90,7 +90,7 @@ def _shares(samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
     """Return the share of copies over the last few seconds, where anything came."""
     seconds, shares = [], []
     for at, sample in enumerate(samples):
-        before = next((each for each in reversed(samples[:at]) if each.second < sample.second - 3), None)
+        before = next((earlier for earlier in reversed(samples[:at]) if earlier.second < sample.second - 3), None)
         if before is None:
             continue
         copies = sample.duplicates - before.duplicates

@@ -1,4 +1,4 @@
-"""``make demo``: four days of real flights through three Spark jobs, and what their watermarks were worth.
+"""``make demo``: four days of real flights through three Spark jobs, and their watermarks.
 
 ``make demo-kafka`` is the same through topics of Kafka and tables of Delta.
 """
@@ -44,7 +44,7 @@ SPARK: Final = {
 
 
 Reached = Callable[[Mapping[str, lowwater.WatermarkView]], bool]
-"""Whether the watermarks have come far enough."""
+"""Test of the watermarks: True once they have come far enough."""
 
 
 class Stuck(Exception):
@@ -52,7 +52,7 @@ class Stuck(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Replay flights of January 2013 through three Spark jobs; compare five ways to close their windows."""
+    """Replay real flights through three Spark jobs; compare five ways to close their windows."""
     parser = argparse.ArgumentParser(prog="python -m examples.flights", description=main.__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="report, picture and all files of the run")
     parser.add_argument("--rate", type=float, default=1.0, help="hours of event time a second (default: %(default)s)")
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with contextlib.ExitStack() as stack:
         folders, settings = Folders(out), dict(SPARK)
         if options.kafka:
-            from examples.flights.streams import SESSION, Streams  # it needs more than the demo over directories does
+            from examples.flights.streams import SESSION, Streams  # needs more packages
 
             say("starting a broker of Kafka ...")
             folders = stack.enter_context(Streams.over(out))
@@ -114,7 +114,7 @@ def replayer(folders: Folders, rate: float) -> Iterator[subprocess.Popen[bytes]]
 
 @dataclass(frozen=True)
 class Demo:
-    """What runs."""
+    """The running demo."""
 
     client: lowwater.Client
     folders: Folders
@@ -170,8 +170,13 @@ def report(folders: Folders, rows: list[tuple[expected.Window, Hourly]], late: i
         print(f"WRONG: the windows closed by the low watermark are not the batch answer\n{error}", file=sys.stderr)
         return 1
     batches = compare.read_batches(folders.batches)
-    found = compare.compare(batches)
-    broken = [late, found[0].missing_records, found[0].windows_never_closed, len(rows) - found[0].windows]
+    comparisons = compare.compare(batches)
+    broken = [
+        late,
+        comparisons[0].missing_records,
+        comparisons[0].windows_never_closed,
+        len(rows) - comparisons[0].windows,
+    ]
     if any(broken):
         print(
             "WRONG: the low watermark broke its promise: {} late rows, {} missing records, {} windows never closed, {} "
@@ -179,16 +184,16 @@ def report(folders: Folders, rows: list[tuple[expected.Window, Hourly]], late: i
             file=sys.stderr,
         )
         return 1
-    compare.write_report(folders.root / "report.json", found)
+    compare.write_report(folders.root / "report.json", comparisons)
     picture.draw(batches, folders.root / "report.png")
     say(f"all {len(rows)} windows closed by the low watermark are exactly the batch answer.\n")
     say(f"{'windows closed by':<20}{'windows':>9}{'missing records':>17}{'median wait':>13}{'p99 wait':>10}")
-    for one in found:
+    for one in comparisons:
         waits = (hours(one.median_wait_seconds), hours(one.p99_wait_seconds))
         say(f"{one.name:<20}{one.windows:>9}{one.missing_records:>17}{waits[0]:>13}{waits[1]:>10}")
     say(
-        f"\none batch of hourly spanned {hours(found[0].batch_span_seconds_median)} of event time at the median, "
-        f"{hours(found[0].batch_span_seconds_max)} at most.\nreport: {folders.root / 'report.json'}\npicture: "
+        f"\none batch of hourly spanned {hours(comparisons[0].batch_span_seconds_median)} of event time at the median, "
+        f"{hours(comparisons[0].batch_span_seconds_max)} at most.\nreport: {folders.root / 'report.json'}\npicture: "
         f"{folders.root / 'report.png'}"
     )
     return 0

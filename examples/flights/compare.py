@@ -66,7 +66,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How one way of closing windows did; waits are seconds of event time."""
+    """Result of one way of closing windows; waits are seconds of event time."""
 
     name: str
     windows: int
@@ -77,13 +77,13 @@ class Comparison:
     missing_records: int
     """Records that came after their window had closed."""
     median_wait_seconds: float | None
-    """From the end of a window to the batch that closed it; None when none was closed."""
+    """Time from the end of a window to the batch that closed it; None when none was closed."""
     p99_wait_seconds: float | None
     records: int
-    """Of all batches."""
+    """Records of all batches."""
     batches: int
     batch_span_seconds_median: float | None
-    """By how much the replay clock moved from one batch to the next."""
+    """Seconds of the replay clock from one batch to the next."""
     batch_span_seconds_max: float | None
 
 
@@ -135,7 +135,8 @@ def watermarks(batches: Sequence[Batch]) -> dict[str, list[int]]:
 def spark_watermarks(batches: Sequence[Batch], delay: int) -> list[int]:
     """Return the watermark each batch of a Spark query runs with, for a delay in microseconds.
 
-    >>> batch = Batch(0, clock=0, low=0, heuristic=0, records=(("JFK", 7_000_499), ("JFK", 3_000_000)))
+    >>> records = (("JFK", 7_000_499), ("JFK", 3_000_000))
+    >>> batch = Batch(0, clock=0, low=0, heuristic=0, records=records)
     >>> spark_watermarks([batch, batch], delay=2_000_000)
     [0, 5000000]
     """
@@ -160,11 +161,11 @@ def closings(batches: Sequence[Batch], marks: Sequence[int]) -> dict[Window, int
         marks: The watermark each batch runs with; never goes back.
     """
     windows = {window_of(*record) for batch in batches for record in batch.records}
-    found: dict[Window, int | None] = {}
+    closed_by: dict[Window, int | None] = {}
     for window in sorted(windows):
         index = bisect_left(marks, window[1] + HOUR)
-        found[window] = index if index < len(marks) else None
-    return found
+        closed_by[window] = index if index < len(marks) else None
+    return closed_by
 
 
 def missing(batches: Sequence[Batch], marks: Sequence[int]) -> list[Missing]:
@@ -181,13 +182,13 @@ def missing(batches: Sequence[Batch], marks: Sequence[int]) -> list[Missing]:
 def compare(batches: Sequence[Batch]) -> list[Comparison]:
     """Compare the ways on the batches of one run."""
     spans = [later.clock - earlier.clock for earlier, later in pairwise(batches)]
-    found = []
+    comparisons = []
     for name, marks in watermarks(batches).items():
         closed = {window: index for window, index in closings(batches, marks).items() if index is not None}
         lost = missing(batches, marks)
         waits = sorted(batches[index].clock - (start + HOUR) for (_, start), index in closed.items())
         total = len(closings(batches, marks))
-        found.append(
+        comparisons.append(
             Comparison(
                 name=name,
                 windows=len(closed),
@@ -202,22 +203,22 @@ def compare(batches: Sequence[Batch]) -> list[Comparison]:
                 batch_span_seconds_max=max(spans) / SECOND if spans else None,
             )
         )
-    return found
+    return comparisons
 
 
-def write_report(path: Path, found: Iterable[Comparison]) -> None:
+def write_report(path: Path, comparisons: Iterable[Comparison]) -> None:
     """Write the comparison as a JSON list, one object per way."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([asdict(comparison) for comparison in found], indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps([asdict(comparison) for comparison in comparisons], indent=2) + "\n", encoding="utf-8")
 
 
-def differences(rows: Iterable[tuple[Window, Hourly]], wanted: Mapping[Window, Hourly]) -> list[str]:
+def differences(rows: Iterable[tuple[Window, Hourly]], expected: Mapping[Window, Hourly]) -> list[str]:
     """Compare what the hourly job wrote with the batch answer.
 
     Args:
         rows: Every output row: its window and what it says. A window written twice is a difference
             even if both agree.
-        wanted: From :func:`examples.flights.expected.hourly`.
+        expected: From :func:`examples.flights.expected.hourly`.
 
     Returns:
         One readable line per difference, by window; empty when the output is exactly the batch
@@ -226,35 +227,37 @@ def differences(rows: Iterable[tuple[Window, Hourly]], wanted: Mapping[Window, H
     actual: defaultdict[Window, list[Hourly]] = defaultdict(list)
     for window, row in rows:
         actual[window].append(row)
-    found = []
-    for window in sorted(actual.keys() | wanted.keys(), key=lambda window: (window[1], window[0])):
+    problems = []
+    for window in sorted(actual.keys() | expected.keys(), key=lambda window: (window[1], window[0])):
         origin, start = window
         name = f"{origin} {moment(start):%Y-%m-%d %H:%M} UTC"
-        written, right = actual.get(window, []), wanted.get(window)
+        written, right = actual.get(window, []), expected.get(window)
         if right is None:
-            found.append(f"{name}: written, but no flight was scheduled then: {written}")
+            problems.append(f"{name}: written, but no flight was scheduled then: {written}")
         elif not written:
-            found.append(f"{name}: never written; expected {right}")
+            problems.append(f"{name}: never written; expected {right}")
         elif len(written) > 1:
-            found.append(f"{name}: written {len(written)} times: {written}; expected once {right}")
+            problems.append(f"{name}: written {len(written)} times: {written}; expected once {right}")
         elif written[0] != right:
             wrong = [
                 f"{field} is {have}, expected {want}"
                 for field, have, want in zip(right._fields, written[0], right, strict=True)
                 if have != want
             ]
-            found.append(f"{name}: {'; '.join(wrong)}")
-    return found
+            problems.append(f"{name}: {'; '.join(wrong)}")
+    return problems
 
 
-def require_exact(rows: Iterable[tuple[Window, Hourly]], wanted: Mapping[Window, Hourly]) -> None:
+def require_exact(rows: Iterable[tuple[Window, Hourly]], expected: Mapping[Window, Hourly]) -> None:
     """Check that the hourly job wrote exactly the batch answer.
 
     Raises:
         WrongWindowsError: It did not; the message lists up to twenty differences.
     """
-    found = differences(rows, wanted)
-    if found:
-        listed = "\n  ".join(found[:20])
-        more = f"\n  and {len(found) - 20} more" if len(found) > 20 else ""
-        raise WrongWindowsError(f"{len(found)} of {len(wanted)} windows are not the batch answer:\n  {listed}{more}")
+    problems = differences(rows, expected)
+    if problems:
+        listed = "\n  ".join(problems[:20])
+        more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""
+        raise WrongWindowsError(
+            f"{len(problems)} of {len(expected)} windows are not the batch answer:\n  {listed}{more}"
+        )

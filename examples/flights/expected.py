@@ -29,7 +29,7 @@ class Hourly(NamedTuple):
     """All, cancelled ones included."""
     cancelled: int
     delayed: int
-    """How many have a departure delay, early ones included: the count behind the mean."""
+    """Flights with a departure delay, early ones included: the count behind the mean."""
     delay_minutes: int
     """Sum of the departure delays; early departures count negative."""
 
@@ -40,7 +40,7 @@ class Hourly(NamedTuple):
 
 
 class Enriched(NamedTuple):
-    """What joins add to a flight."""
+    """Columns that the joins add to a flight."""
 
     airline: str
     """The carrier's name."""
@@ -48,7 +48,7 @@ class Enriched(NamedTuple):
     """The destination airport's name; None for the four that the table lacks (BQN, PSE, SJU, STT).
     """
     route: str
-    """As "JFK-HNL"."""
+    """Origin and destination, such as "JFK-HNL"."""
 
 
 @functools.cache
@@ -91,7 +91,7 @@ def hourly(start: datetime | None = None, end: datetime | None = None) -> dict[W
 
 
 def enriched(start: datetime | None = None, end: datetime | None = None) -> dict[int, Enriched]:
-    """Return what the joins add, by flight id (its row number), for flights scheduled in [start, end)."""
+    """Return the joined columns by flight id (its row number), for flights in [start, end)."""
     airlines = pd.read_csv(folder() / "airlines.csv", keep_default_na=False).set_index("carrier")["name"]
     airports = pd.read_csv(folder() / "airports.csv", keep_default_na=False).set_index("faa")["name"]
     frame = _between(start, end)

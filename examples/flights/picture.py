@@ -1,4 +1,4 @@
-"""The comparison as a picture: where each watermark stood, which records it would have lost, what exactness costs."""
+"""The comparison as a picture: watermarks, the records lost by each, and the cost of exactness."""
 
 # matplotlib's annotations refuse dates on an axis, and know only the base of layout engines.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
@@ -43,7 +43,7 @@ class _Style:
 
 @dataclass(frozen=True, slots=True)
 class _Dot:
-    """How a record looks; two colours are the two halves of the dot."""
+    """Dot of a record; its two colours are those of its halves."""
 
     label: str
     colour: str
@@ -106,14 +106,14 @@ def draw(batches: Sequence[Batch], path: Path) -> None:
     grid = figure.add_gridspec(2, 2, height_ratios=(3.9, 1))
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12, hspace=0.03, wspace=0.04)
     _times(figure.add_subplot(grid[0, :]), batches)
-    found = compare(batches)
-    _records(figure.add_subplot(grid[1, 0]), found)
-    _waits(figure.add_subplot(grid[1, 1]), found)
+    comparisons = compare(batches)
+    _records(figure.add_subplot(grid[1, 0]), comparisons)
+    _waits(figure.add_subplot(grid[1, 1]), comparisons)
     figure.savefig(path)
 
 
 def _times(axes: Axes, batches: Sequence[Batch]) -> None:
-    """Event time against the replay clock: the lines, and every record where the hourly job saw it."""
+    """Draw event time against the replay clock: the watermarks, and every record."""
     clocks = [moment(batch.clock) for batch in batches]
     times = [time for batch in batches for _, time in batch.records]
     first, last = min(times) // HOUR * HOUR, max(times)
@@ -229,11 +229,11 @@ def _legend(axes: Axes) -> None:
     axes.legend(handles=dots, title="Records", loc="upper left", bbox_to_anchor=(0.005, 0.75), **look)
 
 
-def _records(axes: Axes, found: Sequence[Comparison]) -> None:
+def _records(axes: Axes, comparisons: Sequence[Comparison]) -> None:
     axes.set_title("Records missing from closed windows", **_TITLE)
-    values = [comparison.missing_records for comparison in found]
-    _bars(axes, found, values)
-    for row, comparison in enumerate(found):
+    values = [comparison.missing_records for comparison in comparisons]
+    _bars(axes, comparisons, values)
+    for row, comparison in enumerate(comparisons):
         text = f"{comparison.missing_records}"
         if comparison.windows_wrong:
             text += f"  in {comparison.windows_wrong} of {comparison.windows} windows"
@@ -243,20 +243,20 @@ def _records(axes: Axes, found: Sequence[Comparison]) -> None:
     axes.set_xlim(0, max(*values, 1) * 2.3)
 
 
-def _waits(axes: Axes, found: Sequence[Comparison]) -> None:
+def _waits(axes: Axes, comparisons: Sequence[Comparison]) -> None:
     axes.set_title("Hours from a window's end to its closing", **_TITLE)
-    middle = [(comparison.median_wait_seconds or 0) / 3600 for comparison in found]
-    most = [(comparison.p99_wait_seconds or 0) / 3600 for comparison in found]
-    _bars(axes, found, most, alpha=0.35)
-    _bars(axes, found, middle)
+    middle = [(comparison.median_wait_seconds or 0) / 3600 for comparison in comparisons]
+    most = [(comparison.p99_wait_seconds or 0) / 3600 for comparison in comparisons]
+    _bars(axes, comparisons, most, alpha=0.35)
+    _bars(axes, comparisons, middle)
     for row, (median, p99) in enumerate(zip(middle, most, strict=True)):
         _beside(axes, p99, row, f"{median:.1f} median, {p99:.1f} at the 99th percentile")
     axes.set_xlim(0, max(*most, 1) * 2.5)
     axes.set_yticklabels([])
 
 
-def _bars(axes: Axes, found: Sequence[Comparison], widths: Sequence[float], alpha: float = 1.0) -> None:
-    names = [comparison.name for comparison in found]
+def _bars(axes: Axes, comparisons: Sequence[Comparison], widths: Sequence[float], alpha: float = 1.0) -> None:
+    names = [comparison.name for comparison in comparisons]
     axes.barh(range(len(names)), widths, height=0.62, color=[_STYLES[name].colour for name in names], alpha=alpha)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.45, -0.55)

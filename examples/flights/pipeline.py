@@ -50,7 +50,7 @@ WINDOW_DDL: Final = (
 )
 
 DDL: Final[Mapping[str, str]] = {FLIGHTS: RECORD_DDL, ENRICHED: ENRICHED_DDL, HOURLY: WINDOW_DDL}
-"""What each job hands on."""
+"""Columns of each job's output."""
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 OUT: Final = pa.schema([("id", pa.int64()), ("due", _TIME), ("landed", pa.bool_())])
@@ -79,11 +79,11 @@ class Folders:
 
     @property
     def feed(self) -> Path:
-        """What the replayer drops."""
+        """Folder into which the replayer writes."""
         return self.root / "feed"
 
     def output(self, job: str) -> Path:
-        """What a job hands on."""
+        """Folder of a job's output."""
         return self.root / "out" / job
 
     def checkpoint(self, job: str) -> Path:
@@ -148,8 +148,8 @@ def start_flights(spark: SparkSession, folders: Folders, address: str, trigger: 
     checkpoint = folders.checkpoint(FLIGHTS)
 
     def inject(frame: DataFrame, batch: Batch) -> None:
-        heard = frame.where("beat is not null").selectExpr("beat", "unix_micros(clock)", "kind = 'end'").collect()
-        beats = Beats.read(checkpoint, batch.id - 1).hear(Heard(*row) for row in heard)
+        new_beats = frame.where("beat is not null").selectExpr("beat", "unix_micros(clock)", "kind = 'end'").collect()
+        beats = Beats.read(checkpoint, batch.id - 1).hear(Heard(*row) for row in new_beats)
         beats.write(checkpoint, batch.id)
         if beats.last is not None and beats.last.end:
             batch.finish()
@@ -171,7 +171,7 @@ class Heard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Beats:
-    """How far the feed has been read without a gap: a listing may show a file before an older one."""
+    """Position in the feed without a gap: a listing may show a file before an older one."""
 
     last: Heard | None = None
     """The last beat without a gap before it: what is scheduled before its clock is on the board."""
@@ -227,8 +227,8 @@ def land(_: int, state: pa.Table | None, rows: pa.Table, low: Watermark) -> Upda
     out |= {number: time for number, time in _pairs(boards) if early.pop(number, None) is None}
     early |= {number: time for number, time in _pairs(records) if out.pop(number, None) is None}
     early = {number: time for number, time in early.items() if time >= low.micros}
-    kept = [*((n, t, False) for n, t in out.items()), *((n, t, True) for n, t in early.items())]
-    return _table(kept, OUT), records, min(out.values(), default=None), out.values()
+    rows_after = [*((n, t, False) for n, t in out.items()), *((n, t, True) for n, t in early.items())]
+    return _table(rows_after, OUT), records, min(out.values(), default=None), out.values()
 
 
 def _pairs(rows: pa.Table) -> list[tuple[int, int]]:
@@ -271,7 +271,10 @@ def start_enriched(spark: SparkSession, folders: Folders, address: str, trigger:
 
 
 def start_hourly(spark: SparkSession, folders: Folders, address: str, trigger: Mapping[str, Any]) -> TrackedQuery:
-    """Sum the delays of each origin and scheduled hour; a window closes when the low watermark has passed its end."""
+    """Sum the delays of each origin and scheduled hour.
+
+    A window closes when the low watermark has passed its end.
+    """
     stage = lws.stage(
         spark,
         HOURLY,
@@ -322,10 +325,10 @@ def sum_hours(_: int, state: pa.Table | None, rows: pa.Table, low: Watermark) ->
             sums[2] += 1
             sums[3] += delay
     closed = {window: sums for window, sums in windows.items() if window[1] + HOUR <= low.micros}
-    kept = {window: sums for window, sums in windows.items() if window not in closed}
-    starts = [start for _, start in kept]
-    pending = [start for (_, start), sums in kept.items() for _ in range(sums[0])]
-    return _windows(kept), _windows(closed), min(starts, default=None), pending
+    still_open = {window: sums for window, sums in windows.items() if window not in closed}
+    starts = [start for _, start in still_open]
+    pending = [start for (_, start), sums in still_open.items() for _ in range(sums[0])]
+    return _windows(still_open), _windows(closed), min(starts, default=None), pending
 
 
 def _windows(windows: Mapping[tuple[str, int], list[int]]) -> pa.Table:

@@ -46,7 +46,7 @@ class Seen(Protocol):
 
     @property
     def heuristic(self) -> Mapping[float, Watermark]:
-        """By share; for each, the least of the inputs' heuristic watermarks."""
+        """Least of the inputs' heuristic watermarks, by share."""
         ...
 
 
@@ -62,7 +62,11 @@ class Lease(Protocol):
         pending: Iterable[int] | None = None,
         finished: int = 0,
     ) -> None:
-        """Report what is held: the oldest work, an injector's frontier, event times pending, records just finished."""
+        """Report the state of a claim.
+
+        It has the oldest work, an injector's frontier, pending event times, and the number of
+        records just finished.
+        """
 
     def finish(self) -> None:
         """Say that nothing will ever come."""
@@ -175,11 +179,11 @@ class EnrichedStage:
         self._ids: dict[int, int] = {}
         self._complete = MIN
         self.duplicates = 0
-        """How many were removed."""
+        """Number of duplicates that were removed."""
 
     def turn(self) -> bool:
         """Pass on what is there; return whether the inputs have finished."""
-        seen = self._read()
+        inputs = self._read()
         records = []
         for record in self._inbox.take():
             if record.sched_dep < self._complete or record.id in self._ids:
@@ -190,16 +194,19 @@ class EnrichedStage:
                 record._replace(airline=self._airlines[record.carrier], destination=self._airports.get(record.dest))
             )
         self._send(records)
-        if seen.low.micros > self._complete:
+        if inputs.low.micros > self._complete:
             # Only now: what this very watermark covers may have been taken in this turn.
-            self._complete = seen.low.micros
+            self._complete = inputs.low.micros
             self._ids = {number: time for number, time in self._ids.items() if time >= self._complete}
-        self._lease.advance(seen, oldest=None, finished=len(records))
-        return seen.low.finished
+        self._lease.advance(inputs, oldest=None, finished=len(records))
+        return inputs.low.finished
 
 
 class HourlyStage:
-    """Sums the delays of each scheduled hour and closes the window when the low watermark has passed its end."""
+    """Sums the delays of each scheduled hour.
+
+    A window closes when the low watermark has passed its end.
+    """
 
     def __init__(
         self,
@@ -230,25 +237,25 @@ class HourlyStage:
 
     def turn(self) -> bool:
         """Take what is there, close what is complete; return whether the inputs have finished."""
-        seen = self._read()
+        inputs = self._read()
         records = self._inbox.take()
         for record in records:
             self._add(record)
         if self._watch is not None:
-            self._watch(seen, records)
-        low = seen.low.micros
+            self._watch(inputs, records)
+        low = inputs.low.micros
         done = sorted((window for window in self._open if window[1] + HOUR <= low), key=lambda window: window[1])
         closed = [(window, self._open.pop(window)) for window in done]
         for window, row in closed:
             self._write(window, row)
         self._closed = max(self._closed, low)
         self._lease.advance(
-            seen,
+            inputs,
             oldest=[self._oldest(origin, low) for origin in ORIGINS],
             pending=[start for (_, start), row in self._open.items() for _ in range(row.flights)],
             finished=sum(row.flights for _, row in closed),
         )
-        return seen.low.finished
+        return inputs.low.finished
 
     def _add(self, record: Record) -> None:
         window = record.origin, record.sched_dep // HOUR * HOUR
@@ -287,8 +294,8 @@ def range_of(key: str, bounds: Sequence[bytes]) -> int:
     >>> [range_of(carrier, CARRIER_BOUNDS) for carrier in ("9E", "B6", "UA", "YV")]
     [0, 1, 3, 3]
     """
-    wanted = key.encode()
-    return sum(bound <= wanted for bound in bounds[1:-1])
+    text = key.encode()
+    return sum(bound <= text for bound in bounds[1:-1])
 
 
 def by_carrier(inboxes: Sequence[Inbox]) -> Send:

@@ -2,7 +2,8 @@
 
 The replay clock runs in steps; each step is a beat, and each beat is one Parquet file::
 
-    beat-000042-20130108T1045.parquet      beat number, and the replay clock at the end of the step (UTC)
+    beat-000042-20130108T1045.parquet      beat number, and the replay clock at the end of the step
+    (UTC)
 
 A file has rows of four kinds, in this order:
 
@@ -48,7 +49,7 @@ STEP: Final = 15 * MINUTE
 DUPLICATES: Final = 0.02
 SEED: Final = 2013
 DUPLICATE_BEATS: Final = (0, 0, 1, 2, 4, 8)
-"""How many beats after its record a duplicate comes; one of these, equally likely."""
+"""Possible numbers of beats from a record to its duplicate, equally likely."""
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 FEED_SCHEMA: Final = pa.schema(
@@ -79,7 +80,10 @@ only."""
 
 
 class Row(NamedTuple):
-    """One row of the feed, in the order of :data:`FEED_SCHEMA`; times in microseconds, delays in minutes."""
+    """One row of the feed, in the order of :data:`FEED_SCHEMA`.
+
+    Times are in microseconds, delays in minutes.
+    """
 
     kind: str
     beat: int | None = None
@@ -183,7 +187,7 @@ def _record(flight: Flight) -> Row:
 
 
 def write_beat(folder: Path, beat: Beat) -> Path:
-    """Write a beat's file under a hidden name, then rename it: a reader sees it whole or not at all."""
+    """Write a beat's file under a hidden name, then rename it, so that readers see it whole."""
     columns = zip(*beat.rows, strict=True)
     arrays = [pa.array(values, type=field.type) for values, field in zip(columns, FEED_SCHEMA, strict=True)]
     path = folder / beat.file_name
@@ -193,7 +197,7 @@ def write_beat(folder: Path, beat: Beat) -> Path:
 
 
 def replay_clock(folder: Path) -> int | None:
-    """Return the replay clock of the newest file in a feed folder, in microseconds; None without a file."""
+    """Return the replay clock of a feed's newest file, in microseconds; None without a file."""
     newest = max((path.name for path in folder.glob("beat-*.parquet")), default=None)
     if newest is None:
         return None

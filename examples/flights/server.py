@@ -15,7 +15,7 @@ _READY: Final = "lowwater: serving on "
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """Run ``lowwater serve`` with its journal in a folder and give its address; stop it on the way out.
+    """Run ``lowwater serve`` with its journal in a folder until the end; yield its address.
 
     What it logs goes to ``serve.log`` in the folder.
 

@@ -1,11 +1,11 @@
-"""The demo's run without Spark and without a server: the stages in lockstep over the arithmetic of watermarks.
+"""The demo without Spark and server: the stages run in lockstep over the watermark arithmetic.
 
 For looking at the comparison and its picture in seconds::
 
     python -m examples.flights.simulate --out build/demo/simulated
 
-Each round is one micro-batch of every job and moves the replay clock by one hour, as in the demo at one hour a second.
-The jobs run from the last to the first, so that each hop costs one round.
+Each round is one micro-batch of every job and moves the replay clock by one hour, as in the demo at
+one hour a second. The jobs run from the last to the first, so that each hop costs one round.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BEATS_A_ROUND = 4
 
 
 class Inputs(NamedTuple):
-    """What a stage read."""
+    """Watermarks that a stage has read."""
 
     low: Watermark
     heuristic: Mapping[float, Watermark]
@@ -105,14 +105,14 @@ class ModelLease:
         pending: Iterable[int] | None = None,
         finished: int = 0,
     ) -> None:
-        """Keep what is held, folded with what was seen."""
+        """Keep the state of the claim, folded with the watermarks of the inputs."""
         self._recent += finished
         fold = frontier if seen is None else seen.low.micros
         share = frontier if seen is None else seen.heuristic[SHARE].micros
         if fold is None or share is None:
             raise ValueError("a stage without inputs needs a frontier")
-        each = oldest if isinstance(oldest, Sequence) else [oldest]
-        self._computation.values[self._at] = [fold if value is None else min(fold, value) for value in each]
+        oldest_times = oldest if isinstance(oldest, Sequence) else [oldest]
+        self._computation.values[self._at] = [fold if value is None else min(fold, value) for value in oldest_times]
         self._computation.masses[self._mass] = (list(pending or ()), self._recent, share)
 
     def finish(self) -> None:
@@ -122,7 +122,7 @@ class ModelLease:
 
 
 class Result(NamedTuple):
-    """What a simulated run did."""
+    """Result of a simulated run."""
 
     batches: list[Batch]
     rows: list[tuple[Window, Hourly]]
@@ -131,7 +131,7 @@ class Result(NamedTuple):
 
 
 def simulate(flights: Sequence[Flight], start: int) -> Result:
-    """Run the three jobs over these flights, from a replay clock in microseconds, until all have finished."""
+    """Run the three jobs over flights until all finish, from a replay clock in microseconds."""
     flown, rich, hours = Computation(), Computation(), Computation()
     to_hourly, to_enriched = Inbox(), [Inbox() for _ in CARRIER_BOUNDS[1:]]
     names = data.airlines(), data.airports()
@@ -141,13 +141,13 @@ def simulate(flights: Sequence[Flight], start: int) -> Result:
     enriched = [EnrichedStage(flown.read, inbox, ModelLease(rich), to_hourly.put, names) for inbox in to_enriched]
     result = Result([], [], 0, 0)
 
-    def record(seen: Seen, records: Sequence[Record]) -> None:
+    def record(inputs: Seen, records: Sequence[Record]) -> None:
         result.batches.append(
             Batch(
                 batch=len(result.batches),
                 clock=max(injector.clock for injector in injectors),
-                low=seen.low.micros,
-                heuristic=seen.heuristic[SHARE].micros,
+                low=inputs.low.micros,
+                heuristic=inputs.heuristic[SHARE].micros,
                 records=tuple((record.origin, record.sched_dep) for record in records),
             )
         )
@@ -192,10 +192,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recorded.unlink(missing_ok=True)
     for batch in result.batches:
         compare.append_batch(recorded, batch)
-    found = compare.compare(result.batches)
-    compare.write_report(options.out / "report.json", found)
+    comparisons = compare.compare(result.batches)
+    compare.write_report(options.out / "report.json", comparisons)
     picture.draw(result.batches, options.out / "report.png")
-    for comparison in found:
+    for comparison in comparisons:
         print(json.dumps(asdict(comparison)))
     return 0
 

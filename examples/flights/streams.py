@@ -1,8 +1,10 @@
-"""The demo over streams: the feed is a topic of Kafka, and what the jobs hand on are a table of Delta, a topic, and a table again.
+"""The demo over streams: a Kafka topic as the feed, and Delta tables and a topic as outputs.
 
-    topic feed -> flights (injector) -> table flights -> enriched -> topic enriched -> hourly -> table hourly
+    topic feed -> flights (injector) -> table flights -> enriched -> topic enriched -> hourly ->
+    table hourly
 
-The jobs are those of :mod:`examples.flights.pipeline`; only where their rows come from and go to differs. The broker is a real one of this machine, and goes with the demo.
+The jobs are those of :mod:`examples.flights.pipeline`; only where their rows come from and go to
+differs. The broker is a real one of this machine, and goes with the demo.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ _TIME_FORMAT: Final = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
 """Without it times would have milliseconds, and a time would come back as an older one."""
 
 SESSION: Final[Mapping[str, str]] = {
-    "spark.driver.extraClassPath": os.pathsep.join(str(jar) for each in ("kafka", "delta") for jar in jars(each)),
+    "spark.driver.extraClassPath": os.pathsep.join(
+        str(jar) for connector in ("kafka", "delta") for jar in jars(connector)
+    ),
     **delta.SETTINGS,
 }
 
@@ -92,16 +96,16 @@ class Streams(Folders):
         if job != ENRICHED:
             batch.write_table(rows, self.output(job))
             return
-        said = rows.select(sf.col("tailnum").alias("key"), sf.to_json(sf.struct("*"), _TIME_FORMAT).alias("value"))
-        batch.write_kafka(said, job, options={"kafka.bootstrap.servers": self.broker}, slots=1)
+        values = rows.select(sf.col("tailnum").alias("key"), sf.to_json(sf.struct("*"), _TIME_FORMAT).alias("value"))
+        batch.write_kafka(values, job, options={"kafka.bootstrap.servers": self.broker}, slots=1)
 
     def result(self, spark: SparkSession, job: str) -> DataFrame:
         """See Folders."""
         return spark.read.format("delta").load(str(self.output(job)))
 
     def _topic(self, spark: SparkSession, name: str, schema: str, **options: str) -> DataFrame:
-        told = {"kafka.bootstrap.servers": self.broker, "subscribe": name, "startingOffsets": "earliest", **options}
-        rows = spark.readStream.format("kafka").options(**told).load()
+        settings = {"kafka.bootstrap.servers": self.broker, "subscribe": name, "startingOffsets": "earliest", **options}
+        rows = spark.readStream.format("kafka").options(**settings).load()
         return rows.select(sf.from_json(sf.col("value").cast("string"), schema).alias("row")).select("row.*")
 
 
@@ -117,8 +121,8 @@ class Producing:
         """Write the rows of a beat; then its file, which is empty: it tells the replay clock."""
         for row in beat.rows:
             self._producer.produce(FEED, json.dumps(_as_json(row._asdict())).encode())
-        if left := self._producer.flush(_ACKNOWLEDGED_WITHIN):
-            raise OSError(f"{left} rows of beat {beat.number} were not acknowledged by the broker")
+        if unsent := self._producer.flush(_ACKNOWLEDGED_WITHIN):
+            raise OSError(f"{unsent} rows of beat {beat.number} were not acknowledged by the broker")
         (folder / beat.file_name).touch()
 
 

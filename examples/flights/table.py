@@ -41,7 +41,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the table shows at one time."""
+    """Content of the table at one time."""
 
     clock: int | None
     """The replay clock in microseconds; None before it runs."""
@@ -56,11 +56,11 @@ def line_of(view: WatermarkView, share: float = 0.99) -> Line:
     return Line(view.computation, view.low, heuristic, "" if view.holder is None else holder(view.holder))
 
 
-def holder(held: RangeView) -> str:
+def holder(key_range: RangeView) -> str:
     """Return who holds a watermark: the worker, if any, and the key range."""
-    end = _key(held.end) if held.end else "…"
-    owner = held.worker if held.state is RangeState.OWNED else held.state.value
-    return f"{owner} [{_key(held.start)}, {end})"
+    end = _key(key_range.end) if key_range.end else "…"
+    owner = key_range.worker if key_range.state is RangeState.OWNED else key_range.state.value
+    return f"{owner} [{_key(key_range.start)}, {end})"
 
 
 def _key(key: bytes) -> str:

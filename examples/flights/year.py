@@ -60,17 +60,17 @@ from examples.flights.server import serving
 from lowwater.watermark import Watermark
 
 AHEAD: Final = 7 * DAY
-"""How far the injectors run ahead of hourly. More than the worst flight is late (33 h), or nothing
-would move."""
+"""Most event time by which the injectors run ahead of hourly. It must exceed the lateness of the
+worst flight (33 h), or no watermark would move."""
 PAUSE_SECONDS: Final = 0.01
-"""How long a worker waits when it can do nothing but look again."""
+"""Seconds that an idle worker waits before it looks again."""
 PROGRESS_SECONDS: Final = 0.5
 FLUSH_SECONDS: Final = 30.0
 STALE_SECONDS: Final = 60.0
 
 
 class Claimed(Protocol):
-    """What a worker works with: a lease, and the watermarks of its inputs."""
+    """A worker's claim: a lease, and the watermarks of its inputs."""
 
     lease: Lease
 
@@ -83,7 +83,7 @@ class Claimed(Protocol):
 
 
 class Authority(Protocol):
-    """What the run needs of an authority."""
+    """The part of an authority that the run uses."""
 
     def claim(self, computation: str, worker: str, bounds: Sequence[bytes]) -> Claimed:
         """Claim the ranges between these bounds for a worker."""
@@ -100,7 +100,7 @@ class Authority(Protocol):
 
 @dataclass
 class Result:
-    """What a run did."""
+    """Result of a run."""
 
     rows: list[tuple[Window, Hourly]] = field(default_factory=list)
     duplicates: int = 0
@@ -235,7 +235,7 @@ class LowwaterAuthority:
         return _Worker(self._client.worker(computation, name=worker), bounds)
 
     def low(self, computation: str) -> Watermark:
-        """Return the published low watermark as it is known now: no request, the client is subscribed."""
+        """Return the newest low watermark of the client. It is subscribed: no request is sent."""
         return self._readers[computation].read().low
 
     def lines(self) -> tuple[table.Line, ...]:
@@ -245,11 +245,11 @@ class LowwaterAuthority:
             ConnectionError: The authority was not heard for a minute. A pipeline would go on
                 without it; this run, whose injectors wait for its watermarks, would wait for ever.
         """
-        seen = {name: reader.read() for name, reader in self._readers.items()}
-        for name, each in seen.items():
-            if each.stale_for > STALE_SECONDS:
-                raise ConnectionError(f"no word of {name} for {each.stale_for:.0f} s: is lowwater serve still running?")
-        return tuple(table.line_of(each.each[name], SHARE) for name, each in seen.items())
+        views = {name: reader.read() for name, reader in self._readers.items()}
+        for name, view in views.items():
+            if view.stale_for > STALE_SECONDS:
+                raise ConnectionError(f"no word of {name} for {view.stale_for:.0f} s: is lowwater serve still running?")
+        return tuple(table.line_of(view.each[name], SHARE) for name, view in views.items())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

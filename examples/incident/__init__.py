@@ -1,1 +1,1 @@
-"""The flights pipeline with one process per worker, so that an incident can be staged in it: one executor is paused."""
+"""The flights pipeline with a process for each worker, of which an incident can pause one."""

@@ -1,8 +1,9 @@
-"""One worker of the flights pipeline as a process of its own, so that it can be paused like any executor.
+"""One worker of the flights pipeline as a process, which can be paused like an executor.
 
 ``python -m examples.incident.worker FOLDER ADDRESS ROLE NUMBER START``. The three jobs are those of
-:mod:`examples.flights.plain`; records go from process to process through files that only grow. The replay is paced by the
-clock, :data:`PACE` of event time a second, and shifted so that its flights are of today.
+:mod:`examples.flights.plain`; records go from process to process through files that only grow. The
+replay is paced by the clock, :data:`PACE` of event time a second, and shifted so that its flights
+are of today.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ EXECUTORS: Final = len(CARRIER_BOUNDS) - 1
 
 
 class FileInbox(Inbox):
-    """Records on their way to one process, in files to which one process each appends whole lines."""
+    """Records on their way to one process; each sender appends whole lines to a file of its own."""
 
     def __init__(self, folder: Path, receiver: str) -> None:
         super().__init__()
@@ -75,7 +76,10 @@ class FileInbox(Inbox):
 def hand_over(
     folder: Path, sender: str, receivers: Sequence[str], choose: Callable[[Record], int]
 ) -> Callable[[Sequence[Record]], None]:
-    """Return what appends records to the file of the receiver that is chosen for each; they are there when it returns."""
+    """Return a function that appends records to the files of their receivers.
+
+    The records are in the files when it returns.
+    """
     files = [(folder / f"{sender}-to-{receiver}.jsonl").open("ab", buffering=0) for receiver in receivers]
 
     def send(records: Sequence[Record]) -> None:
@@ -101,16 +105,16 @@ def executor(number: int) -> str:
 def flights_of_today(start: int) -> list[Flight]:
     """Return flights whose replay starts at an event time, in microseconds, of whole hours."""
     shift = start - data.micros(SOURCE_START)
-    found = data.load(SOURCE_START, SOURCE_START + timedelta(days=SOURCE_DAYS))
+    flights = data.load(SOURCE_START, SOURCE_START + timedelta(days=SOURCE_DAYS))
     return [
         flight._replace(sched_dep=flight.sched_dep + shift, available=flight.available + shift)
-        for flight in found
+        for flight in flights
         if flight.lateness <= LANDED
     ]
 
 
 def inject(client: lowwater.Client, folder: Path, start: int) -> None:
-    """Replay all origins, a worker each, paced by the clock; ends with the data, which is hours away."""
+    """Replay all origins, a worker each, paced by the clock; end with the data, hours away."""
     flights = flights_of_today(start)
     receivers = [executor(number) for number in range(EXECUTORS)]
     stages = []

@@ -1,4 +1,7 @@
-"""``make demo-regions``: a region is killed at random points of its work, the other one takes over, and every closed hour is what was promised."""
+"""``make demo-regions``: one region is killed at random points, and the other takes over.
+
+Every closed hour must be as promised.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ STEPS: Final = {
     "above": "the next owner has closed an hour above R",
     "published": "readers are told of more than R: of two regions, the lost one has to be back and keep a replica",
 }
-"""Of a take-over, counted from the kill, seconds."""
+"""Steps of a take-over, timed in seconds from the kill."""
 
 
 IN_ONE: Final = 3
@@ -34,7 +37,10 @@ IN_ONE: Final = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Kill the region that owns a reference, again and again, and move from it as planned; compare every hour, and say how long each step took."""
+    """Kill the region that owns a reference, again and again, and move from it as planned.
+
+    Compare every hour, and print the time of each step.
+    """
     parser = argparse.ArgumentParser(prog="python -m examples.regions", description=main.__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/regions"), help="files of the runs")
     parser.add_argument("--kills", type=int, default=2, help="how often a region is killed (default: %(default)s)")
@@ -49,27 +55,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return summed(options.sum)
     out = options.out.resolve()
     clear(out, "regions", parser)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that all processes end with this one
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # all processes end with it
     seed = options.seed if options.seed is not None else time.time_ns() % 1_000_000
     print(f"seed {seed}; a region is suspect after {SUSPECT_AFTER}, and the operator adopts then\n", flush=True)
-    told: list[dict[str, Any]] = []
+    all_lines: list[dict[str, Any]] = []
     bad = 0
     for number, hows in enumerate(worlds(options.kills, options.moves)):
         began = time.monotonic()
-        found = run(out / str(number), hows, seed + number)
-        bad += report(found, time.monotonic() - began)
-        lines = [line(found, take) for take in found.takes]
-        told += lines
+        outcome = run(out / str(number), hows, seed + number)
+        bad += report(outcome, time.monotonic() - began)
+        lines = [line(outcome, take) for take in outcome.takes]
+        all_lines += lines
         if options.json is not None:
             with options.json.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(each) + "\n" for each in lines)
+                file.writelines(json.dumps(entry) + "\n" for entry in lines)
         shutil.rmtree(out / str(number))
-    for result in figures(told):
+    for result in figures(all_lines):
         print(result.text())
     if bad:
         print(f"\nWRONG: {bad} problems")
         return 1
-    print(f"\nevery closed hour is what was promised, over {len(told)} take-overs")
+    print(f"\nevery closed hour is what was promised, over {len(all_lines)} take-overs")
     return 0
 
 
@@ -82,70 +88,70 @@ def worlds(kills: int, moves: int) -> list[list[str]]:
     [['moved', 'arrived', 'written off'], ['arrived', 'arrived', 'written off']]
     """
     plan = [MOVE] * moves + [ARRIVED] * kills
-    found = [plan[first : first + IN_ONE] for first in range(0, len(plan), IN_ONE)]
-    return [[*each[:-1], WRITE_OFF] if each[-1] == ARRIVED else each for each in found]
+    plans = [plan[first : first + IN_ONE] for first in range(0, len(plan), IN_ONE)]
+    return [[*hows[:-1], WRITE_OFF] if hows[-1] == ARRIVED else hows for hows in plans]
 
 
-def line(found: Run, take: Take) -> dict[str, Any]:
+def line(outcome: Run, take: Take) -> dict[str, Any]:
     """Return what is kept of a take-over."""
     return {
         "example": "regions",
         "how": take.how,
-        "seed": found.seed,
+        "seed": outcome.seed,
         "from": take.owner,
         "number": take.number,
-        "hours": sum(each.number == take.number for each in found.hours.values()),
-        "lost": len(found.lost(take) - found.kept(take)),
-        "closed_before": len(found.kept(take)),
+        "hours": sum(hour.number == take.number for hour in outcome.hours.values()),
+        "lost": len(outcome.lost(take) - outcome.closed_before(take)),
+        "closed_before": len(outcome.closed_before(take)),
         "refused": take.tries,
-        "wrong": len(wrong(found)),
+        "wrong": len(wrong(outcome)),
         "seconds": {step: round(take.times[step] - take.times["struck"], 3) for step in STEPS if step in take.times},
     }
 
 
-def report(found: Run, seconds: float) -> int:
+def report(outcome: Run, seconds: float) -> int:
     """Say how a world was; return how much was wrong."""
     print(
-        f"seed {found.seed}: {len(found.clicks)} clicks in {len(found.hours)} hours, {len(found.seen)} watermarks seen, {seconds:.0f} s"
+        f"seed {outcome.seed}: {len(outcome.clicks)} clicks in {len(outcome.hours)} hours, {len(outcome.readings)} watermarks read, {seconds:.0f} s"
     )
-    for take in found.takes:
-        told = line(found, take)
-        steps = "  ".join(f"{step} {after:.1f}" for step, after in told["seconds"].items())
+    for take in outcome.takes:
+        entry = line(outcome, take)
+        steps = "  ".join(f"{step} {after:.1f}" for step, after in entry["seconds"].items())
         print(
-            f"    {take.owner} to {take.to}, {take.how}: {steps};  {told['hours']} hours by {take.number}, {told['lost']} clicks given up, "
-            f"{told['closed_before']} above R in hours that were closed before, the old number refused {take.tries} times"
+            f"    {take.owner} to {take.to}, {take.how}: {steps};  {entry['hours']} hours by {take.number}, {entry['lost']} clicks given up, "
+            f"{entry['closed_before']} above R in hours that were closed before, the old number refused {take.tries} times"
         )
-    problems = wrong(found)
+    problems = wrong(outcome)
     for problem in problems:
         print(f"    WRONG: {problem}")
     sys.stdout.flush()
     return len(problems)
 
 
-def figures(told: Sequence[dict[str, Any]]) -> list[Result]:
+def figures(entries: Sequence[dict[str, Any]]) -> list[Result]:
     """Return each step of the take-over as a figure over all runs of one kind."""
-    found = []
+    results = []
     for how in (WRITE_OFF, ARRIVED, MOVE):
-        runs = [each for each in told if each["how"] == how]
+        runs = [entry for entry in entries if entry["how"] == how]
         for step in STEPS:
-            rounds = tuple(each["seconds"][step] for each in runs if step in each["seconds"])
+            rounds = tuple(entry["seconds"][step] for entry in runs if step in entry["seconds"])
             if rounds:
                 name = f"{how.replace(' ', '_')}_{step}"
                 facts = {
                     "what": STEPS[step],
                     "suspect_after": SUSPECT_AFTER,
-                    "wrong": sum(each["wrong"] for each in runs),
+                    "wrong": sum(entry["wrong"] for entry in runs),
                 }
-                found.append(Result("regions", name, Spread(rounds), "s", facts=facts))
-    return found
+                results.append(Result("regions", name, Spread(rounds), "s", facts=facts))
+    return results
 
 
 def summed(path: Path) -> int:
     """Print the figures over the lines of a file, one JSON object a line."""
-    told = [each for each in map(json.loads, path.read_text("utf-8").splitlines()) if "example" in each]
-    for result in figures(told):
+    entries = [entry for entry in map(json.loads, path.read_text("utf-8").splitlines()) if "example" in entry]
+    for result in figures(entries):
         print(json.dumps(result.line(machine()) | {"rounds_s": list(result.value.rounds)}))
-    return int(any(each["wrong"] for each in told))
+    return int(any(entry["wrong"] for entry in entries))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What should be in the sink, by plain Python over the clicks; and everything that is wrong with a run."""
+"""Expected content of the sink, by plain Python over the clicks, and the faults of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Seen(NamedTuple):
     incarnation: int
     low: int
     until: int = MAX
-    """How far the sink was complete then; asked for global names only."""
+    """Event time up to which the sink was complete then; read for global names only."""
 
 
 @dataclass(slots=True)
@@ -39,34 +39,34 @@ class Take:
     """The region that is killed, or moved from."""
     to: str
     number: int
-    """By which the next owner commits."""
+    """Adoption number with which the next owner commits."""
     hold: int = MAX
     """R of the region that took over, which what is published may not pass before somebody has
     decided."""
     cut: int = 0
-    """The first offset of the lost region that was not in the other one then."""
+    """First offset of the lost region that the other one lacked at that time."""
     times: dict[str, float] = field(default_factory=dict[str, float])
-    """Its steps, seconds since the epoch."""
+    """Times of its steps, in seconds since the epoch."""
     tries: int = 0
-    """Of the region that returned, and of its old number: each was refused."""
+    """Commits that the returned region tried with its old number; each was refused."""
 
 
 @dataclass(slots=True)
 class Run:
-    """What has happened in a world."""
+    """Record of a world."""
 
     seed: int
     clicks: Sequence[Click]
     takes: list[Take]
     accepted: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
-    """By click the region that has acknowledged it, and the offset there."""
+    """Region that acknowledged each click, and its offset there."""
     hours: dict[int, Written] = field(default_factory=dict[int, Written])
     commits: list[Commit] = field(default_factory=list[Commit])
-    seen: list[Seen] = field(default_factory=list[Seen])
+    readings: list[Seen] = field(default_factory=list[Seen])
     wrong: list[str] = field(default_factory=list[str])
-    """What was found while it ran: a number that was handed out, a commit that was taken."""
+    """Faults seen while the world ran: a number handed out or a commit accepted by mistake."""
     written_off: bool = False
-    """What the global record says at the end."""
+    """True if the global record says at the end that rows are written off."""
 
     def lost(self, take: Take) -> set[int]:
         """Clicks that only the lost region had acknowledged, and that were given up."""
@@ -74,10 +74,10 @@ class Run:
             return set()
         return {click for click, (region, at) in self.accepted.items() if region == take.owner and at >= take.cut}
 
-    def kept(self, take: Take) -> set[int]:
-        """Those of them that stand in hours that were closed before."""
-        before = (each for each in self.hours.values() if each.number < take.number)
-        return self.lost(take) & {click for each in before for click in each.hour.ids}
+    def closed_before(self, take: Take) -> set[int]:
+        """Lost clicks in hours that the lost region had closed before."""
+        before = (written for written in self.hours.values() if written.number < take.number)
+        return self.lost(take) & {click for written in before for click in written.hour.ids}
 
 
 def batch(clicks: Iterable[Click]) -> dict[int, tuple[int, ...]]:
@@ -86,10 +86,10 @@ def batch(clicks: Iterable[Click]) -> dict[int, tuple[int, ...]]:
     >>> batch([Click(3, 0, "A"), Click(4, HOUR - 1, "B"), Click(5, HOUR, "A")])
     {0: (3, 4), 3600000000: (5,)}
     """
-    found: dict[int, list[int]] = {}
+    ids_by_hour: dict[int, list[int]] = {}
     for click in clicks:
-        found.setdefault(click.at // HOUR * HOUR, []).append(click.id)
-    return {start: tuple(sorted(ids)) for start, ids in sorted(found.items())}
+        ids_by_hour.setdefault(click.at // HOUR * HOUR, []).append(click.id)
+    return {start: tuple(sorted(ids)) for start, ids in sorted(ids_by_hour.items())}
 
 
 def wrong(run: Run) -> list[str]:
@@ -98,11 +98,14 @@ def wrong(run: Run) -> list[str]:
 
 
 def _hours(run: Run) -> Iterator[str]:
-    """Each closed hour is the batch answer over what was promised: over all that was accepted, but for what was written off."""
+    """Check that each closed hour is the batch answer over all accepted clicks.
+
+    Clicks that were written off are left out.
+    """
     missing = {click.id for click in run.clicks} - run.accepted.keys()
     if missing:
         yield f"{len(missing)} clicks were acknowledged by nobody"
-    wanted = everything = batch(run.clicks)
+    expected = everything = batch(run.clicks)
     for take in run.takes:
         for click in run.clicks:
             region, offset = run.accepted.get(click.id, ("", 0))
@@ -110,12 +113,12 @@ def _hours(run: Run) -> Iterator[str]:
                 yield f"R led: click {click.id} of {moment(click.at)} was not in {take.to}, whose R was {moment(take.hold)}"
         survived = batch(click for click in run.clicks if click.id not in run.lost(take))
         # What was closed before has all that the lost region had.
-        wanted = {
+        expected = {
             start: ids if start in run.hours and run.hours[start].number < take.number else survived.get(start, ())
-            for start, ids in wanted.items()
+            for start, ids in expected.items()
         }
     for start in sorted(everything.keys() | run.hours.keys()):
-        want, have = wanted.get(start, ()), run.hours[start].hour.ids if start in run.hours else ()
+        want, have = expected.get(start, ()), run.hours[start].hour.ids if start in run.hours else ()
         if want != have:
             who = f" by {run.hours[start].number}" if start in run.hours else ""
             lacks, more = sorted(set(want) - set(have)), sorted(set(have) - set(want))
@@ -123,33 +126,33 @@ def _hours(run: Run) -> Iterator[str]:
 
 
 def _watermarks(run: Run) -> Iterator[str]:
-    """None goes back; and what is published for all leads neither the sink nor a hold."""
-    readers = {(each.region, each.name) for each in run.seen}
+    """Check that no watermark goes back, and that global ones lead neither the sink nor a hold."""
+    readers = {(reading.region, reading.name) for reading in run.readings}
     for region, name in sorted(readers):
-        seen = [each for each in run.seen if (each.region, each.name) == (region, name)]
-        for before, after in pairwise(seen):
+        readings = [reading for reading in run.readings if (reading.region, reading.name) == (region, name)]
+        for before, after in pairwise(readings):
             if (after.incarnation, after.low) < (before.incarnation, before.low):
                 yield f"{name} in {region} went back from {before} to {after}"
-    shown = [each for each in run.seen if each.name.startswith("global/")]
-    for each in shown:
-        if each.low > each.until:
-            yield f"{each.name} in {each.region} led the sink: {each}"
+    shown = [reading for reading in run.readings if reading.name.startswith("global/")]
+    for reading in shown:
+        if reading.low > reading.until:
+            yield f"{reading.name} in {reading.region} led the sink: {reading}"
         for take in run.takes:
-            if each.at < take.times.get("decided", 0.0) and each.low > take.hold:
-                yield f"{each.name} in {each.region} passed the hold before anybody had decided: {each}"
+            if reading.at < take.times.get("decided", 0.0) and reading.low > take.hold:
+                yield f"{reading.name} in {reading.region} passed the hold before anybody had decided: {reading}"
     for region in ("A", "B"):
-        ends = [each.low for each in shown if each.region == region]
+        ends = [reading.low for reading in shown if reading.region == region]
         if not ends or ends[-1] != MAX:
             yield f"a reader in {region} was not told that all is complete"
 
 
 def _numbers(run: Run) -> Iterator[str]:
-    numbers = [each.number for each in run.commits]
+    numbers = [commit.number for commit in run.commits]
     if numbers != sorted(numbers):
         yield f"an older number has committed behind a newer one: {numbers}"
     for take in run.takes:
         if take.number not in numbers:
             yield f"{take.to} has committed nothing by {take.number}"
-    wanted = any(take.how == WRITE_OFF for take in run.takes)
-    if run.written_off != wanted:
+    expected = any(take.how == WRITE_OFF for take in run.takes)
+    if run.written_off != expected:
         yield f"the record says that rows are{'' if run.written_off else ' not'} written off, and that is not what was decided"

@@ -1,4 +1,8 @@
-"""The clients: each sends its clicks to the broker of its region, and to the other one when that is lost. They are known beforehand, so that there is an answer."""
+"""The clients: each sends its clicks to the broker of its region.
+
+When that region is lost they go to the other one. The clicks are known in advance, so there is a
+batch answer.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ class Click(NamedTuple):
     """The region of its client."""
 
 
-def made(chance: Random, count: int, hours: int) -> list[Click]:
+def random_clicks(chance: Random, count: int, hours: int) -> list[Click]:
     """Return clicks in the order of their time, two of three in region A."""
     times = sorted(chance.randrange(FIRST, FIRST + hours * HOUR) for _ in range(count))
     return [Click(number, at, chance.choice((*REGIONS, REGIONS[0]))) for number, at in enumerate(times)]
@@ -47,7 +51,8 @@ def made(chance: Random, count: int, hours: int) -> list[Click]:
 def bursts(clicks: Iterable[Click]) -> Iterator[list[Click]]:
     """Cut clicks into what is sent together.
 
-    >>> [len(each) for each in bursts([Click(n, FIRST, "A") for n in range(16)] + [Click(16, FIRST + HOUR, "A")])]
+    >>> clicks = [Click(n, FIRST, "A") for n in range(16)] + [Click(16, FIRST + HOUR, "A")]
+    >>> [len(burst) for burst in bursts(clicks)]
     [15, 1, 1]
     """
     for _, hour in groupby(clicks, lambda click: click.at // HOUR):
@@ -56,7 +61,7 @@ def bursts(clicks: Iterable[Click]) -> Iterator[list[Click]]:
 
 
 class Strike(NamedTuple):
-    """When something is done in the middle of the work: at a burst, before or behind its acknowledgement."""
+    """Point of the work at which a fault strikes: before or after a burst is acknowledged."""
 
     burst: int
     phase: str
@@ -70,10 +75,10 @@ class Clients:
     setup: Setup
     clicks: Sequence[Click]
     ahead: Callable[[], bool]
-    """Whether they have to wait for the regions."""
+    """Tells whether the clients are ahead of the regions, and have to wait."""
     strikes: Sequence[Strike] = ()
     accepted: dict[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
-    """By click the region that has acknowledged it, and the offset there."""
+    """Region that acknowledged each click, and its offset there."""
     lost: set[str] = field(default_factory=set[str])
     """Regions whose clients have gone to the other one."""
     limit: int = 0
@@ -130,7 +135,7 @@ class Clients:
                 return
             self.sent += len(burst)
             self._strike(number, ACKNOWLEDGED)
-        for _, lease in sorted(leases.items(), key=lambda each: each[0] in self.lost):
+        for _, lease in sorted(leases.items(), key=lambda item: item[0] in self.lost):
             lease.finish()  # waits for a region that is away
 
     def _wait(self, waiting: dict[int, Click]) -> None:
@@ -142,15 +147,15 @@ class Clients:
             producer = self._producers.pop(region)
             producer.purge()  # nothing of it may arrive there later, when the region is back
             producer.poll(0)
-            for click in [each for each in waiting.values() if each.home == region]:
+            for click in [waiting_click for waiting_click in waiting.values() if waiting_click.home == region]:
                 self._put(self._region(click), click, waiting)
         for producer in self._producers.values():
             producer.poll(LOOK)
 
     def _strike(self, burst: int, phase: str) -> None:
-        for each in self.strikes:
-            if (each.burst, each.phase) == (burst, phase):
-                each.do()
+        for strike in self.strikes:
+            if (strike.burst, strike.phase) == (burst, phase):
+                strike.do()
 
     def _region(self, click: Click) -> str:
         return self.setup.other(click.home) if click.home in self.lost else click.home
@@ -162,7 +167,7 @@ class Clients:
                 self.accepted[click.id] = (region, message.offset() or 0)
 
         if region not in self._producers:
-            told = {"acks": "all", "enable.idempotence": True, "log_level": 0}
-            self._producers[region] = Producer({"bootstrap.servers": self.setup.regions[region].broker, **told})
-        said = json.dumps({"id": click.id, "at": moment(click.at).isoformat()})
-        self._producers[region].produce(CLICKS, said.encode(), partition=0, on_delivery=delivered)
+            settings = {"acks": "all", "enable.idempotence": True, "log_level": 0}
+            self._producers[region] = Producer({"bootstrap.servers": self.setup.regions[region].broker, **settings})
+        value = json.dumps({"id": click.id, "at": moment(click.at).isoformat()})
+        self._producers[region].produce(CLICKS, value.encode(), partition=0, on_delivery=delivered)

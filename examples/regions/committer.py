@@ -1,9 +1,12 @@
-"""The committer of a region: takes closed hours to the sink while the region owns the reference, and reports them as ``hourly``.
+"""The committer of a region: takes closed hours to the sink while the region owns the reference.
+
+It reports them as ``hourly``.
 
 python -m examples.regions.committer SETUP REGION
 
-A new owner raises its number in the sink, reads what is there, and goes on behind it. One that stands by has nothing to do but to say that the state of the last
-batch is here, as far as it is: of that a planned move makes the next owner.
+A new owner raises its number in the sink, reads what is there, and goes on behind it. One that
+stands by has nothing to do but to say that the state of the last batch is here, as far as it is: of
+that a planned move makes the next owner.
 """
 
 from __future__ import annotations
@@ -32,14 +35,14 @@ EVERY: Final = 0.1
 
 
 class Closed(NamedTuple):
-    """An hour as Spark has closed it, and where the sources are read on behind it, by the region that is their home."""
+    """An hour as Spark closed it, and where its sources are read on, by their home region."""
 
     hour: Hour
     behind: Mapping[str, int]
 
 
 class Folder:
-    """What Spark has closed in a region; each file is read once."""
+    """Hours that Spark has closed in a region; each file is read once."""
 
     def __init__(self, folder: Path, own: str, other: str) -> None:
         self._folder, self._columns = folder, {own: "own", other: "others"}
@@ -47,29 +50,31 @@ class Folder:
         self.hours: dict[int, Closed] = {}
 
     def look(self) -> None:
-        """Read what is new, by the log of Spark's sink: what an attempt has left that did not count stands beside it."""
+        """Read new hours, by the log of Spark's sink, which leaves out files of failed attempts."""
         if not (self._folder / SINK_LOG).exists():
             return
-        for path in {Path(each.path) for each in list_sink(str(self._folder))} - self._read:
+        for path in {Path(entry.path) for entry in list_sink(str(self._folder))} - self._read:
             for row in pq.ParquetFile(path).read().to_pylist():
                 start = micros(row["start"].replace(tzinfo=UTC))  # Spark writes it in UTC
-                behind = {each: row[column] or 0 for each, column in self._columns.items()}
+                behind = {column_home: row[column] or 0 for column_home, column in self._columns.items()}
                 self.hours[start] = Closed(Hour(start, tuple(row["ids"])), behind)
             self._read.add(path)
 
 
 def ready(hours: Iterable[Closed], since: int, until: int) -> list[Closed]:
-    """Return what is to be committed: hours that end at most at ``until``, and were not committed by ``since``."""
-    return sorted(each for each in hours if each.hour.start >= since and ends(each.hour) <= until)
+    """Return the hours to commit: they end by ``until``, and start at ``since`` or later."""
+    return sorted(hour for hour in hours if hour.hour.start >= since and ends(hour.hour) <= until)
 
 
 def read_on(hours: Iterable[Closed], until: int, home: str) -> int:
-    """Return the offset from which the clicks of a region rebuild what ends behind ``until``: they come in order of time, hour by hour.
+    """Return the offset from which a region's clicks rebuild the hours that end after ``until``.
 
-    It is of what was read *here*. What the last owner has closed may have clicks that never came here, and that are written off: whoever took over its
-    positions would say that it has read them.
+    Clicks come in order of time, hour by hour.
+
+    It is of what was read *here*. What the last owner has closed may have clicks that never came
+    here, and that are written off: whoever took over its positions would say that it has read them.
     """
-    return max((each.behind[home] for each in hours if ends(each.hour) <= until), default=0)
+    return max((hour.behind[home] for hour in hours if ends(hour.hour) <= until), default=0)
 
 
 def ends(hour: Hour) -> int:
@@ -85,16 +90,16 @@ class Owning:
     lease: lowwater.Lease
     worker: lowwater.Worker
     last: Commit | None
-    """In the sink, by whomever."""
+    """Last commit in the sink, of any owner."""
     batch: int = -1
 
 
 class Committer:
-    """What runs."""
+    """The running committer."""
 
     def __init__(self, setup: Setup, region: str) -> None:
         place = setup.regions[region]
-        self._region, self._clusters = region, {name: each.cluster for name, each in setup.regions.items()}
+        self._region, self._clusters = region, {name: home.cluster for name, home in setup.regions.items()}
         self._sink, self._token = Sink(setup.sink), Token(REFERENCE, place.agent)
         self._folder = Folder(closed(place.folder), region, setup.other(region))
         self._lw = lowwater.connect(place.authority, timeout=60)
@@ -132,18 +137,20 @@ class Committer:
         return Owning(adoption, worker.claim(), worker, last)
 
     def _commit(self, owning: Owning) -> None:
-        seen = owning.worker.inputs()  # first the watermark, then what is there
+        inputs = owning.worker.inputs()  # first the watermark, then what is there
         self._folder.look()
         since = MIN if owning.last is None else owning.last.until
-        low = seen.low.micros
+        low = inputs.low.micros
         until = max(since, low if low in (MIN, MAX) else low // HOUR * HOUR)
         if until > since or owning.batch < 0:
-            found = ready(self._folder.hours.values(), since, until)
+            closable = ready(self._folder.hours.values(), since, until)
             behind = self._positions(until)
-            self._sink.commit(owning.adoption.number, owning.batch + 1, until, [each.hour for each in found], behind)
+            self._sink.commit(
+                owning.adoption.number, owning.batch + 1, until, [closed.hour for closed in closable], behind
+            )
             owning.batch += 1
             owning.last = self._sink.last()
-        owning.lease.advance(seen, oldest=None)
+        owning.lease.advance(inputs, oldest=None)
         self._tell(owning)
 
     def _tell(self, owning: Owning, *, stopped: bool = False) -> None:
@@ -167,7 +174,7 @@ class Committer:
             self._arrive()
 
     def _arrive(self) -> None:
-        """Say that the state of the last batch is here, once what it has closed is closed here as well."""
+        """Report that the state of the last batch is here, once its hours are closed here too."""
         self._folder.look()  # so that a take-over need not
         try:
             low = self._lw.get(WINDOWS)[WINDOWS].low.micros

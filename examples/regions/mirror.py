@@ -1,8 +1,11 @@
-"""The mirror of a region: copies the clicks of the other region to the own broker, and says as the computation ``mirror`` how far that is. Its low watermark is R.
+"""The mirror of a region: copies the other region's clicks to the broker of its own region.
+
+Its computation ``mirror`` reports which are copied. Its low watermark is R.
 
 python -m examples.regions.mirror SETUP REGION
 
-It is one of the region that it copies *to*: it outlives the other one. What is written off is not copied any more, and not waited for either.
+It is one of the region that it copies *to*: it outlives the other one. What is written off is not
+copied any more, and not waited for either.
 """
 
 from __future__ import annotations
@@ -25,20 +28,20 @@ from lowwater.watermark import MAX, MIN
 from tests.kit.kafka import ANSWERS_WITHIN
 
 EVERY: Final = 0.05
-"""Seconds between two looks."""
+"""Seconds between two reads of the source."""
 ASKED_FOR: Final = 2.0
 """Seconds for an answer of the other region: it may be gone."""
 
 
 class Replicated:
-    """What may be said of a copy: W, once everything that was there when W was read is copied.
+    """Watermark of a copy: W, once every row that was in the source when W was read is copied.
 
-    >>> seen = Replicated()
-    >>> seen.look(low=100, end=5)
-    >>> seen.frontier(copied=4)  # one that is below 100 may be missing
+    >>> replicated = Replicated()
+    >>> replicated.look(low=100, end=5)
+    >>> replicated.frontier(copied=4)  # one that is below 100 may be missing
     -9223372036854775808
-    >>> seen.look(low=200, end=7)
-    >>> seen.frontier(copied=6), seen.frontier(copied=7)
+    >>> replicated.look(low=200, end=7)
+    >>> replicated.frontier(copied=6), replicated.frontier(copied=7)
     (100, 200)
     """
 
@@ -47,11 +50,14 @@ class Replicated:
         self._frontier = MIN
 
     def look(self, low: int, end: int) -> None:
-        """Take the source's low watermark, and the end of its log *behind* it: whoever reads the end first misses what came between."""
+        """Note the source's low watermark, and the end of its log, which must be read after it.
+
+        If the end were read first, clicks that came between would be missed.
+        """
         self._heads.append((low, end))
 
     def frontier(self, copied: int) -> int:
-        """Return up to which event time all is copied; ``copied`` is the offset to be copied next."""
+        """Return the event time up to which all is copied; ``copied`` is the next offset."""
         while self._heads and self._heads[0][1] <= copied:
             self._frontier = max(self._frontier, self._heads.popleft()[0])
         return self._frontier
@@ -71,26 +77,26 @@ class Mirror:
         # clicks.
         quick = {"fetch.wait.max.ms": int(EVERY * 1000)}
         self._source = Consumer({"bootstrap.servers": self._other.broker, **quiet, **quick})
-        self._there = Producer(
+        self._producer = Producer(
             {"bootstrap.servers": own.broker, "log_level": 0, "acks": "all", "enable.idempotence": True}
         )
         self._partition = TopicPartition(CLICKS, 0)
         self._copied = next_offset(own.broker)
         self._behind = setup.behind.get(region, 0)
         self._ends: deque[tuple[float, int]] = deque()
-        self._seen = Replicated()
+        self._replicated = Replicated()
         self._token = Token(REFERENCE, own.agent)
         self._theirs = lowwater.connect(self._other.authority, timeout=ASKED_FOR)
         self._ours = lowwater.connect(own.authority, timeout=60)
         self._ours.register(MIRROR)
         self._lease = self._ours.worker(MIRROR, name=f"mirror {region}").claim()
-        self._said = MIN
+        self._reported = MIN
 
     def run(self) -> None:
         """Copy until nothing can come any more."""
         print(READY, flush=True)
         self._source.assign([TopicPartition(CLICKS, 0, self._copied)])
-        while self._said < MAX:
+        while self._reported < MAX:
             with contextlib.suppress(
                 errors.LowwaterError, KafkaException
             ):  # the other region is away: what is said stays
@@ -103,7 +109,7 @@ class Mirror:
             return
         low = self._theirs.get(CLICKS)[CLICKS].low.micros
         _, end = self._source.get_watermark_offsets(self._partition, timeout=ASKED_FOR, cached=False)
-        self._seen.look(low, end)
+        self._replicated.look(low, end)
         now, until = time.monotonic(), self._copied
         self._ends.append((now, end))
         # Late by some seconds, as a mirror over a long way is: what is lost with the other region
@@ -113,10 +119,13 @@ class Mirror:
         if until > self._copied:
             self._copy(until)
         self._tell()
-        self._say(self._seen.frontier(self._copied))
+        self._say(self._replicated.frontier(self._copied))
 
     def _copy(self, end: int) -> None:
-        """Copy up to an end, and return when it is acknowledged; if the other region goes away meanwhile, what was read."""
+        """Copy up to an end; return when the copies are acknowledged.
+
+        If the other region goes away meanwhile, only the clicks already read are copied.
+        """
         failed: list[object] = []
 
         def delivered(error: object, _: Message) -> None:
@@ -131,7 +140,7 @@ class Mirror:
                         raise KafkaException(message.error())
                     assert message.offset() == copied, f"{message.offset()} is not what comes behind {copied}"
                     source = json.dumps([self._other.cluster, copied])
-                    self._there.produce(
+                    self._producer.produce(
                         MIRRORED,
                         message.value(),
                         message.key(),
@@ -142,37 +151,37 @@ class Mirror:
                     )
                     copied += 1
         finally:  # what was read before the other region went away is copied, and not read again
-            left = self._there.flush(ANSWERS_WITHIN)
-            assert not left, f"{left} clicks were not acknowledged"
+            unsent = self._producer.flush(ANSWERS_WITHIN)
+            assert not unsent, f"{unsent} clicks were not acknowledged"
             assert not failed, failed
             self._copied = copied
 
     def _tell(self) -> None:
-        with contextlib.suppress(errors.LowwaterError):  # the agent is told again with the next look
+        with contextlib.suppress(errors.LowwaterError):  # the next look repeats it
             self._token.mirrored([(self._other.cluster, CLICKS, 0, self._copied)])
 
     def _say(self, frontier: int) -> None:
-        if frontier <= self._said:
+        if frontier <= self._reported:
             return
         if frontier == MAX:
             self._lease.finish()
         else:
             self._lease.advance(None, oldest=None, frontier=frontier)
-        self._said = frontier
+        self._reported = frontier
 
     def _written_off(self) -> bool:
-        """Whether this region goes on without what only the other one has, which an operator has decided."""
+        """Return whether an operator has decided to go on without the rows of the other region."""
         try:
-            told = self._token.status()["references"].get(REFERENCE, {})
+            reference = self._token.status()["references"].get(REFERENCE, {})
         except errors.LowwaterError:
             return False
-        return bool(told.get("written_off")) and told.get("owner") == self._region
+        return bool(reference.get("written_off")) and reference.get("owner") == self._region
 
 
 def next_offset(broker: str) -> int:
-    """Return the source's offset that is to be copied next: behind the last copy, wherever the broker was killed."""
-    told = {"bootstrap.servers": broker, "log_level": 0, "group.id": "mirror", "enable.auto.commit": False}
-    consumer = Consumer(told)
+    """Return the source's offset to copy next, after the last copy that the broker has."""
+    settings = {"bootstrap.servers": broker, "log_level": 0, "group.id": "mirror", "enable.auto.commit": False}
+    consumer = Consumer(settings)
     try:
         _, end = consumer.get_watermark_offsets(TopicPartition(MIRRORED, 0), timeout=ANSWERS_WITHIN, cached=False)
         if not end:

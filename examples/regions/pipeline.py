@@ -1,8 +1,9 @@
-"""The Spark of a region: hours of all clicks, own and mirrored, that close by the low watermark of both.
+"""Spark of a region: hours of all clicks, own and mirrored, which close by both low watermarks.
 
 python -m examples.regions.pipeline SETUP REGION
 
-It goes on from its checkpoint after a kill. It knows nothing of owners: in the region that stands by it does the same.
+It goes on from its checkpoint after a kill. It knows nothing of owners: in the region that stands
+by it does the same.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ def main(setup: Setup, region: str) -> None:
         "spark.local.dir": str(place.folder / "spark"),
     }
     with spark_session(f"regions {region}", place.folder, settings) as spark:
-        told = {
+        options = {
             "kafka.bootstrap.servers": place.broker,
             "subscribe": f"{CLICKS},{MIRRORED}",
             "startingOffsets": "earliest",
             "includeHeaders": "true",
             "lowwater.brokers": "1",
         }
-        rows = spark.readStream.format("kafka").options(**told).load()
+        rows = spark.readStream.format("kafka").options(**options).load()
         source = sf.expr(f"cast(filter(headers, h -> h.key = '{SOURCE}')[0].value as string)")
         home = sf.from_json(source, "array<string>")
         clicks = rows.select(

@@ -1,4 +1,4 @@
-"""What a region consists of, as processes that die by SIGKILL and are started again over the same files."""
+"""Processes of a region, which are killed by SIGKILL and started again over the same files."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class Part:
         )
 
     def log(self) -> str:
-        """What it has said since its start."""
+        """Return its output since its start."""
         return self._path.read_bytes()[self._begins :].decode(errors="replace")
 
     def check(self) -> None:
         """Raise RuntimeError when it has failed. A mirror ends where nothing more can come."""
         process = self._process
-        if process is not None and process.poll() and process is self._process:  # it was not killed meanwhile
+        if process is not None and process.poll() and process is self._process:  # not killed
             raise RuntimeError(f"{self._path} has ended with {process.returncode}:\n{self.log()[-3000:]}")
 
     def kill(self) -> None:
@@ -142,7 +142,7 @@ def together(what: Iterable[Callable[[], None]]) -> None:
         except BaseException as failure:  # noqa: BLE001  # it is raised below
             failures.append(failure)
 
-    threads = [threading.Thread(target=one, args=(each,)) for each in what]
+    threads = [threading.Thread(target=one, args=(argument,)) for argument in what]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""What all processes of the example know: names, addresses and settings, in one file."""
+"""Names, addresses and settings that all processes of the example share, in one file."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Setup:
     regions: dict[str, Place]
     sink: Path
     behind: dict[str, int]
-    """By region the seconds by which the mirror there is late."""
+    """Delay of each region's mirror, in seconds."""
 
     @staticmethod
     def other(region: str) -> str:
         """The other region."""
-        return next(each for each in REGIONS if each != region)
+        return next(name for name in REGIONS if name != region)
 
     def write(self, path: Path) -> None:
         """Make the file."""
@@ -55,6 +55,8 @@ class Setup:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read the file."""
-        told = json.loads(path.read_text("utf-8"))
-        places = {name: Place(**{**each, "folder": Path(each["folder"])}) for name, each in told["regions"].items()}
-        return cls(places, Path(told["sink"]), told["behind"])
+        content = json.loads(path.read_text("utf-8"))
+        places = {
+            name: Place(**{**place, "folder": Path(place["folder"])}) for name, place in content["regions"].items()
+        }
+        return cls(places, Path(content["sink"]), content["behind"])

@@ -31,11 +31,11 @@ class Hour(NamedTuple):
     start: int
     """Microseconds."""
     ids: tuple[int, ...]
-    """Of its clicks, each once, sorted."""
+    """Ids of its clicks, each once, sorted."""
 
 
 class Commit(NamedTuple):
-    """What was committed in one transaction."""
+    """One transaction of the sink."""
 
     number: int
     batch: int
@@ -54,7 +54,7 @@ class Written(NamedTuple):
 
     hour: Hour
     number: int
-    """By which it was committed."""
+    """Adoption number of the commit."""
     at: float
 
 
@@ -116,22 +116,22 @@ class Sink:
                 "INSERT INTO commits VALUES (?, ?, ?, ?, ?, ?)",
                 (number, batch, until, digest_of(hours), json.dumps(positions), now),
             )
-            rows = [(each.start, json.dumps(each.ids), number, now) for each in hours]
+            rows = [(hour.start, json.dumps(hour.ids), number, now) for hour in hours]
             db.executemany(f"INSERT INTO {TABLE} VALUES (?, ?, ?, ?)", rows)
 
     def _check(self, db: sqlite3.Connection, number: int, *, older: bool) -> None:
-        [known] = db.execute("SELECT number FROM token").fetchone()
-        if number < known or (number > known and not older):
-            raise Fenced(f"{number} does not count here: {known} does")
+        [newest] = db.execute("SELECT number FROM token").fetchone()
+        if number < newest or (number > newest and not older):
+            raise Fenced(f"{number} does not count here: {newest} does")
 
     def last(self) -> Commit | None:
-        """What was committed last."""
+        """Return the last commit; None before the first."""
         with self._reading() as db:
             return _last(db)
 
     @property
     def until(self) -> int:
-        """How far it is complete."""
+        """Event time up to which the sink is complete."""
         last = self.last()
         return MIN if last is None else last.until
 
@@ -153,7 +153,7 @@ class Sink:
 
 
 def digest_of(hours: Iterable[Hour]) -> str:
-    """What tells the content of a batch."""
+    """Return a digest of a batch's content."""
     return hashlib.sha256(json.dumps(sorted(hours)).encode()).hexdigest()[:16]
 
 

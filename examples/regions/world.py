@@ -1,4 +1,4 @@
-"""One run: two regions are started, one of them is killed or moved from, and everything is waited for until all clicks are complete for all."""
+"""One run: two regions start, take-overs happen, and the run ends when all clicks are complete."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Final
 
 import lowwater
 from examples.regions.answer import MOVE, WRITE_OFF, Run, Seen, Take
-from examples.regions.clients import ACKNOWLEDGED, SENDING, Clients, Strike, bursts, made
+from examples.regions.clients import ACKNOWLEDGED, SENDING, Clients, Strike, bursts, random_clicks
 from examples.regions.mirror import next_offset
 from examples.regions.processes import LOWWATER, SERVING, Part, Region, together
 from examples.regions.setup import CLICKS, HOURLY, MIRROR, REFERENCE, REGIONS, WINDOWS, Setup
@@ -41,9 +41,9 @@ MOST_BEHIND: Final = 40
 """Seconds by which the mirror in B is late at most: longer than an hour takes to be closed. So A
 may have closed hours that are above R when it is lost."""
 HOURS_AROUND: Final = 8
-"""Of work before the first take-over and behind the last one, in event time."""
+"""Hours of event time before the first take-over and after the last one, together."""
 HOURS_EACH: Final = 5
-"""From one to the next."""
+"""Hours of event time from one take-over to the next."""
 SPREAD: Final = 2
 """Hours within which each of them may come. The rest is needed behind it, for the sink is two hours
 behind the clients when these wait for the next one."""
@@ -72,7 +72,7 @@ class Recorder:
     """
 
     def __init__(self, setup: Setup, sink: Sink) -> None:
-        self.seen: list[Seen] = []
+        self.readings: list[Seen] = []
         self._sink = sink
         self._clients = {name: lowwater.connect(place.authority) for name, place in setup.regions.items()}
         self._threads = [threading.Thread(target=self._follow, args=(name,), daemon=True) for name in setup.regions]
@@ -82,11 +82,11 @@ class Recorder:
     def _follow(self, region: str) -> None:
         for view in self._clients[region].watch(GLOBAL, HOURLY, WINDOWS, MIRROR, CLICKS):
             until = self._sink.until if view.computation == GLOBAL else MAX
-            self.seen.append(Seen(time.time(), region, view.computation, view.incarnation, view.low.micros, until))
+            self.readings.append(Seen(time.time(), region, view.computation, view.incarnation, view.low.micros, until))
 
     def low(self, region: str) -> int:
-        """What a reader was shown last of what is published for all."""
-        shown = [each.low for each in list(self.seen) if (each.region, each.name) == (region, GLOBAL)]
+        """Last global low watermark that a reader in the region has seen."""
+        shown = [reading.low for reading in list(self.readings) if (reading.region, reading.name) == (region, GLOBAL)]
         return shown[-1] if shown else -1
 
     def close(self) -> None:
@@ -125,22 +125,23 @@ class World:
 
 
 def run(out: Path, hows: Sequence[str], seed: int) -> Run:
-    """Take over as often as said, each time from the region that owns the reference, at random points of the work, and go on to the end.
+    """Run the take-overs, each from the region that owns the reference, at random points.
 
-    What is written off is the last one: its region has no part in this incarnation any more. Raises TooLate when it does not go on.
+    Only the last take-over may write rows off: its region has no part in this incarnation any more.
+    Raises TooLate when a step takes too long.
     """
     assert WRITE_OFF not in hows[:-1], "a region whose rows are written off takes no part any more"
     chance = Random(seed)
     owners = [REGIONS[number % 2] for number in range(len(hows) + 1)]
     takes = [Take(how, owners[number], owners[number + 1], number + 2) for number, how in enumerate(hows)]
     hours = HOURS_AROUND + HOURS_EACH * len(takes)
-    found = Run(seed, made(chance, hours * CLICKS_AN_HOUR, hours), takes)
-    plan = list(bursts(found.clicks))
-    first, each = len(plan) * HOURS_AROUND // 2 // hours, len(plan) * HOURS_EACH // hours
+    outcome = Run(seed, random_clicks(chance, hours * CLICKS_AN_HOUR, hours), takes)
+    plan = list(bursts(outcome.clicks))
+    first, spacing = len(plan) * HOURS_AROUND // 2 // hours, len(plan) * HOURS_EACH // hours
     spread = len(plan) * SPREAD // hours
-    points = [first + number * each + chance.randrange(spread) for number in range(len(takes))]
+    points = [first + number * spacing + chance.randrange(spread) for number in range(len(takes))]
     struck = [threading.Event() for _ in takes]
-    with _running(out, found, behind={"B": chance.randrange(MOST_BEHIND + 1)}) as world:
+    with _running(out, outcome, behind={"B": chance.randrange(MOST_BEHIND + 1)}) as world:
 
         def strike(take: Take) -> None:
             take.times["struck"] = time.time()
@@ -164,25 +165,31 @@ def run(out: Path, hows: Sequence[str], seed: int) -> Run:
                 world.clients.limit = len(plan) if take is takes[-1] else points[take.number - 1]
                 (_moved if take.how == MOVE else _lost)(world, take)
             world.clients.limit = len(plan)
-            world.until(lambda: all(world.recorder.low(each) == MAX for each in REGIONS), "all is complete for all")
+            world.until(lambda: all(world.recorder.low(region) == MAX for region in REGIONS), "all is complete for all")
             clients.join()
         finally:
             world.clients.stop()
             clients.join()
-        found.written_off = world.reference.written_off
-        found.accepted, found.hours, found.commits = world.clients.accepted, world.sink.hours(), world.sink.commits()
-    found.seen = world.recorder.seen
+        outcome.written_off = world.reference.written_off
+        outcome.accepted, outcome.hours, outcome.commits = (
+            world.clients.accepted,
+            world.sink.hours(),
+            world.sink.commits(),
+        )
+    outcome.readings = world.recorder.readings
     for take in takes:
         above = [
-            each.at for each in found.seen if (each.region, each.name) == (take.to, GLOBAL) and each.low > take.hold
+            reading.at
+            for reading in outcome.readings
+            if (reading.region, reading.name) == (take.to, GLOBAL) and reading.low > take.hold
         ]
         if above:
             take.times["published"] = min(above)
-    return found
+    return outcome
 
 
 @contextmanager
-def _running(out: Path, found: Run, *, behind: dict[str, int]) -> Iterator[World]:
+def _running(out: Path, outcome: Run, *, behind: dict[str, int]) -> Iterator[World]:
     """Start everything, and kill it at the end."""
     with ExitStack() as stack:
         address = f"127.0.0.1:{free_port()}"
@@ -191,37 +198,42 @@ def _running(out: Path, found: Run, *, behind: dict[str, int]) -> Iterator[World
         center = Part(out / "global.log", (*command, "--suspect-after", SUSPECT_AFTER), SERVING)
         stack.callback(center.kill)
         center.begin()
-        told = out / "setup.json"
-        regions = {name: Region(name, out / name, address, told, CONFIG, EVERY) for name in REGIONS}
-        setup = Setup({name: each.place for name, each in regions.items()}, out / "sink.sqlite", behind)
-        setup.write(told)
+        path = out / "setup.json"
+        regions = {name: Region(name, out / name, address, path, CONFIG, EVERY) for name in REGIONS}
+        setup = Setup({name: place_of.place for name, place_of in regions.items()}, out / "sink.sqlite", behind)
+        setup.write(path)
         sink = Sink(setup.sink)
         for region in regions.values():
             stack.enter_context(region)
         center.wait()
-        together([each.start for each in regions.values()])
+        together([part.start for part in regions.values()])
         for region in regions.values():
             region.wait()
         operator = Operator(address)
         stack.callback(operator.close)
         recorder = Recorder(setup, sink)
         stack.callback(recorder.close)
-        times = [click.at for click in found.clicks]
+        times = [click.at for click in outcome.clicks]
 
         def ahead() -> bool:
             return clients.sent - bisect_left(times, sink.until) > AHEAD
 
-        clients = Clients(setup, found.clicks, ahead)
-        world = World(regions, sink, operator, recorder, clients, found)
+        clients = Clients(setup, outcome.clicks, ahead)
+        world = World(regions, sink, operator, recorder, clients, outcome)
         world.until(sink.raised, "A has raised its number")
         yield world
 
 
 def _lost(world: World, take: Take) -> None:
-    """The other region takes over; what only the lost one had is given up, or it comes back with it."""
+    """Let the other region take over.
+
+    Clicks that only the lost region had are given up, or they return with it.
+    """
     _adopt(world, take)
-    hold = next(each for each in decode(json.loads(world.reference.record)).holds if each.region == take.owner)
-    take.hold, take.cut = hold.at, next((each.offset for each in hold.positions), 0)
+    hold = next(
+        candidate for candidate in decode(json.loads(world.reference.record)).holds if candidate.region == take.owner
+    )
+    take.hold, take.cut = hold.at, next((position.offset for position in hold.positions), 0)
     _begun(world, take)
     if take.how == WRITE_OFF:
         take.times["decided"] = time.time()
@@ -239,7 +251,7 @@ def _lost(world: World, take: Take) -> None:
     _above(world, take)
     # The next one is taken over from a region that is whole, by one that stands by.
     lost.wait()
-    world.until(lambda: all(world.recorder.low(each) > take.hold for each in REGIONS), "more is published than R")
+    world.until(lambda: all(world.recorder.low(region) > take.hold for region in REGIONS), "more is published than R")
 
 
 def _adopt(world: World, take: Take) -> None:
@@ -260,16 +272,18 @@ def _begun(world: World, take: Take) -> None:
     take.times["raised"] = world.sink.raised()[take.number]
     _try_old_number(world, take)
     world.until(lambda: world.sink.commits()[-1].number == take.number, f"{take.to} has committed by {take.number}")
-    take.times["committed"] = min(each.at for each in world.sink.commits() if each.number == take.number)
+    take.times["committed"] = min(commit.at for commit in world.sink.commits() if commit.number == take.number)
 
 
 def _above(world: World, take: Take) -> None:
-    """Wait for the first hour that the next owner closes above R, and above what the last one had closed."""
+    """Wait for the next owner's first hour above R and above its predecessor's hours."""
 
     def closed() -> float:
         commits = world.sink.commits()
-        bound = max([take.hold, *(each.until for each in commits if each.number < take.number)])
-        return min((each.at for each in commits if each.number == take.number and each.until > bound), default=0.0)
+        bound = max([take.hold, *(commit.until for commit in commits if commit.number < take.number)])
+        return min(
+            (commit.at for commit in commits if commit.number == take.number and commit.until > bound), default=0.0
+        )
 
     world.until(closed, f"{take.to} has closed an hour above R")
     take.times["above"] = closed()

@@ -1,1 +1,1 @@
-"""Two partitions, one three hours behind: what Spark's watermark drops, what attach shows of it, and the same windows driven."""
+"""Two partitions, one three hours behind: Spark's watermark alone, attached, and driven."""

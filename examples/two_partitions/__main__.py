@@ -1,4 +1,7 @@
-"""``make two-partitions``: a day in two partitions, one three hours behind, through Spark alone, attached, and driven."""
+"""``make two-partitions``: a day in two partitions, one three hours behind, in three ways.
+
+Spark alone, attached, and driven.
+"""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ def draw(outcomes: Mapping[str, Outcome], batch: Mapping[int, int], path: Path) 
     alone, driven = (lines(outcomes[name], batch) for name in (ALONE, DRIVEN))
     _rows(rows, alone, driven)
     _waits(waits, alone, driven)
-    found = account(outcomes[ALONE], batch)
-    rows.set_title(f"Spark alone drops {found.lost:,} of {found.rows:,} rows; driven, none", **_TITLE, pad=62)
+    totals = account(outcomes[ALONE], batch)
+    rows.set_title(f"Spark alone drops {totals.lost:,} of {totals.rows:,} rows; driven, none", **_TITLE, pad=62)
     look: dict[str, Any] = {"fontsize": 12, "frameon": False, "labelcolor": _INK, "borderaxespad": 0}
     rows.legend(loc="lower left", bbox_to_anchor=(0, 1.02), ncols=4, **look)
     rows.annotate(
@@ -50,11 +50,11 @@ def draw(outcomes: Mapping[str, Outcome], batch: Mapping[int, int], path: Path) 
 def _rows(axes: Axes, alone: Sequence[Line], driven: Sequence[Line]) -> None:
     places = range(len(alone))
     axes.bar([x - _WIDTH for x in places], [line.batch for line in alone], _WIDTH, color=_PALE, label="batch answer")
-    kept = [line.rows or 0 for line in alone]
-    axes.bar(places, kept, _WIDTH, color=_ORANGE, label="Spark alone")
+    written = [line.rows or 0 for line in alone]
+    axes.bar(places, written, _WIDTH, color=_ORANGE, label="Spark alone")
     lost = [0 if line.rows is None else line.batch - line.rows for line in alone]
     axes.bar(
-        places, lost, _WIDTH, bottom=kept, color="white", edgecolor=_RED, hatch="////", linewidth=0.8, label="dropped"
+        places, lost, _WIDTH, bottom=written, color="white", edgecolor=_RED, hatch="////", linewidth=0.8, label="dropped"
     )  # fmt: skip
     axes.bar([x + _WIDTH for x in places], [line.rows or 0 for line in driven], _WIDTH, color=_BLUE, label="driven")
     for x, line in enumerate(alone):

@@ -39,13 +39,13 @@ FIRST: Final = START + HOUR // 2
 
 
 class Step(NamedTuple):
-    """What happens at one time of the replay clock."""
+    """The events of one time of the replay clock."""
 
     clock: int
     arriving: Mapping[str, Sequence[int]]
     """Event times by partition; a partition from which nothing comes is left out."""
     frontiers: Mapping[str, int]
-    """How far each partition has come: nothing older will come from it. MAX when it has ended."""
+    """Frontier of each partition: every later record of it is at or above it. MAX after its end."""
 
 
 def steps(every: int = HOUR) -> list[Step]:
@@ -57,7 +57,7 @@ def steps(every: int = HOUR) -> list[Step]:
     """
     waiting = {partition: _times(partition) for partition in BEHIND}
     frontiers = dict.fromkeys(BEHIND, START)
-    found = []
+    steps_ = []
     # The last step is at or after the end of the partition that is furthest behind.
     for clock in range(FIRST, END + max(BEHIND.values()) + every, every):
         arriving = {}
@@ -70,8 +70,8 @@ def steps(every: int = HOUR) -> list[Step]:
             waiting[partition] = waiting[partition][len(ready) :]
             if ready:
                 arriving[partition] = ready
-        found.append(Step(clock, arriving, dict(frontiers)))
-    return found
+        steps_.append(Step(clock, arriving, dict(frontiers)))
+    return steps_
 
 
 def _times(partition: str) -> list[int]:
@@ -84,7 +84,10 @@ def _times(partition: str) -> list[int]:
 
 
 def put(step: Step, folder: Path) -> None:
-    """Let the records of a step arrive: a directory with a file of JSON lines for each partition, which appears at once, whole."""
+    """Write the records of a step: a directory with JSON lines for each partition.
+
+    The directory appears whole.
+    """
     if not step.arriving:
         return
     name = f"{moment(step.clock):%d-%H%M}"
@@ -97,19 +100,21 @@ def put(step: Step, folder: Path) -> None:
 
 
 def batch_answer(folder: Path) -> dict[int, int]:
-    """Return how many records each hour has, by plain Python on all files that have arrived in a folder."""
-    found: Counter[int] = Counter()
+    """Return the number of records of each hour, by plain Python on all files of a folder."""
+    counts: Counter[int] = Counter()
     for path in folder.rglob("*.json"):
         for line in path.read_text(encoding="utf-8").splitlines():
-            found[micros(json.loads(line)["t"]) // HOUR * HOUR] += 1
-    return dict(sorted(found.items()))
+            counts[micros(json.loads(line)["t"]) // HOUR * HOUR] += 1
+    return dict(sorted(counts.items()))
 
 
 def micros(text: str) -> int:
     """Return an ISO 8601 time with its zone as microseconds.
 
-    >>> micros("2013-01-09T00:00:00.001+00:00") - START, micros("2013-01-09T01:00:00.000Z") - START == HOUR
-    (1000, True)
+    >>> micros("2013-01-09T00:00:00.001+00:00") - START
+    1000
+    >>> micros("2013-01-09T01:00:00.000Z") - START == HOUR
+    True
     """
     time = datetime.fromisoformat(text) - DAY
     return START + (time.days * 86_400 + time.seconds) * SECOND + time.microseconds

@@ -1,4 +1,7 @@
-"""What the three ways were worth, against the batch answer: pure, but for the folder of records it is read from."""
+"""Report of the three ways beside the batch answer.
+
+Pure, except for the folder of records that it reads.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class Line:
     rows: int | None
     """Rows that were written for it; None: it was not written."""
     lag: int | None
-    """From its end to when it was there, on the replay clock, microseconds."""
+    """Time from its end to its output, in microseconds of the replay clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Account:
     """One way: where every row of the batch answer went."""
 
     rows: int
-    """Of the batch answer."""
+    """Rows in the batch answer."""
     windows: int
     lost: int
     """Rows missing from windows that were written: N."""
@@ -44,7 +47,7 @@ class Account:
     rows_open: int
     """Rows of those."""
     counted: int
-    """What Spark's counter says was dropped."""
+    """Dropped rows by Spark's own counter."""
     lag_hours_median: float
     lag_hours_max: float
     seconds: float
@@ -63,14 +66,14 @@ def lines(outcome: Outcome, batch: Mapping[int, int]) -> list[Line]:
             wrong.append(f"{_time(one.window)}: {one.rows} rows, of {batch.get(one.window, 0)}, or written twice")
         written[one.window] = one
     _require(wrong)
-    found = []
+    table = []
     for start, rows in sorted(batch.items()):
-        there = written.get(start)
-        if there is None:
-            found.append(Line(start, rows, None, None))
+        output = written.get(start)
+        if output is None:
+            table.append(Line(start, rows, None, None))
         else:
-            found.append(Line(start, rows, there.rows, there.clock - (start + HOUR)))
-    return found
+            table.append(Line(start, rows, output.rows, output.clock - (start + HOUR)))
+    return table
 
 
 def account(outcome: Outcome, batch: Mapping[int, int]) -> Account:
@@ -83,14 +86,14 @@ def account(outcome: Outcome, batch: Mapping[int, int]) -> Account:
     lags = [line.lag / HOUR for line in table if line.lag is not None]
     if not lags:
         raise WrongWindowsError("no window was written")
-    left = [line.batch for line in table if line.rows is None]
+    open_batches = [line.batch for line in table if line.rows is None]
     return Account(
         rows=sum(batch.values()),
         windows=len(batch),
         lost=sum(line.batch - (line.rows or 0) for line in closed),
         windows_wrong=sum(line.rows != line.batch for line in closed),
-        windows_open=len(left),
-        rows_open=sum(left),
+        windows_open=len(open_batches),
+        rows_open=sum(open_batches),
         counted=outcome.dropped,
         lag_hours_median=median(lags),
         lag_hours_max=max(lags),
@@ -173,8 +176,8 @@ def _steps(outcomes: Mapping[str, Outcome], steps: Sequence[Step]) -> str:
 def _windows(outcomes: Mapping[str, Outcome], batch: Mapping[int, int]) -> str:
     rows = [["window", "batch answer", "Spark alone", "lost", "after", "attached", "driven", "lost", "after"]]
     tables = (lines(outcomes[name], batch) for name in (ALONE, ATTACHED, DRIVEN))
-    for spark, seen, low in zip(*tables, strict=True):
-        rows.append([_time(spark.start), str(spark.batch), *_line(spark), _line(seen)[0], *_line(low)])
+    for spark, attached, low in zip(*tables, strict=True):
+        rows.append([_time(spark.start), str(spark.batch), *_line(spark), _line(attached)[0], *_line(low)])
     return _table(rows)
 
 
@@ -221,5 +224,5 @@ def _iso(time: int) -> str:
 
 
 def _require(wrong: Iterable[str]) -> None:
-    if found := list(wrong):
-        raise WrongWindowsError("\n  ".join(found))
+    if problems := list(wrong):
+        raise WrongWindowsError("\n  ".join(problems))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 DELAY: Final = "2 hours"
-"""Of Spark's own watermark."""
+"""Delay of Spark's own watermark."""
 
 ALONE: Final = "alone"
 ATTACHED: Final = "attached"
@@ -37,7 +37,7 @@ INPUTS: Final = {partition: f"partition-{partition}" for partition in BEHIND}
 
 
 class Stand(NamedTuple):
-    """How a way stands after a step."""
+    """Watermark of a way after a step."""
 
     mark: int
     """The watermark that windows close by."""
@@ -61,14 +61,14 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one way."""
+    """Result of one way."""
 
     written: Sequence[Written]
     stands: Sequence[Stand]
     """After each step."""
     seconds: float
     note: str = ""
-    """What lowwater had to say in the middle of the stall; of Spark alone nothing."""
+    """Answer of ``lowwater why`` in the middle of the stall; empty for Spark alone."""
 
     @property
     def dropped(self) -> int:
@@ -88,8 +88,8 @@ def alone(spark: SparkSession, folder: Path, steps: Sequence[Step]) -> Outcome:
         def settle(_step: Step) -> Stand:
             query.processAllAvailable()
             # Spark remembers a hundred batches; the replay has fewer.
-            operators = [each for progress in query.recentProgress for each in progress["stateOperators"]]
-            dropped = sum(each["numRowsDroppedByWatermark"] for each in operators)
+            operators = [operator for progress in query.recentProgress for operator in progress["stateOperators"]]
+            dropped = sum(operator["numRowsDroppedByWatermark"] for operator in operators)
             return Stand(micros(_progress(query)["eventTime"]["watermark"]), dropped)
 
         written, stands = _replay(folder, steps, settle)
@@ -97,18 +97,22 @@ def alone(spark: SparkSession, folder: Path, steps: Sequence[Step]) -> Outcome:
 
 
 def attached(spark: SparkSession, folder: Path, steps: Sequence[Step], address: str) -> Outcome:
-    """The same query, in a session that is attached: what is known of it is what the attachment has told the authority."""
+    """Run the query in an attached session, whose figures come from the attachment's reports."""
     began = time.monotonic()
     note = ""
-    with lws.attach(spark, address) as seen, lowwater.connect(address) as lw, _query(spark, folder, ATTACHED) as query:
+    with (
+        lws.attach(spark, address) as attachment,
+        lowwater.connect(address) as lw,
+        _query(spark, folder, ATTACHED) as query,
+    ):
 
         def settle(step: Step) -> Stand:
             nonlocal note
             query.processAllAvailable()
             last = int(_progress(query)["batchId"])
             # Spark tells its listeners a little later, and the attachment the authority.
-            _until(lambda: _has_published(seen.status(), last), lambda: f"{ATTACHED}: {seen.status()}")
-            shown = seen.status().query(ATTACHED)
+            _until(lambda: _has_published(attachment.status(), last), lambda: f"{ATTACHED}: {attachment.status()}")
+            shown = attachment.status().query(ATTACHED)
             view = lw.get(shown.computation)[shown.computation]
             if step.clock < STALL[1]:
                 note = f"{view.computation} stands at {view.low}{', estimated' if view.estimated else ''}"
@@ -119,7 +123,7 @@ def attached(spark: SparkSession, folder: Path, steps: Sequence[Step], address: 
 
 
 def driven(spark: SparkSession, folder: Path, steps: Sequence[Step], address: str) -> Outcome:
-    """Windows that wait for the low watermark of both partitions, which an injector each reports."""
+    """Run windows that wait for the low watermark of both partitions, with an injector each."""
     began = time.monotonic()
     note = ""
     with contextlib.ExitStack() as stack:
@@ -194,15 +198,15 @@ def _query(spark: SparkSession, folder: Path, name: str) -> Iterator[StreamingQu
 
 
 def _replay(folder: Path, steps: Sequence[Step], settle: Settle) -> tuple[list[Written], list[Stand]]:
-    """Let the records arrive step by step; return what was written, with the step in which it came, and how things stood."""
+    """Write the records step by step; return the outputs with their steps, and the stands."""
     written: list[Written] = []
     stands = []
-    known: set[Path] = set()
+    read_paths: set[Path] = set()
     for step in steps:
         put(step, folder / "records")
         stands.append(settle(step))
-        for path in sorted(set((folder / "windows").glob("part-*.json")) - known):
-            known.add(path)
+        for path in sorted(set((folder / "windows").glob("part-*.json")) - read_paths):
+            read_paths.add(path)
             rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
             written += [Written(micros(row["start"]), row["count"], step.clock) for row in rows]
     return written, stands
@@ -213,18 +217,18 @@ def _progress(query: StreamingQuery) -> dict[str, Any]:
     last = query.lastProgress
     if last is None:
         raise Stuck(f"{query.name} has run no batch")
-    found: dict[str, Any] = json.loads(last.json)
-    return found
+    progress: dict[str, Any] = json.loads(last.json)
+    return progress
 
 
 def _has_published(status: lws.AttachStatus, batch: int) -> bool:
-    """Whether the authority has what Spark has said of a batch."""
-    query = next((each for each in status.queries if each.name == ATTACHED), None)
+    """Return whether the authority has Spark's report of a batch."""
+    query = next((candidate for candidate in status.queries if candidate.name == ATTACHED), None)
     return query is not None and (query.batch or 0) >= batch and query.published == query.watermark
 
 
 def _has_reached(lw: lowwater.Client, query: lws.TrackedQuery, mark: lowwater.Watermark) -> bool:
-    """Whether a driven query has come so far. Raises what has ended it."""
+    """Return whether a driven query has reached the watermark. Raises the error that ended it."""
     try:
         lw.wait(DRIVEN, until=mark, timeout=1)
     except lowwater.Timeout:

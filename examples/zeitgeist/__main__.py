@@ -1,4 +1,7 @@
-"""``make demo-zeitgeist``: the departures of five weeks teach what is usual; then a feed stands still, and a blizzard comes."""
+"""``make demo-zeitgeist``: a feed stands still, and a blizzard comes.
+
+Five weeks of departures before teach the usual counts.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +23,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     out = options.out.resolve()
     clear(out, "zeitgeist", parser)
-    left = replay.departures()
-    steps = replay.steps(left)
-    print(f"replaying {len(left):,} departures in {len(steps)} steps, some minutes ...", flush=True)
+    departures = replay.departures()
+    steps = replay.steps(departures)
+    print(f"replaying {len(departures):,} departures in {len(steps)} steps, some minutes ...", flush=True)
     with serving(out / "authority") as address, spark_session("zeitgeist", out, QUICK) as spark:
-        found = run(spark, address, out, steps, ask=replay.STALL[1])
-    return conclude(found, steps, out)
+        outcome = run(spark, address, out, steps, ask=replay.STALL[1])
+    return conclude(outcome, steps, out)
 
 
-def conclude(found: Run, steps: Sequence[replay.Step], out: Path) -> int:
+def conclude(outcome: Run, steps: Sequence[replay.Step], out: Path) -> int:
     """Check what the low watermark has let pass, draw and report; return the exit code."""
     batch = report.batch_answer(steps)
-    wrong = report.differences(found.low, batch)
+    wrong = report.differences(outcome.low, batch)
     if wrong:
         print(f"WRONG: what the computations say is not the batch answer\n  {wrong}", file=sys.stderr)
         return 1
     drawing = out / "zeitgeist.png"
-    picture.draw(found, batch, drawing)
-    print(f"{report.as_text(found, batch)}\npicture: {drawing}")
+    picture.draw(outcome, batch, drawing)
+    print(f"{report.as_text(outcome, batch)}\npicture: {drawing}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The batch answer: the same rules over all departures at once, written apart from the computations."""
+"""The batch answer: the rules over all departures at once, without the computations' code."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Change(NamedTuple):
     past: int
 
 
-def hours(left: Iterable[Departure], end: int) -> list[Hour]:
-    """Return every hour of every airport from its first departure until then, by airport and time."""
-    counts = Counter((each.origin, each.at - each.at % HOUR) for each in left)
-    found = []
+def hours(departures: Iterable[Departure], end: int) -> list[Hour]:
+    """Return the hours of each airport from its first departure until ``end``, in order."""
+    counts = Counter((departure.origin, departure.at - departure.at % HOUR) for departure in departures)
+    rows = []
     for origin in sorted({origin for origin, _ in counts}):
-        first = min(start for each, start in counts if each == origin)
+        first = min(start for name, start in counts if name == origin)
         for start in range(first, end, HOUR):
             weeks = [start - week * 7 * DAY for week in (1, 2, 3, 4)]
             n, past = counts[origin, start], sum(counts[origin, week] for week in weeks)
@@ -55,13 +55,13 @@ def hours(left: Iterable[Departure], end: int) -> list[Hour]:
                 verdict = "dip"
             else:
                 verdict = "usual"
-            found.append(Hour(origin, start, n, past, verdict))
-    return found
+            rows.append(Hour(origin, start, n, past, verdict))
+    return rows
 
 
 def changes(judged: Sequence[Hour]) -> list[Change]:
     """Return when dips and spikes begin and end, by airport and time."""
-    found = []
+    rows = []
     for origin in sorted({hour.origin for hour in judged}):
         ours = [hour for hour in judged if hour.origin == origin]
         kind = ""
@@ -69,16 +69,16 @@ def changes(judged: Sequence[Hour]) -> list[Change]:
         for hour in ours:
             over = hour.verdict != kind and not (kind == "dip" and hour.verdict == "quiet")
             if kind and over:
-                found.append(_change(hour, within, is_open=False))
+                rows.append(_change(hour, within, is_open=False))
                 kind, within = "", []
             if hour.verdict in ("dip", "spike"):
                 within.append(hour)
                 if not kind:
-                    found.append(_change(hour, within, is_open=True))
+                    rows.append(_change(hour, within, is_open=True))
                 kind = hour.verdict
-    return found
+    return rows
 
 
 def _change(hour: Hour, within: Sequence[Hour], *, is_open: bool) -> Change:
-    n, past = sum(each.n for each in within), sum(each.past for each in within)
+    n, past = sum(one.n for one in within), sum(one.past for one in within)
     return Change(hour.origin, hour.start, within[0].verdict, within[0].start, is_open, len(within), n, past)

@@ -21,9 +21,10 @@ FEEDS: Final[Mapping[str, str]] = {"EWR": "feed-ewr", "JFK": "feed-jfk", "LGA": 
 
 WEEK: Final = 7 * DAY
 WEEKS: Final = 4
-"""What is usual in an hour is the mean of the same hour of so many weeks before."""
+"""Number of earlier weeks whose mean for the same hour is the usual count."""
 ENOUGH: Final = 10
-"""Departures in an hour. Where fewer are usual none is missed, and fewer are no spike."""
+"""Least departures in an hour that count: a usual count below it makes no dip, and a count below it
+no spike."""
 
 DIP, SPIKE, USUAL, QUIET, NEW = "dip", "spike", "usual", "quiet", "new"
 
@@ -38,7 +39,7 @@ class Judged(NamedTuple):
 
 
 def verdict(n: int, past: int) -> str:
-    """Return what an hour is: a dip has less than half of what is usual, a spike more than twice as many.
+    """Return the verdict on an hour: a dip has less than half of the usual, a spike over twice.
 
     >>> [verdict(n, past=WEEKS * 20) for n in (9, 10, 40, 41)]
     ['dip', 'usual', 'usual', 'spike']
@@ -54,7 +55,7 @@ def verdict(n: int, past: int) -> str:
 
 @dataclass
 class Past:
-    """What an airport's model remembers."""
+    """Memory of an airport's model."""
 
     weeks: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     """Hour of the week to the counts of the last weeks, oldest first."""
@@ -66,9 +67,9 @@ class Past:
         n = self.counted.pop(start, 0)
         before = self.weeks.setdefault(start % WEEK // HOUR, [])
         past = sum(before)
-        found = verdict(n, past) if len(before) == WEEKS else NEW
+        judgement = verdict(n, past) if len(before) == WEEKS else NEW
         self.weeks[start % WEEK // HOUR] = [*before, n][-WEEKS:]
-        return Judged(n, past, found)
+        return Judged(n, past, judgement)
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Episode:
     since: int = 0
     """The start of its first hour."""
     hours: int = 0
-    """That were judged so."""
+    """Number of hours with this verdict."""
     n: int = 0
     past: int = 0
     """Sums over these hours."""
@@ -129,7 +130,10 @@ class Counts(Computation):
 
 
 class Model(Computation):
-    """Every hour of an airport beside the same hour of former weeks, from the first that has a departure. A feed that is watched does not end."""
+    """Compares every hour of an airport with the same hour of former weeks.
+
+    It begins with the first hour that has a departure. A watched feed does not end.
+    """
 
     name = "model"
     inputs: ClassVar[Sequence[Input]] = [Input(Counts.name, key="origin", event_time="start")]

@@ -1,4 +1,4 @@
-"""The run as a picture: departures of each airport beside what is usual, and how far behind both watermarks were."""
+"""The run as a picture: departures beside the usual counts, and the lags of both watermarks."""
 
 # matplotlib's annotations refuse dates on an axis, and know only the base of layout engines.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
@@ -29,7 +29,7 @@ _INK, _PALE = "#1F2328", "#C6CBD3"
 _NAMES: Final = {"EWR": "Newark", "JFK": "JFK", "LGA": "LaGuardia"}
 
 
-def draw(found: Run, batch: Answer, path: Path) -> None:
+def draw(outcome: Run, batch: Answer, path: Path) -> None:
     """Draw a run into a PNG file, whose folder must exist."""
     figure = Figure(figsize=(13, 10), dpi=120, layout="constrained", facecolor="white")
     *airports, behind = figure.subplots(4, 1, sharex=True, height_ratios=(1, 1, 1, 0.8))
@@ -42,8 +42,8 @@ def draw(found: Run, batch: Answer, path: Path) -> None:
         color=_INK,
     )
     for axes, feed in zip(airports, FEEDS, strict=True):
-        _airport(axes, feed, found, batch)
-    _behind(behind, found)
+        _airport(axes, feed, outcome, batch)
+    _behind(behind, outcome)
     handles = [
         Patch(facecolor=_PALE, label="usual: mean of four weeks"),
         Line2D([], [], color=_BLUE, drawstyle="steps", label="by the low watermark"),
@@ -56,28 +56,28 @@ def draw(found: Run, batch: Answer, path: Path) -> None:
     figure.savefig(path)
 
 
-def _airport(axes: Axes, feed: str, found: Run, batch: Answer) -> None:
-    hours = sorted(each for each, _ in found.low.hours if each.origin == feed and each.start >= START)
-    times = [moment(each.start) for each in hours]
-    axes.fill_between(times, [each.past / 4 for each in hours], step="post", color=_PALE, linewidth=0)
-    theirs = {each.start: each.n for each, _ in found.spark.hours if each.origin == feed}
-    differing = [theirs[each.start] if theirs.get(each.start, each.n) != each.n else nan for each in hours]
-    axes.step(times, [each.n for each in hours], where="post", color=_BLUE, linewidth=1.5)
+def _airport(axes: Axes, feed: str, outcome: Run, batch: Answer) -> None:
+    hours = sorted(hour for hour, _ in outcome.low.hours if hour.origin == feed and hour.start >= START)
+    times = [moment(hour.start) for hour in hours]
+    axes.fill_between(times, [hour.past / 4 for hour in hours], step="post", color=_PALE, linewidth=0)
+    theirs = {hour.start: hour.n for hour, _ in outcome.spark.hours if hour.origin == feed}
+    differing = [theirs[hour.start] if theirs.get(hour.start, hour.n) != hour.n else nan for hour in hours]
+    axes.step(times, [hour.n for hour in hours], where="post", color=_BLUE, linewidth=1.5)
     axes.step(times, differing, where="post", color=_ORANGE, linewidth=3, clip_on=False, zorder=3)
-    for each in _episodes(found.low, feed):
+    for episode in _episodes(outcome.low, feed):
         axes.axvspan(
-            moment(each.since),
-            moment(each.at),
-            color=_RED if each.kind == DIP else _GREEN,
-            alpha=0.16 if each.kind == DIP else 0.35,
+            moment(episode.since),
+            moment(episode.at),
+            color=_RED if episode.kind == DIP else _GREEN,
+            alpha=0.16 if episode.kind == DIP else 0.35,
             linewidth=0,
         )
-    right = {each for each in batch.changes if each.origin == feed}
-    for each in _episodes(found.spark, feed):
-        if each not in right:
+    right = {change for change in batch.changes if change.origin == feed}
+    for episode in _episodes(outcome.spark, feed):
+        if episode not in right:
             axes.axvspan(
-                moment(each.since),
-                moment(each.at),
+                moment(episode.since),
+                moment(episode.at),
                 facecolor="none",
                 edgecolor=_ORANGE,
                 hatch="////",
@@ -89,22 +89,28 @@ def _airport(axes: Axes, feed: str, found: Run, batch: Answer) -> None:
     _plain(axes)
 
 
-def _behind(axes: Axes, found: Run) -> None:
+def _behind(axes: Axes, outcome: Run) -> None:
     """Draw how far the watermarks were behind the replay clock after each step."""
-    clocks = [moment(each.clock) for each in found.stands]
+    clocks = [moment(stand.clock) for stand in outcome.stands]
     axes.plot(
-        clocks, [(each.clock - each.spark) / HOUR for each in found.stands], color=_ORANGE, marker=".", linewidth=2.2
+        clocks,
+        [(stand.clock - stand.spark) / HOUR for stand in outcome.stands],
+        color=_ORANGE,
+        marker=".",
+        linewidth=2.2,
     )
-    axes.plot(clocks, [(each.clock - each.low) / HOUR for each in found.stands], color=_BLUE, marker=".", linewidth=1.3)
+    axes.plot(
+        clocks, [(stand.clock - stand.low) / HOUR for stand in outcome.stands], color=_BLUE, marker=".", linewidth=1.3
+    )
     axes.set_title("Hours that the watermark is behind the replay clock", loc="left", fontsize=12.5, color=_INK)
     _note(axes, moment(STALL[1]), f"{_NAMES[STALLED]}'s feed\nstands still")
-    worst = max(found.stands, key=lambda each: each.clock - each.spark)
+    worst = max(outcome.stands, key=lambda stand: stand.clock - stand.spark)
     _note(axes, moment(worst.clock), "nobody leaves: without rows\nSpark's watermark stands")
     axes.xaxis.set_major_locator(dates.DayLocator())
     axes.xaxis.set_major_formatter(dates.DateFormatter("%-d Feb 2013"))
     axes.tick_params(axis="x", pad=8)
     axes.set_xlabel("event time, and of the last panel replay clock; UTC", color=_INK)
-    axes.set_ylim(0, max(each.clock - min(each.low, each.spark) for each in found.stands) / HOUR * 1.15)
+    axes.set_ylim(0, max(stand.clock - min(stand.low, stand.spark) for stand in outcome.stands) / HOUR * 1.15)
     _plain(axes)
 
 
@@ -122,7 +128,7 @@ def _note(axes: Axes, at: datetime, text: str) -> None:
 
 def _episodes(outcome: Outcome, feed: str) -> list[Change]:
     """Return the dips and spikes of an airport that are over."""
-    return [each for each, _ in outcome.changes if each.origin == feed and not each.open and each.at >= START]
+    return [change for change, _ in outcome.changes if change.origin == feed and not change.open and change.at >= START]
 
 
 def _plain(axes: Axes) -> None:

@@ -1,7 +1,11 @@
-"""The departures of the weeks around the blizzard of 8 and 9 February 2013, and in which step of the replay they arrive. The same in every run.
+"""Departures of the weeks around the blizzard of 8 and 9 February 2013, and their replay steps.
 
-The first step brings the five weeks from which the model learns; from then on the replay clock goes on by some hours a step. The feed of LaGuardia stands still for twelve hours of an ordinary
-Wednesday, and then brings what it has missed. Each feed is in order of event time, so it knows exactly how far it has come. Times are microseconds since the Unix epoch, UTC.
+The replay is the same in every run.
+
+The first step brings the five weeks from which the model learns; from then on the replay clock goes
+on by some hours a step. The feed of LaGuardia stands still for twelve hours of an ordinary
+Wednesday, and then brings what it has missed. Each feed is in order of event time, so it knows
+exactly how far it has come. Times are microseconds since the Unix epoch, UTC.
 """
 
 from __future__ import annotations
@@ -38,34 +42,40 @@ class Departure(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What happens at one time of the replay clock."""
+    """The events of one time of the replay clock."""
 
     clock: int
     arriving: Sequence[Departure]
     frontiers: Mapping[str, int]
-    """How far the feed of each airport has come: nothing older will come from it."""
+    """Frontier of each airport's feed: every later record of the feed is at or above it."""
 
 
 def departures() -> list[Departure]:
     """Return the departures of the replay in order of time; reads the file of the whole year."""
-    left = [
+    departures_ = [
         Departure(flight.id, flight.origin, flight.sched_dep + flight.dep_delay * MINUTE)
         for flight in data.load()
         if flight.dep_delay is not None
     ]
-    return sorted((each for each in left if BEGIN <= each.at < END), key=lambda each: each.at)
+    return sorted(
+        (departure for departure in departures_ if BEGIN <= departure.at < END), key=lambda departure: departure.at
+    )
 
 
-def steps(left: Sequence[Departure], clocks: Iterable[int] = CLOCKS) -> list[Step]:
+def steps(departures: Sequence[Departure], clocks: Iterable[int] = CLOCKS) -> list[Step]:
     """Return the whole replay; the records before the first clock come in the first step."""
     frontiers = dict.fromkeys(FEEDS, BEGIN)
-    found = []
+    steps_ = []
     for clock in clocks:
         before = dict(frontiers)
         frontiers |= {feed: clock for feed in FEEDS if not (feed == STALLED and STALL[0] < clock <= STALL[1])}
-        arriving = [each for each in left if before[each.origin] <= each.at < frontiers[each.origin]]
-        found.append(Step(clock, arriving, dict(frontiers)))
-    return found
+        arriving = [
+            departure
+            for departure in departures
+            if before[departure.origin] <= departure.at < frontiers[departure.origin]
+        ]
+        steps_.append(Step(clock, arriving, dict(frontiers)))
+    return steps_
 
 
 def put(step: Step, folder: Path) -> None:
@@ -74,6 +84,8 @@ def put(step: Step, folder: Path) -> None:
         return
     name = f"{moment(step.clock):%m-%dT%H}.json"
     beside = folder.parent / f"arriving-{name}"
-    lines = [json.dumps(each._asdict() | {"at": moment(each.at).isoformat()}) + "\n" for each in step.arriving]
+    lines = [
+        json.dumps(departure._asdict() | {"at": moment(departure.at).isoformat()}) + "\n" for departure in step.arriving
+    ]
     beside.write_text("".join(lines), encoding="utf-8")
     beside.rename(folder / name)

@@ -1,4 +1,4 @@
-"""What a run has shown: every hour and every dip against the batch answer, and how long each was waited for."""
+"""Report of a run: its hours and dips beside the batch answer, and the wait for each."""
 
 from __future__ import annotations
 
@@ -22,66 +22,66 @@ class Answer(NamedTuple):
 
 
 class Score(NamedTuple):
-    """How what was reported since the replay began compares with the batch answer."""
+    """Comparison of the changes reported since the replay began with the batch answer."""
 
     right: int
     """Dips and spikes that have begun, as in the batch answer."""
     false: list[Change]
-    """Reported, and there was none."""
+    """Reported changes that the batch answer lacks."""
     missing: list[Change]
-    """Never reported."""
+    """Changes of the batch answer that were never reported."""
     dropped: int
     waited: int
-    """From the end of an hour to its verdict, at the median; microseconds of the replay clock."""
+    """Median time from the end of an hour to its verdict, in microseconds of the replay clock."""
     most_waited: int
-    """The longest."""
+    """Longest such time."""
 
 
 def batch_answer(steps: Sequence[Step]) -> Answer:
     """Compute the batch answer of all that has arrived."""
-    hours = answer.hours((each for step in steps for each in step.arriving), steps[-1].clock)
+    hours = answer.hours((departure for step in steps for departure in step.arriving), steps[-1].clock)
     return Answer(hours, answer.changes(hours))
 
 
-def differences(found: Outcome, batch: Answer) -> str:
+def differences(outcome: Outcome, batch: Answer) -> str:
     """Return the first thing that is not the batch answer, row by row; empty when all is."""
     compared: list[tuple[str, Counter[Any], Counter[Any]]] = [
-        ("hour", Counter(hour for hour, _ in found.hours), Counter(batch.hours)),
-        ("change", Counter(change for change, _ in found.changes), Counter(batch.changes)),
+        ("hour", Counter(hour for hour, _ in outcome.hours), Counter(batch.hours)),
+        ("change", Counter(change for change, _ in outcome.changes), Counter(batch.changes)),
     ]
-    for name, rows, wanted in compared:
-        for row in sorted((rows | wanted).keys()):
-            if rows[row] != wanted[row]:
-                return f"the {name} {row} is there {rows[row]} times and not {wanted[row]}"
-    return f"{found.dropped} records came late" if found.dropped else ""
+    for name, rows, expected in compared:
+        for row in sorted((rows | expected).keys()):
+            if rows[row] != expected[row]:
+                return f"the {name} {row} is there {rows[row]} times and not {expected[row]}"
+    return f"{outcome.dropped} records came late" if outcome.dropped else ""
 
 
-def score(found: Outcome, batch: Answer) -> Score:
+def score(outcome: Outcome, batch: Answer) -> Score:
     """Compare the dips and spikes that have begun since the first step."""
-    wanted = {each for each in batch.changes if each.open and each.at >= START}
-    told = {change for change, _ in found.changes if change.open and change.at >= START}
-    waits = [clock - hour.start - HOUR for hour, clock in found.hours if hour.start >= START]
+    expected = {change for change in batch.changes if change.open and change.at >= START}
+    reported = {change for change, _ in outcome.changes if change.open and change.at >= START}
+    waits = [clock - hour.start - HOUR for hour, clock in outcome.hours if hour.start >= START]
     return Score(
-        len(told & wanted),
-        sorted(told - wanted),
-        sorted(wanted - told),
-        found.dropped,
+        len(reported & expected),
+        sorted(reported - expected),
+        sorted(expected - reported),
+        outcome.dropped,
         median_low(waits),
         max(waits),
     )
 
 
-def as_text(found: Run, batch: Answer) -> str:
+def as_text(outcome: Run, batch: Answer) -> str:
     """Return the report."""
-    low, spark = score(found.low, batch), score(found.spark, batch)
-    episodes = [each for each in batch.changes if not each.open and each.at >= START]
+    low, spark = score(outcome.low, batch), score(outcome.spark, batch)
+    episodes = [change for change in batch.changes if not change.open and change.at >= START]
     lines = [
         f"\nall {len(batch.hours):,} hours and all {len(batch.changes)} changes that the computations wrote are exactly the batch answer.\n",
         "dips and spikes      from            to               departures   usual",
     ]
     lines += [
-        f"  {each.origin} {each.kind:12} {_when(each.since)}   {_when(each.at)}   {each.n:13}   {each.past / 4:5.0f}"
-        for each in sorted(episodes, key=lambda each: (each.since, each.origin))
+        f"  {episode.origin} {episode.kind:12} {_when(episode.since)}   {_when(episode.at)}   {episode.n:13}   {episode.past / 4:5.0f}"
+        for episode in sorted(episodes, key=lambda episode: (episode.since, episode.origin))
     ]
     lines += ["", f"{'hours closed by':22}{'low watermark':>14}{'Spark, max - 1 h':>18}"]
     lines += [
@@ -98,10 +98,10 @@ def as_text(found: Run, batch: Answer) -> str:
     lines += [
         "",
         *(
-            f"false, by Spark's own watermark: {each.kind} of {each.origin} at {_when(each.at)}, {each.n} departures and {each.past / 4:.0f} usual"
-            for each in spark.false
+            f"false, by Spark's own watermark: {alarm.kind} of {alarm.origin} at {_when(alarm.at)}, {alarm.n} departures and {alarm.past / 4:.0f} usual"
+            for alarm in spark.false
         ),
-        f"\nThe feed of {STALLED} stood still from {_when(STALL[0])} to {_when(STALL[1])}. What lowwater said at its end:\n{found.why.splitlines()[0]}",
+        f"\nThe feed of {STALLED} stood still from {_when(STALL[0])} to {_when(STALL[1])}. What lowwater said at its end:\n{outcome.why.splitlines()[0]}",
     ]
     return "\n".join(lines)
 

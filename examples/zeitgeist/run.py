@@ -1,4 +1,4 @@
-"""The replay through the three computations, and beside them through a query that closes its hours by Spark's own watermark."""
+"""The replay through the three computations, and through a query with Spark's own watermark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DELAY: Final = "1 hour"
-"""Of Spark's own watermark. All records that are in time come within a step, and in order."""
+"""Delay of Spark's own watermark. The records that are in time arrive within a step, in order."""
 
 RANGES: Final = 2
 PATIENCE: Final = 120.0
@@ -37,7 +37,7 @@ DEPARTED: Final = "id long, origin string, at timestamp"
 
 
 class Stand(NamedTuple):
-    """How both stand after a step."""
+    """Watermarks of both computations after a step."""
 
     clock: int
     low: int
@@ -48,14 +48,14 @@ class Stand(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """What one of them has said."""
+    """Output of one computation."""
 
     hours: list[tuple[Hour, int]] = field(default_factory=list[tuple[Hour, int]])
-    """Each with the replay clock after which it was there."""
+    """Hours, each with the replay clock after which it was written."""
     changes: list[tuple[Change, int]] = field(default_factory=list[tuple[Change, int]])
-    """The same."""
+    """Changes, each with the replay clock after which it was written."""
     dropped: int = 0
-    """Records that were not counted since they came late."""
+    """Records that were dropped because they came late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class Run:
     """A run."""
 
     low: Outcome
-    """By the low watermark."""
+    """Output of the computation that closes hours by the low watermark."""
     spark: Outcome
-    """By Spark's own."""
+    """Output of the computation that closes hours by Spark's own watermark."""
     stands: Sequence[Stand]
     why: str
-    """What lowwater had to say in the middle of the stall."""
+    """Answer of ``lowwater why`` in the middle of the stall."""
 
 
 class Stuck(Exception):
@@ -76,7 +76,10 @@ class Stuck(Exception):
 
 
 def run(spark: SparkSession, address: str, out: Path, steps: Sequence[Step], ask: int) -> Run:
-    """Replay the steps, each when everything that follows from the one before is written; ``ask`` is the replay clock at which lowwater is asked for what it waits."""
+    """Replay the steps, each when all results of the one before are written.
+
+    ``ask`` is the replay clock at which ``why`` is asked.
+    """
     records = out / "records"
     records.mkdir()
     low, naive = Outcome(), Naive()
@@ -87,7 +90,10 @@ def run(spark: SparkSession, address: str, out: Path, steps: Sequence[Step], ask
         for feed, name in FEEDS.items():
             lw.register(name)
             leases[feed] = stack.enter_context(lw.worker(name, name=f"injector-{feed}")).claim()
-        queries = [stack.enter_context(_computing(each, spark, address, out)) for each in (Counts(), Model(), Dips())]
+        queries = [
+            stack.enter_context(_computing(computation, spark, address, out))
+            for computation in (Counts(), Model(), Dips())
+        ]
         alone = stack.enter_context(_alone(spark, out))
         read = {name: _rows(out / name) for name in (Model.name, Dips.name)}
         for step in steps:
@@ -104,8 +110,10 @@ def run(spark: SparkSession, address: str, out: Path, steps: Sequence[Step], ask
             if step.clock == ask:
                 why = str(lw.why(Dips.name))
         low.dropped = sum(query.stage_status().late_rows for query in queries)
-        naive.told.dropped = sum(len(step.arriving) for step in steps) - sum(naive.counts.values()) - naive.left(steps)
-    return Run(low, naive.told, stands, why)
+        naive.outcome.dropped = (
+            sum(len(step.arriving) for step in steps) - sum(naive.counts.values()) - naive.open_records(steps)
+        )
+    return Run(low, naive.outcome, stands, why)
 
 
 @contextlib.contextmanager
@@ -113,7 +121,7 @@ def _computing(computation: Computation, spark: SparkSession, address: str, out:
     """Run a computation over what the one before has written."""
     source = computation.inputs[0].name
     if isinstance(source, str):
-        before = {each.name: each for each in (Counts, Model)}[source]
+        before = {source_class.name: source_class for source_class in (Counts, Model)}[source]
         [declared] = before.outputs.values()
         assert isinstance(declared, Output)
         folder = out / source
@@ -157,18 +165,18 @@ class Naive:
     """
 
     def __init__(self) -> None:
-        self.told = Outcome()
+        self.outcome = Outcome()
         self.mark = 0
         self.counts: dict[tuple[str, int], int] = {}
-        self._known: set[Path] = set()
+        self._read_paths: set[Path] = set()
         self._models = {feed: Past() for feed in FEEDS}
         self._episodes = {feed: Episode() for feed in FEEDS}
         self._next: dict[str, int] = {}
 
     def follow(self, folder: Path, progress: Any, clock: int) -> None:
         """Go on with what Spark has written until a replay clock."""
-        for path in sorted(set(folder.glob("part-*.json")) - self._known):
-            self._known.add(path)
+        for path in sorted(set(folder.glob("part-*.json")) - self._read_paths):
+            self._read_paths.add(path)
             for line in path.read_text(encoding="utf-8").splitlines():
                 row = json.loads(line)
                 self.counts[row["origin"], micros(row["start"])] = row["n"]
@@ -187,25 +195,27 @@ class Naive:
             hour = self._next[feed]
             model.counted[hour] = self.counts.get((feed, hour), 0)
             judged = model.judge(hour)
-            self.told.hours.append((Hour(feed, hour, *judged), clock))
+            self.outcome.hours.append((Hour(feed, hour, *judged), clock))
             self._episodes[feed], changes = follow(self._episodes[feed], hour, judged)
-            for each, is_open in changes:
-                change = Change(feed, hour, each.kind, each.since, is_open, each.hours, each.n, each.past)
-                self.told.changes.append((change, clock))
+            for episode, is_open in changes:
+                change = Change(
+                    feed, hour, episode.kind, episode.since, is_open, episode.hours, episode.n, episode.past
+                )
+                self.outcome.changes.append((change, clock))
             self._next[feed] = hour + HOUR
 
-    def left(self, steps: Sequence[Step]) -> int:
+    def open_records(self, steps: Sequence[Step]) -> int:
         """Return how many records are in hours that are still open."""
-        return sum(each.at // HOUR * HOUR + HOUR > self.mark for step in steps for each in step.arriving)
+        return sum(departure.at // HOUR * HOUR + HOUR > self.mark for step in steps for departure in step.arriving)
 
 
 def _rows(folder: Path) -> Iterator[list[dict[str, Any]]]:
     """Yield, each time, the rows that are new in a folder, with times in microseconds."""
-    known: set[Path] = set()
+    read_paths: set[Path] = set()
     while True:
-        found = sorted(set(folder.rglob("*.parquet")) - known)
-        known.update(found)
-        rows = [row for path in found for row in pq.ParquetFile(path).read().to_pylist()]
+        paths = sorted(set(folder.rglob("*.parquet")) - read_paths)
+        read_paths.update(paths)
+        rows = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
         yield [{name: _plain(value) for name, value in row.items()} for row in rows]
 
 

@@ -36,7 +36,10 @@ SECOND: Final = "10:00"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Play MillWheel's figure 12 against each store; the exit code tells whether every guard has held, and everything else has not."""
+    """Play MillWheel's figure 12 against each store.
+
+    The exit code is 0 if every guard has held, and every store without one has failed.
+    """
     parser = argparse.ArgumentParser(prog="python -m examples.zombie", description=main.__doc__)
     parser.parse_args(arguments)
     with (
@@ -83,8 +86,8 @@ def play(lw: lowwater.Client, number: int, store: Store) -> bool:
         paused.wait()
         say("B ", f"begins to store the timer {SECOND}, and is paused")
         successor = store.own(claimed(lw, computation, "B'"))
-        known = store.scan()
-        say("B'", f"{'raises its claim and ' if store.guarded else ''}scans: {', '.join(known)}")
+        scanned = store.scan()
+        say("B'", f"{'raises its claim and ' if store.guarded else ''}scans: {', '.join(scanned)}")
         runs_again.set()
         say("B ", f"goes on: {outcome(delayed.result)}")
         if isinstance(delayed.exception(), psycopg.Error):
@@ -92,12 +95,12 @@ def play(lw: lowwater.Client, number: int, store: Store) -> bool:
     if SECOND not in store.scan():
         say("A ", f"has got no answer for {SECOND}, and sends it again, to B'")
         successor.write(1, SECOND, lambda: None)
-        known.append(SECOND)
-    there = store.scan()
-    lost = sorted(set(there) - set(known))
+        scanned.append(SECOND)
+    stored = store.scan()
+    lost = sorted(set(stored) - set(scanned))
     say(
         "  ",
-        f"in the store: {', '.join(there)}; " + (f"B' never fires {', '.join(lost)}" if lost else "B' knows of all"),
+        f"in the store: {', '.join(stored)}; " + (f"B' never fires {', '.join(lost)}" if lost else "B' knows of all"),
     )
     return not lost
 

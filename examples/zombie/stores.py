@@ -1,4 +1,7 @@
-"""Where the two writers keep their timers: in PostgreSQL, in Redis and in directories, with a guard, and as it is often done instead."""
+"""Stores in which the two writers keep their timers: PostgreSQL, Redis and directories.
+
+Each is there with a guard, and without one, as is often done.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +127,7 @@ class CheckedPostgres:
 
 
 class GuardedRedis:
-    """The check and the timer are one script, which nothing interrupts: it is delayed on its way there."""
+    """The check and the timer are one atomic script: the delay comes before it."""
 
     name = "Redis, guarded"
     guarded = True
@@ -143,8 +146,8 @@ class GuardedRedis:
         return Guarded()
 
     def scan(self) -> list[str]:
-        found: Any = self.client.lrange("timers:{timers}", 0, -1)
-        return list(found)
+        timers: Any = self.client.lrange("timers:{timers}", 0, -1)
+        return list(timers)
 
     def close(self) -> None:
         self.client.close()
@@ -174,8 +177,8 @@ class CheckedRedis:
         return LookedUp()
 
     def scan(self) -> list[str]:
-        found: Any = self.client.lrange("looked_up", 0, -1)
-        return list(found)
+        timers: Any = self.client.lrange("looked_up", 0, -1)
+        return list(timers)
 
     def close(self) -> None:
         self.client.close()
@@ -211,7 +214,7 @@ class GuardedFiles:
 
 
 class RenamedFiles:
-    """The owner stands in a file, and who writes looks it up, and renames a whole directory to ``batch=N``."""
+    """A file names the owner; a writer reads it, and renames a directory to ``batch=N``."""
 
     name = "directories, looked up before, and renamed at once"
     guarded = False

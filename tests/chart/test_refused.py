@@ -44,7 +44,7 @@ REFUSED = {
     "client certificates without TLS": (["tls.clientAuth=true"], "tls.clientAuth needs TLS: set tls.existingSecret"),
     "several without Redis": (
         ["replicaCount=3"],
-        "replicaCount is 3, but without Redis each replica would be an authority of its own, and tell something else: "
+        "replicaCount is 3, but without Redis each replica would be an authority of its own, with other watermarks: "
         "set redis.url or redis.existingSecret, or replicaCount: 1",
     ),
     "Redis twice": (

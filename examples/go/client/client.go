@@ -1,5 +1,5 @@
-// Package client is a small client of lowwater, written from docs/reference/protocol.md. It is an example of the protocol, not a product: injectors only, one watch
-// stream a computation, no TLS.
+// Package client is a small client of lowwater, written from docs/reference/protocol.md. It is an
+// example of the protocol, not a product: injectors only, one watch stream a computation, no TLS.
 package client
 
 import (
@@ -62,7 +62,8 @@ type Client struct {
 	reporters map[string]*reporter
 }
 
-// Connect returns a client for the deployment at one or more HOST:PORT; shards that they lead to are asked, too, when these are away. It connects when it is first used.
+// Connect returns a client for the deployment at one or more HOST:PORT; when these are away, it
+// asks the shards that they named. It connects when it is first used.
 func Connect(addresses ...string) *Client {
 	ctx, stop := context.WithCancel(context.Background())
 	return &Client{
@@ -92,7 +93,8 @@ func (c *Client) Register(ctx context.Context, name string, inputs ...string) er
 	})
 }
 
-// Claim takes ownership of the n ranges between n + 1 ascending keys. It is durable when it returns.
+// Claim takes ownership of the n ranges between n + 1 ascending keys. It is durable when it
+// returns.
 func (c *Client) Claim(ctx context.Context, name, worker string, bounds ...[]byte) (*Claim, error) {
 	id := random() // of the claim: every attempt has it
 	var granted *lowwaterv1.ClaimResponse
@@ -151,7 +153,8 @@ func (c *Client) release(ctx context.Context, claim *Claim) error {
 
 type once func(ctx context.Context, conn *grpc.ClientConn, token string) (string, error)
 
-// call makes the attempts of a call about a computation, or about none, and says of the last one what it was refused for.
+// call makes the attempts of a call about a computation, or about none, and says of the last one
+// what it was refused for.
 func (c *Client) call(ctx context.Context, name string, repeatable bool, try once) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -200,7 +203,8 @@ func (c *Client) try(ctx context.Context, address string, repeatable bool, try o
 	return nil
 }
 
-// locate asks home where a computation is, with the greatest epoch seen. Who is alone, or older than the question, serves it.
+// locate asks home where a computation is, with the greatest epoch seen. A single authority, or one
+// without that call, serves it itself.
 func (c *Client) locate(ctx context.Context, name string) {
 	ctx, cancel := context.WithTimeout(ctx, attempt/2)
 	defer cancel()
@@ -222,7 +226,8 @@ func (c *Client) locate(ctx context.Context, name string) {
 	}
 }
 
-// follow takes a redirect, and says whether it leads anywhere: not when its epoch is below one seen, for whoever sent it was asleep.
+// follow takes a redirect, and says whether it leads anywhere: not when its epoch is below the
+// greatest seen, because then its sender is out of date.
 func (c *Client) follow(redirect *lowwaterv1.Redirect) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -311,7 +316,8 @@ func (c *Client) check(token string) error {
 	return nil
 }
 
-// admit takes a watermark over, as far as it is news: it returns what to show, whether that has changed, and whether the sender is up to date.
+// admit takes a watermark over, as far as it is news: it returns what to show, whether that has
+// changed, and whether the sender is up to date.
 func (c *Client) admit(got *lowwaterv1.Watermark) (view View, changed, fresh bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -15,7 +15,8 @@ import (
 	lowwaterv1 "lowwater/v1"
 )
 
-// Refusal is what an authority refused, or a failure of the connection. Reason is that of ErrorInfo, or the name of gRPC's code without one.
+// Refusal is what an authority refused, or a failure of the connection. Reason is that of
+// ErrorInfo, or the name of gRPC's code without one.
 type Refusal struct {
 	Reason   string
 	Message  string
@@ -96,7 +97,8 @@ func redirectOf(refusal *Refusal) *lowwaterv1.Redirect {
 	return &lowwaterv1.Redirect{Computation: refusal.Metadata["computation"], Address: refusal.Metadata["address"], Epoch: epoch}
 }
 
-// waits says how long to wait: the n-th wait is random, up to min(most, 0.1 s * 2^n), and between once and twice what was asked for.
+// waits says how long to wait: the n-th wait is random, up to min(most, 0.1 s * 2^n), and between
+// once and twice what was asked for.
 type waits struct {
 	most  time.Duration
 	times int

@@ -28,7 +28,8 @@ type Claim struct {
 	changed  chan struct{} // closed when one of them changes
 }
 
-// Advance stages a state, one event time a range: nothing older will come. It must be durable at the caller's. The newest state replaces what was not sent yet.
+// Advance stages a state, one event time a range: nothing older will come. It must be durable at
+// the caller's. The newest state replaces what was not sent yet.
 func (k *Claim) Advance(micros ...int64) error {
 	c := k.client
 	c.mu.Lock()
@@ -306,7 +307,8 @@ func (r *reporter) report(wait *waits) (time.Duration, error) {
 	}
 }
 
-// send sends the claims with news, or all when a beat is due. It returns what is in flight then: claims and the versions of their states.
+// send sends the claims with news, or all when a beat is due. It returns what is in flight then:
+// claims and the versions of their states.
 func (r *reporter) send(up lowwaterv1.WorkerService_ReportClient, number *uint64, all bool) map[*Claim]int {
 	c := r.client
 	c.mu.Lock()

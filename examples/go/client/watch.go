@@ -10,8 +10,9 @@ import (
 
 const silence = 5 * time.Second // a beat comes each second
 
-// Watch follows a computation until the context ends: the newest value at once, then each change, never back. A slow reader skips values. The channel is closed in the
-// end, also when another deployment answers.
+// Watch follows a computation until the context ends: the newest value at once, then each change,
+// never back. A slow reader skips values. The channel is closed in the end, also when another
+// deployment answers.
 func (c *Client) Watch(ctx context.Context, name string) <-chan View {
 	views := make(chan View, 1)
 	ctx, cancel := context.WithCancel(ctx)

@@ -1,4 +1,6 @@
-{{/* The name of all objects. A label of 63 characters holds a StatefulSet's name and a hash, hence 50. */}}
+{{/*
+The name of all objects. A label of 63 characters holds a StatefulSet's name and a hash, hence 50.
+*/}}
 {{- define "lowwater.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- if .Values.fullnameOverride -}}
@@ -20,7 +22,10 @@
 {{ include "lowwater.fullname" . }}-page
 {{- end -}}
 
-{{/* Host names by which browsers reach the page: its Service's, the links to it, the Ingress's, the HTTPRoute's, and `page.hosts`. */}}
+{{/*
+Host names by which browsers reach the page: those of its Service, of the links to it, of the
+Ingress and of the HTTPRoute, and `page.hosts`.
+*/}}
 {{- define "lowwater.pageHosts" -}}
 {{- $service := printf "%s.%s" (include "lowwater.page" .) .Release.Namespace -}}
 {{- $hosts := list (include "lowwater.page" .) $service (printf "%s.svc" $service) (printf "%s.svc.cluster.local" $service) -}}
@@ -86,7 +91,7 @@ app.kubernetes.io/component: region
 app.kubernetes.io/component: global
 {{- end -}}
 
-{{/* Its labels. */}}
+{{/* Selector of the Service at which the global authority is scraped. */}}
 {{- define "lowwater.globalHttpSelector" -}}
 {{ include "lowwater.selectorLabels" . }}
 app.kubernetes.io/component: global-http
@@ -116,7 +121,10 @@ tolerations:
 {{- end }}
 {{- end -}}
 
-{{/* Merge mappings; a later one wins. With a key in there twice, some tools fail, and others silently drop one value. */}}
+{{/*
+Merges mappings; a later one wins. If a key were there twice, some tools would fail, and others
+would silently drop one value.
+*/}}
 {{- define "lowwater.merged" -}}
 {{- $all := dict -}}
 {{- range . -}}
@@ -146,7 +154,7 @@ annotations:
 {{- end -}}
 {{- end -}}
 
-{{/* The address of a shard, for itself and for others: its name inside of the cluster, or the external one. */}}
+{{/* The address that a shard advertises: its name inside of the cluster, or the external one. */}}
 {{- define "lowwater.advertised" -}}
 {{- if .Values.external.domain -}}
 $(POD_NAME).{{ .Values.external.domain }}:{{ .Values.external.port }}
@@ -185,9 +193,10 @@ $(POD_NAME).{{ include "lowwater.headless" . }}.{{ .Release.Namespace }}.svc:742
 {{- end -}}
 
 {{/*
-The target of a Redis URL: HOST:PORT,.../DATABASE, with Sentinel HOST:PORT,.../MASTER/DATABASE; empty for other texts. It leaves out
-user, password and options. A password may have a bare ? or #, which the authority refuses later: no part of it may be taken for a
-host and shown, so only a ? with a known option begins the options.
+The target of a Redis URL: HOST:PORT,.../DATABASE, with Sentinel HOST:PORT,.../MASTER/DATABASE;
+empty for other texts. It leaves out user, password and options. A password may have a bare ? or #,
+which the authority refuses later: no part of it may be taken for a host and shown, so only a ? with
+a known option begins the options.
 */}}
 {{- define "lowwater.redisOfUrl" -}}
 {{- $url := trim . -}}
@@ -270,9 +279,10 @@ secret:
 {{- end -}}
 
 {{/*
-Startup and readiness probe. The health service does not ask Redis, so a short outage of Redis neither takes the shards out of the Service
-nor restarts them. gRPC probes of the kubelet have no TLS; its HTTPS probes ignore the certificate, and /healthz needs no token. An open
-port is not enough: it is open before the replay ends.
+Startup and readiness probe. The health service does not ask Redis, so a short outage of Redis
+neither takes the shards out of the Service nor restarts them. gRPC probes of the kubelet have no
+TLS; its HTTPS probes ignore the certificate, and /healthz needs no token. An open port is not
+enough: it is open before the replay ends.
 */}}
 {{- define "lowwater.probe" -}}
 {{ include "lowwater.probeOf" (list . 7420) }}
@@ -291,9 +301,10 @@ grpc:
 {{- end -}}
 
 {{/*
-Liveness probe. With TLS or access it only opens the port, because strangers may reach it: one who holds all connections of the /healthz
-port, or watches and memory of the gRPC health service, could have every shard restarted. The open port is enough, because the startup
-probe has seen the end of the replay.
+Liveness probe. With TLS or access it only opens the port, because strangers may reach it: one who
+holds all connections of the /healthz port, or watches and memory of the gRPC health service, could
+have every shard restarted. The open port is enough, because the startup probe has seen the end of
+the replay.
 */}}
 {{- define "lowwater.liveness" -}}
 {{- if or .Values.tls.existingSecret (include "lowwater.accessSecret" .) -}}

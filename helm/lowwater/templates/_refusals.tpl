@@ -1,9 +1,12 @@
-{{/* Refuses combinations of values, which values.schema.json cannot. Each message names the value and the fix. */}}
+{{/*
+Refuses combinations of values, which values.schema.json cannot. Each message names the value and
+the fix.
+*/}}
 {{- define "lowwater.refusals" -}}
 {{- $sharded := include "lowwater.sharded" . -}}
 {{- $access := include "lowwater.accessSecret" . -}}
 {{- if and (gt (int .Values.replicaCount) 1) (not $sharded) -}}
-{{- fail (printf "replicaCount is %d, but without Redis each replica would be an authority of its own, and tell something else: set redis.url or redis.existingSecret, or replicaCount: 1" (int .Values.replicaCount)) -}}
+{{- fail (printf "replicaCount is %d, but without Redis each replica would be an authority of its own, with other watermarks: set redis.url or redis.existingSecret, or replicaCount: 1" (int .Values.replicaCount)) -}}
 {{- end -}}
 {{- if and .Values.redis.url .Values.redis.existingSecret -}}
 {{- fail "redis.url and redis.existingSecret both say where Redis is: keep one of them" -}}
@@ -81,19 +84,25 @@
 {{- fail "with globalAuthority.accessSecret a scrape needs a token: set serviceMonitor.tokenSecret.name, a Secret with the token of a principal that has metrics = true there, too" -}}
 {{- end -}}
 {{- end -}}
-{{- /* Only 0.0.0.0 and [::] are allowed: probes and clients use the pod's own address. A message must not repeat $(NAME): it may stand for a password. */ -}}
+{{- /*
+Only 0.0.0.0 and [::] are allowed: probes and clients use the pod's own address. A message must not
+repeat $(NAME): it may stand for a password.
+*/ -}}
 {{- $allowed := list "--listen=(0[.]0[.]0[.]0|[[]::[]]):7420" "--http=(0[.]0[.]0[.]0|[[]::[]]):7421" "--dead-after=[0-9]+([.][0-9]+)?" "--reflection" "--verbose" -}}
-{{- range $at, $each := .Values.extraArgs -}}
-{{- $flag := first (splitList "=" $each) -}}
+{{- range $at, $argument := .Values.extraArgs -}}
+{{- $flag := first (splitList "=" $argument) -}}
 {{- if has $flag (list "--store" "--data" "--deployment" "--advertise" "--log-format" "--tls-cert" "--tls-key" "--tls-client-ca" "--peer-ca" "--access" "--promises" "--page" "--page-host" "--expect-deployment" "--limit") -}}
 {{- fail (printf "extraArgs has %s, which the chart sets itself or leaves off: use the values redis, persistence, tls, access, limits, promises, page, expectDeployment and logFormat" $flag) -}}
 {{- end -}}
-{{- /* An abbreviation, or a word without a flag, may be one of these flags. The message does not repeat the word: it may be a password. */ -}}
-{{- if not (regexMatch (printf "^(%s)$" (join "|" $allowed)) $each) -}}
+{{- /*
+An abbreviation, or a word without a flag, may be one of these flags. The message does not repeat
+the word: it may be a password.
+*/ -}}
+{{- if not (regexMatch (printf "^(%s)$" (join "|" $allowed)) $argument) -}}
 {{- fail (printf "extraArgs[%d] is none of --listen=[::]:7420, --http=[::]:7421, the same with 0.0.0.0, --dead-after=SECONDS, --reflection and --verbose: write flags in full, and their value behind = in the same string; probes and Services ask for the pod's own address, at the ports 7420 and 7421" $at) -}}
 {{- end -}}
-{{- if hasPrefix "--dead-after=" $each -}}
-{{- $seconds := trimPrefix "--dead-after=" $each | float64 -}}
+{{- if hasPrefix "--dead-after=" $argument -}}
+{{- $seconds := trimPrefix "--dead-after=" $argument | float64 -}}
 {{- if or (lt $seconds 0.2) (gt $seconds 600.0) -}}
 {{- fail (printf "extraArgs[%d]: --dead-after is from 0.2 to 600 seconds, and the same for all shards" $at) -}}
 {{- end -}}

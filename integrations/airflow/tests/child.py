@@ -1,4 +1,4 @@
-"""Runs in Airflow's environment: reads the Dags into its database, and prints what Airflow makes of the provider."""
+"""Program in Airflow's environment: reads the Dags, and prints Airflow's view of the provider."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from lowwater_airflow.sensor import LowWatermarkSensor
 
 
 def read_dags() -> None:
-    """As the Dag processor does it: the second time an asset is known to be in use, and its watcher gets its trigger."""
+    """Read the Dags twice, as the Dag processor does.
+
+    The second reading finds the asset in use, and gives its watcher a trigger.
+    """
     with create_session() as session:
         manager = DagBundlesManager()
         manager.sync_bundles_to_db(session=session)
@@ -32,12 +35,15 @@ def read_dags() -> None:
 
 def there_and_back(name: str, **arguments: Any) -> list[Any]:
     """Return what a trigger says of itself, and what one that was made by that says."""
-    path, kept = import_string(name)(**arguments).serialize()
-    return [[path, kept], list(import_string(path)(**json.loads(json.dumps(kept))).serialize())]
+    path, arguments_out = import_string(name)(**arguments).serialize()
+    return [[path, arguments_out], list(import_string(path)(**json.loads(json.dumps(arguments_out))).serialize())]
 
 
 def without_interval() -> str:
-    """Return what a sensor without ``until`` says in a run that has no data interval, as one that an asset has started."""
+    """Return a sensor's error without ``until`` in a run that has no data interval.
+
+    A run that an asset has started is such a run.
+    """
     with DAG("assets", schedule=None):
         sensor = LowWatermarkSensor(task_id="waits", computation="x")
     sensor.render_template_fields({})
@@ -56,7 +62,7 @@ def main() -> None:
     assert hook is not None
     trigger = "lowwater_airflow.trigger.LowWatermarkTrigger"
     interval = "lowwater_airflow.watch.IntervalTrigger"
-    told = {
+    facts = {
         "provider": manager.providers["airflow-provider-lowwater"].version,
         "hook": [hook.hook_class_name, hook.hook_name, hook.connection_type],
         "connection": import_string("lowwater_airflow.hook.LowwaterHook")().test_connection(),
@@ -66,7 +72,7 @@ def main() -> None:
             there_and_back(interval, computation="x", every=1.5, start="2013-01-09T10:00+01:00"),
         ],
     }
-    print(json.dumps(told))
+    print(json.dumps(facts))
 
 
 if __name__ == "__main__":

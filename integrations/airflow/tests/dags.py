@@ -15,7 +15,7 @@ with DAG("hourly", schedule=None, start_date=FOURTEEN) as hourly:
 
     @task
     def report() -> None:
-        """What runs when the hour is complete."""
+        """The task that runs when the hour is complete."""
 
     waits = LowWatermarkSensor(task_id="waits", computation="flights", until="{{ dag_run.conf['until'] }}", timeout=300)
     waits >> report()
@@ -34,6 +34,6 @@ with DAG("on_hour", schedule=[hour], start_date=FOURTEEN) as on_hour:
 
     @task
     def count() -> None:
-        """What runs for each hour."""
+        """The task that runs for each hour."""
 
     count()

@@ -1,4 +1,4 @@
-"""Runs in Dagster's environment: a sensor is looked at, its runs are made, and what came of them is printed."""
+"""Program in Dagster's environment: evaluates a sensor, executes its runs, prints the results."""
 
 import json
 import sys
@@ -22,13 +22,13 @@ from lowwater_dagster import LowwaterResource, interval_sensor
 
 TEN = datetime(2013, 1, 9, 10, tzinfo=UTC)
 HOURS = HourlyPartitionsDefinition(start_date=TEN, fmt="%Y-%m-%d-%H:%M", timezone="UTC")
-made: list[str] = []
+executed: list[str] = []
 
 
 @asset(partitions_def=HOURS)
 def report(context: AssetExecutionContext) -> None:
-    """What is made of each hour."""
-    made.append(context.partition_key)
+    """The asset with a partition for each hour."""
+    executed.append(context.partition_key)
 
 
 job = define_asset_job("reports", AssetSelection.assets(report))
@@ -84,15 +84,15 @@ def main() -> None:
         with build_sensor_context(
             instance=instance, cursor=cursor, resources={"lowwater": resource}, definitions=definitions
         ) as context:
-            found = sensor.evaluate_tick(context)
-        cursor = found.cursor if found.cursor is not None else cursor
-        keys.append([request.run_key or "" for request in found.run_requests or ()])
-        for request in found.run_requests or ():
+            result = sensor.evaluate_tick(context)
+        cursor = result.cursor if result.cursor is not None else cursor
+        keys.append([request.run_key or "" for request in result.run_requests or ()])
+        for request in result.run_requests or ():
             done = definitions.resolve_job_def("reports").execute_in_process(
                 instance=instance, partition_key=request.partition_key, tags=dict(request.tags)
             )
             assert done.success
-        return found.skip_message
+        return result.skip_message
 
     skipped = []
     with lowwater.connect(address) as lw:
@@ -116,7 +116,9 @@ def main() -> None:
         cursor = None
         skipped.append(look())
         skipped.append(look())
-    print(json.dumps({"local": local_days(address), "made": made, "keys": keys, "skipped": skipped, "reset": reset}))
+    print(
+        json.dumps({"local": local_days(address), "made": executed, "keys": keys, "skipped": skipped, "reset": reset})
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs in OpenLineage's environment: its client writes an event with the facet of each question into a file."""
+"""Program in OpenLineage's environment: writes an event with each facet into a file."""
 
 import sys
 from datetime import UTC, datetime

@@ -286,11 +286,11 @@ class Holding:
     unwritten: Unwritten | None = None
     """Set while memory and store may differ. The published values stay true."""
     take: Once = field(default_factory=Once)
-    """Take-over."""
+    """Take-over of the computation."""
     turn: Once = field(default_factory=Once)
-    """Take-over in its turn: it waits for a place before it begins ``take``."""
+    """Take-over that waits for its turn in the queue before it begins ``take``."""
     arriving: bool = False
-    """True while its log is read or taken, until it is served or given up."""
+    """True while the log is read or taken, until the computation is served or given up."""
     damage: Damage | None = None
     """Damage that the last reading of the log has found."""
     read_small: asyncio.Event = field(default_factory=asyncio.Event)
@@ -314,17 +314,17 @@ class Holding:
 
     @property
     def computation(self) -> Computation:
-        """The served computation. Only while it is served."""
+        """The computation, while this process serves it."""
         assert self.held is not None, f"{self.name} is not held"
         return self.held
 
     def is_held(self) -> bool:
-        """Return whether it is served. Ask again after each wait for the store."""
+        """Return whether the computation is served. Ask again after each wait for the store."""
         return self.held is not None
 
     @property
     def idle(self) -> bool:
-        """True if nothing of it must be remembered."""
+        """True if nothing of the computation must be remembered."""
         # A snapshot under way does not count: its ownership is over, and it uses nothing of this.
         under_way = (self.take.task, self.turn.task, self.mending, self.ending)
         busy = self.arriving or self.renewing or self.writing.locked()
@@ -336,11 +336,11 @@ class Holding:
         return self.unwritten is not None and self.unwritten.torn
 
     def is_log_unreadable(self) -> bool:
-        """Return whether it stays in memory because its log cannot be read back."""
+        """Return whether the computation stays in memory because its log cannot be read back."""
         return self.unwritten is not None and self.unwritten.log_unreadable
 
     def note_equal(self) -> bool:
-        """Note that memory and store are equal, or that it is held no longer.
+        """Note that memory and store are equal, or that the computation is held no longer.
 
         Returns whether they differed before.
         """
@@ -352,12 +352,12 @@ class Holding:
     # -- with the store: taking over ---------------------------------------------------------------
 
     async def take_over(self, mine: Callable[[str], bool], refresh: Callable[[], Awaitable[None]]) -> Computation:
-        """Serve it from here on.
+        """Serve the computation from here on.
 
-        Its log is read and checked while its owner still serves it. Then the log is taken, and the
+        Its log is read and checked while the owner still serves it. Then the log is taken, and the
         newer records are replayed. ``refresh`` reads the graph, first before the log is taken:
-        while the graph cannot be read, the owner goes on. Raises JournalOutvoted if it is not
-        ``mine``, UnknownComputation, JournalCorrupt, JournalFailed, Unavailable, ...
+        while the graph cannot be read, the owner goes on. Raises JournalOutvoted if the computation
+        is not ``mine``, UnknownComputation, JournalCorrupt, JournalFailed, Unavailable, ...
         """
         among, name, shared = self.among, self.name, self.among.journal.shared
         try:
@@ -374,21 +374,21 @@ class Holding:
                     raise JournalOutvoted(name, view=among.logs.view, newest=among.logs.view)
                 return await self.own(loaded)
 
-            taken = await among.logs.until_known(own)
+            taken_log = await among.logs.until_known(own)
             try:
                 if shared:
                     # The log may be of an incarnation that this process has not read yet.
                     await refresh()
-                return self.hold(taken, recovered)
+                return self.hold(taken_log, recovered)
             except BaseException:
-                self.disown(taken.ownership)
+                self.disown(taken_log.ownership)
                 raise
         finally:
             self.arriving = False
             self.read_small.clear()
 
     async def _recover_stored(self, refresh: Callable[[], Awaitable[None]]) -> Recovered:
-        """Recover it from its log, which another process may own.
+        """Recover the computation from its log, which another process may own.
 
         Raises JournalCorrupt, JournalVersion, JournalFailed, ...
         """
@@ -401,7 +401,7 @@ class Holding:
         try:
             return await self._recover(loaded)
         except JournalCorrupt:
-            # It may be of an incarnation, or of inputs, that this process has not read yet.
+            # The log may be of an incarnation, or of inputs, that this process has not read yet.
             await refresh()
             return await self._recover(loaded)
 
@@ -423,10 +423,10 @@ class Holding:
             raise JournalCorrupt(self.name, None, reason)
 
     async def own(self, before: LoadedLog | None = None) -> Taken:
-        """Become the owner of its log, and read the log, of which ``before`` is an earlier reading.
+        """Become the owner of the log, and read the log, of which ``before`` is an earlier reading.
 
-        The caller then calls :meth:`hold` or :meth:`give_up`. A log that is being shortened is
-        waited for. Raises JournalOutvoted, JournalFailed, JournalUnknown, JournalCorrupt, ...
+        The caller then calls :meth:`hold` or :meth:`give_up`. Waits while the log is being
+        shortened. Raises JournalOutvoted, JournalFailed, JournalUnknown, JournalCorrupt, ...
         """
         among, name = self.among, self.name
         while True:
@@ -448,9 +448,9 @@ class Holding:
                     self.arriving = False
                     raise
 
-    def give_up(self, taken: Taken) -> None:
+    def give_up(self, taken_log: Taken) -> None:
         """Give a taken log up, instead of serving it."""
-        self.disown(taken.ownership)
+        self.disown(taken_log.ownership)
         self.arriving = False
         self.among.discard(self)
 
@@ -459,13 +459,13 @@ class Holding:
         if self.among.journal.ownership(self.name) == ownership:
             self.among.journal.release(self.name)
 
-    def hold(self, taken: Taken, recovered: Recovered | None = None) -> Computation:
+    def hold(self, taken_log: Taken, recovered: Recovered | None = None) -> Computation:
         """Serve a taken log from here on, or go back to its state.
 
         ``recovered`` is the computation of an earlier reading. Raises JournalCorrupt, and
         JournalFailed if the ownership is over because the computation was dropped.
         """
-        among, (ownership, loaded) = self.among, taken
+        among, (ownership, loaded) = self.among, taken_log
         if self.ending is not None or not ownership.epoch or among.journal.ownership(self.name) != ownership:
             msg = f"{self.name} was dropped while its log was taken. The log is taken again when it is shortened"
             raise JournalFailed(msg)
@@ -525,11 +525,11 @@ class Holding:
     async def reload(self) -> tuple[Computation | None, Collection[str]]:
         """Go back to the state that the journal has of the computation.
 
-        Returns that durable state, None if it is held no longer, and the names of computations that
-        were healed instead. If the store has lost published records, memory counts, with all staged
-        changes: reports of owners are true even without an acknowledgement. Waits while the
-        journal cannot be read or healed. Raises JournalFenced; JournalCorrupt or JournalVersion if
-        memory has the only good copy, see :meth:`write_again`.
+        Returns that durable state, None if the computation is held no longer, and the names of
+        computations that were healed instead. If the store has lost published records, memory
+        counts, with all staged changes: reports of owners are true even without an acknowledgement.
+        Waits while the journal cannot be read or healed. Raises JournalFenced; JournalCorrupt or
+        JournalVersion if memory has the only good copy, see :meth:`write_again`.
         """
         backoff = Backoff(*RETRY_SECONDS)
         while self.held is not None:
@@ -585,7 +585,7 @@ class Holding:
         self.unwritten = Unwritten(Memory.TORN)
 
     def note_unreadable(self, reason: JournalError) -> None:
-        """Note that the log cannot be read back, unless it is held no longer."""
+        """Note that the log cannot be read back, unless the computation is held no longer."""
         if self.held is None:
             return
         if self.unwritten is None:
@@ -641,7 +641,7 @@ class Holding:
             raise JournalFenced({self.name: (self.ownership.epoch, 0)}) from error
 
     async def heal(self) -> None:
-        """Write its log again from memory, because the store has lost records of it.
+        """Write the log again from memory, because the store has lost records of it.
 
         Raises JournalFenced if another process has taken it, JournalFailed, ...
         """
@@ -676,7 +676,7 @@ class Holding:
         among, name = self.among, self.name
         while True:
             try:
-                # Under the view that made this process the owner: an owner by a newer view stays.
+                # By the view that made this process the owner: an owner by a newer view stays.
                 return await among.logs.restore(self.log, payload, view=mine.view)
             except JournalOutvoted as error:
                 raise JournalFenced({name: (mine.epoch, 0)}) from error
@@ -723,7 +723,7 @@ def recover(spec: Spec, ownership: Ownership, loaded: LoadedLog) -> Computation:
 def resumed(spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered) -> Computation | None:
     """Replay the records that came since a computation was recovered.
 
-    None: the log does not continue that one, or the registration has changed.
+    Returns None if the log does not continue that one, or the registration has changed.
     """
     if recovered.spec != spec or not continues(loaded, recovered.loaded):
         return None

@@ -61,8 +61,8 @@ class Holdings:
         """Versions of the views under which this process has taken logs that it does not serve, or
         may have taken them, by name. The store may name this process as the owner."""
         self.losses = 0
-        """Number of computations that were lost. After a slow take-over, a computation may be
-        gone that this process is to serve."""
+        """Number of computations that were lost. Members compare it with its value at their last
+        look: after a change, this process may have to take over a lost computation again."""
         self._settings = settings
         self._observer = observer
         self._by_name: dict[str, Holding] = {}
@@ -161,7 +161,7 @@ class Holdings:
             self.endings.begin_held(name, computation)
 
     def _release(self, name: str) -> Computation | None:
-        """Hold a computation no longer; returns it if it was held."""
+        """Stop holding a computation; return it if it was held."""
         holding = self.served.pop(name, None)
         if holding is None:
             return None
@@ -182,12 +182,12 @@ class Holdings:
         return holding.ownership.epoch if holding is not None else 0
 
     def follow(self, computation: Computation, spec: Spec) -> None:
-        """Go on with another registration of a held computation, of the same incarnation."""
+        """Give a held computation a changed registration of the same incarnation."""
         computation.follow(spec)
         self.served[spec.name].held = of_kind(computation, spec)
 
     def restart(self, computation: Computation, spec: Spec) -> Computation:
-        """Begin a new incarnation of a held computation, even if the last one was torn."""
+        """Begin a new incarnation of a held computation, even if its last one was torn."""
         holding = self.served[spec.name]
         fresh = holding.held = recovery.restarted(computation, spec)
         if holding.unwritten is not None:
@@ -218,13 +218,13 @@ class Holdings:
     # -- confirming and healing --------------------------------------------------------------------
 
     async def confirm(self, names: Iterable[str]) -> int:
-        """Confirm that this process owns its held ones among ``names``; returns the graph's end.
+        """Confirm that this process owns those of ``names`` that it holds; return the graph's end.
 
         Raises JournalFenced, JournalLost, JournalFailed, and errors.Unavailable during a heal.
         """
-        held = [name for name in names if name in self.served]
-        self.refuse_doubted(held)
-        return await self.journal.confirm(held)
+        held_names = [name for name in names if name in self.served]
+        self.refuse_doubted(held_names)
+        return await self.journal.confirm(held_names)
 
     def refuse_doubted(self, names: Iterable[str]) -> None:
         """Raise Unavailable if the ownership of any of these cannot be confirmed.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["ENOUGH_SHARE", "FILES", "MEMORY", "MOST_SHARE", "Resource", "Watch", "memory_limit", "open_share"]
 
 LOOK_SECONDS: Final = 5.0
-"""Seconds between two looks."""
+"""Seconds between two readings of the resource."""
 
 MOST_SHARE: Final = 0.9
 """Used share from which on the resource counts as running out, which is logged."""

@@ -1,4 +1,5 @@
-// Conformance takes the commands of the conformance suite: python -m conformance client -- this program.
+// Conformance takes the commands of the conformance suite: python -m conformance client -- this
+// program.
 package main
 
 import (

@@ -1,6 +1,7 @@
-"""Low watermarks in Airflow: a connection, a sensor that waits until an interval is complete, and asset events when it is.
+"""Low watermarks in Airflow: a connection, a sensor that waits for an interval, and asset events.
 
-``hook`` has the connection, ``sensor`` the task that waits, ``trigger`` what waits for it in the triggerer, and ``watch`` what makes asset events.
+``hook`` has the connection, ``sensor`` the task that waits, ``trigger`` its part in the triggerer,
+and ``watch`` the source of asset events.
 """
 
 from __future__ import annotations

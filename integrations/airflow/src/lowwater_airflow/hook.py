@@ -42,7 +42,10 @@ def arguments_of(connection: Connection) -> dict[str, Any]:
 
 
 class LowwaterHook(BaseHook):
-    """Asks an authority: ``with LowwaterHook().get_conn() as lw: lw.complete("hourly", until=...)``."""
+    """Connection to an authority.
+
+    ``with LowwaterHook().get_conn() as lw: lw.complete("hourly", until=...)``
+    """
 
     conn_name_attr = "lowwater_conn_id"
     default_conn_name = "lowwater_default"

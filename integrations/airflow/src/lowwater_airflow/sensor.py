@@ -20,11 +20,13 @@ __all__ = ["LowWatermarkSensor"]
 
 
 class LowWatermarkSensor(BaseSensorOperator):
-    """Waits until everything before ``until`` is complete in a computation, by its exact low watermark.
+    """Waits until a computation is complete up to ``until``, by its exact low watermark.
 
-    ``until`` is an aware datetime or its ISO 8601 text, and a template; by default the end of the run's data interval. A computation that is reset
-    meanwhile fails the task, since what it waited for is made anew: a retry waits for that. A name that is not registered, and one that is only estimated,
-    fails it without a retry. Waiting takes no worker, unless ``deferrable`` is False. Where it times out, the log says who holds the computation.
+    ``until`` is an aware datetime or its ISO 8601 text, and a template; by default the end of the
+    run's data interval. A computation that is reset meanwhile fails the task, because its data are
+    computed anew: a retry waits for these. A name that is not registered, and one that is only
+    estimated, fails it without a retry. Waiting takes no worker, unless ``deferrable`` is False.
+    Where it times out, the log says who holds the computation.
     """
 
     template_fields: Sequence[str] = ("computation", "until")
@@ -51,13 +53,13 @@ class LowWatermarkSensor(BaseSensorOperator):
         until = self._micros()
         with LowwaterHook(self.lowwater_conn_id).get_conn() as lw:
             try:
-                found = lw.complete(self.computation, until)
+                completeness = lw.complete(self.computation, until)
             except lowwater.UnknownComputation as error:
                 raise AirflowFailException(str(error)) from error
-            self._check_exact(found.watermark.estimated)
-            if not found:
+            self._check_exact(completeness.watermark.estimated)
+            if not completeness:
                 self.log.info("not yet: %s", lw.why(self.computation).sentence)
-        return bool(found)
+        return bool(completeness)
 
     def execute(self, context: Context) -> Any:
         """Ask once; then wait in the triggerer."""

@@ -1,4 +1,4 @@
-"""What waits in the triggerer for a sensor: no worker is busy meanwhile, and nobody polls."""
+"""The trigger that waits for a sensor: no worker is busy meanwhile, and no process polls."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["LowWatermarkTrigger"]
 
 
 class LowWatermarkTrigger(BaseTrigger):
-    """Fires once, when everything before ``until_micros`` is complete, or when that can never be told any more.
+    """Fires once, when all before ``until_micros`` is complete, or when no answer can come.
 
-    The authority pushes changes over one stream. While it is away, the trigger goes on waiting. The event says ``status`` "complete", or "error" with
-    ``reason`` and ``message``.
+    The authority pushes changes over one stream. While it is away, the trigger goes on waiting. The
+    event says ``status`` "complete", or "error" with ``reason`` and ``message``.
     """
 
     def __init__(

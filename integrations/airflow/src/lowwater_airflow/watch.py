@@ -30,11 +30,15 @@ _AHEAD = 16
 
 
 class IntervalTrigger(BaseEventTrigger):
-    """Makes an event of each interval ``[start + k * every, start + (k + 1) * every)`` of a computation that is complete, in order.
+    """Makes an event of each complete interval of a computation, in order.
 
-    For ``AssetWatcher(name=..., trigger=IntervalTrigger("hourly", every="1h", start="2026-01-01T00:00Z"))``, of one asset. ``every`` is in seconds or a
-    timedelta, ``start`` an aware datetime or its ISO 8601 text. The event has ``id``, ``computation``, ``incarnation``, ``from`` and ``to``. When the
-    computation is reset the trigger fails, for what it has told is made anew: give it another ``start``, which begins another cursor.
+    The intervals are ``[start + k * every, start + (k + 1) * every)``.
+
+    For ``AssetWatcher(name=..., trigger=IntervalTrigger("hourly", every="1h",
+    start="2026-01-01T00:00Z"))``, of one asset. ``every`` is in seconds or a timedelta, ``start``
+    an aware datetime or its ISO 8601 text. The event has ``id``, ``computation``, ``incarnation``,
+    ``from`` and ``to``. When the computation is reset the trigger fails, because the
+    intervals of its events are computed anew: give it another ``start``, which begins a new cursor.
     """
 
     def __init__(

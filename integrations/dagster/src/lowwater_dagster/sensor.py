@@ -1,4 +1,4 @@
-"""A sensor that requests a run for each interval that is complete, and the resource that says where the authority is."""
+"""A sensor that requests a run for each complete interval, and the resource of the authority."""
 
 from __future__ import annotations
 
@@ -75,14 +75,19 @@ def interval_sensor(
     minimum_interval_seconds: int = 30,
     default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
 ) -> SensorDefinition:
-    """Return a sensor that requests a run for each interval ``[start + k * every, start + (k + 1) * every)`` that is complete, in order.
+    """Return a sensor that requests a run for each complete interval, in order.
 
-    ``partition`` is how the key of a partition is made of the start of its interval, in UTC, such as ``"%Y-%m-%d-%H:%M"`` for hours; None: none. A
-    partition whose own window is not the interval, such as a day of a local time zone, fails the sensor before any run is requested. The key of
-    a run is the id of its interval, by which Dagster starts no run twice. ``resource`` names the LowwaterResource. Dagster looks every
-    ``minimum_interval_seconds``. After a reset of the computation the sensor fails, for what it has asked for is made anew: reset its cursor in Dagster
-    to have all runs again from ``start`` on, under new keys. What comes behind the last interval when the computation has finished has no end, and is
-    no partition: with ``partition`` there is no run of it.
+    The intervals are ``[start + k * every, start + (k + 1) * every)``.
+
+    ``partition`` is the format of a partition's key, for the start of its interval in UTC, such as
+    ``"%Y-%m-%d-%H:%M"`` for hours; None: runs without a partition. A partition whose own window is
+    not the interval, such as a day of a local time zone, fails the sensor before any run is
+    requested. The key of a run is the id of its interval, by which Dagster starts no run twice.
+    ``resource`` names the LowwaterResource. Dagster looks every ``minimum_interval_seconds``. After
+    a reset of the computation the sensor fails, because the intervals are computed anew: reset its
+    cursor in Dagster to request all runs again from ``start`` on, under new keys. When the
+    computation has finished, the rest after the last interval has no end, so it is no partition:
+    with ``partition`` no run is requested for it.
     """
 
     def look(context: SensorEvaluationContext) -> SensorResult | SkipReason:
@@ -104,14 +109,14 @@ def interval_sensor(
             intervals = lw.intervals(
                 computation, every, begin, incarnation=cursor["incarnation"], until=None if fresh else until
             )
-            found = list(islice(intervals, _MOST))
+            complete = list(islice(intervals, _MOST))
             token = lw.server_token
-        last = found[-1]
+        last = complete[-1]
         cursor = {"next_micros": last.end.micros, "incarnation": last.incarnation, "server_token": token}
-        runs = [_run(each, token, partition) for each in found if partition is None or not each.end.finished]
+        runs = [_run(one, token, partition) for one in complete if partition is None or not one.end.finished]
         if partition is not None:
             for windows in _time_windows(context, job, asset_selection):
-                for run, interval in zip(runs, found, strict=False):
+                for run, interval in zip(runs, complete, strict=False):
                     _check_window(windows, run.partition_key or "", interval)
         return SensorResult(run_requests=runs, cursor=json.dumps(cursor))
 
@@ -139,17 +144,17 @@ def _time_windows(
     job: ExecutableDefinition | None,
     asset_selection: AssetSelection | Sequence[Any] | None,
 ) -> Iterable[TimeWindowPartitionsDefinition]:
-    """Return the definitions of partitions, of those that are windows of time, for which runs are requested."""
+    """Return the time-window partition definitions for which runs are requested."""
     repository = context.repository_def
-    found: list[PartitionsDefinition[Any] | None] = []
+    definitions: list[PartitionsDefinition[Any] | None] = []
     if repository is not None and job is not None:
-        found.append(repository.get_job(job.name).partitions_def)
+        definitions.append(repository.get_job(job.name).partitions_def)
     if repository is not None and asset_selection is not None:
         graph = repository.asset_graph
-        found += [
+        definitions += [
             graph.get(key).partitions_def for key in AssetSelection.from_coercible(asset_selection).resolve(graph)
         ]
-    return {each for each in found if isinstance(each, TimeWindowPartitionsDefinition)}
+    return {definition for definition in definitions if isinstance(definition, TimeWindowPartitionsDefinition)}
 
 
 def _check_window(windows: TimeWindowPartitionsDefinition, key: str, interval: lowwater.Interval) -> None:

@@ -1,4 +1,4 @@
-"""The run facet ``lowwater_lowWatermark``; its schema is LowWatermarkRunFacet.json beside this file."""
+"""The run facet ``lowwater_lowWatermark``, with the schema in LowWatermarkRunFacet.json."""
 
 from typing import Any, ClassVar, Final
 
@@ -18,7 +18,7 @@ _HOLDERS: Final = 3
 
 @attr.define
 class LowWatermarkRunFacet(RunFacet):
-    """How far a computation was complete when this was asked."""
+    """Completeness of a computation at the time of the call."""
 
     computation: str
     deployment: str
@@ -30,7 +30,7 @@ class LowWatermarkRunFacet(RunFacet):
     lowWatermark: str | None = None  # noqa: N815 - as OpenLineage spells
     """Every event time below it is complete; None unless the state is ``reached``."""
     estimated: bool = False
-    """Whether nobody promises it."""
+    """True if the value is an estimate, which no worker guarantees."""
     interval: dict[str, Any] | None = None
     """The interval that the run read, whether that was complete, and what was missing of it."""
 
@@ -47,14 +47,17 @@ def facet_of(
     start: lowwater.EventTime | None = None,
     end: lowwater.EventTime | None = None,
 ) -> LowWatermarkRunFacet:
-    """Return the facet of a computation as it stands now; with both ends of an interval also what is missing of that.
+    """Return the facet of a computation as it stands now.
 
-    Raises UnknownComputation, and Unavailable when nobody can tell: decide whether the run is to go on without the facet.
+    With both ends of an interval it also has the missing parts of that interval.
+
+    Raises UnknownComputation, and Unavailable when the authority does not answer: the caller
+    decides whether its run goes on without the facet.
     """
     interval = None
     if start is not None and end is not None:
-        found = lw.interval(computation, start, end, _HOLDERS)
-        view, interval = found.watermark, _interval(found)
+        completeness = lw.interval(computation, start, end, _HOLDERS)
+        view, interval = completeness.watermark, _interval(completeness)
     else:
         (view,) = lw.get(computation).values()
         if not view.registered:
@@ -72,12 +75,12 @@ def facet_of(
     )
 
 
-def _interval(found: lowwater.IntervalView) -> dict[str, Any]:
+def _interval(completeness: lowwater.IntervalView) -> dict[str, Any]:
     return {
-        "from": _time(found.start),
-        "to": _time(found.end),
-        "complete": found.complete,
-        "why": None if found.why is None else found.why.sentence,
+        "from": _time(completeness.start),
+        "to": _time(completeness.end),
+        "complete": completeness.complete,
+        "why": None if completeness.why is None else completeness.why.sentence,
         "missing": [
             {
                 "computation": gap.computation,
@@ -85,16 +88,16 @@ def _interval(found: lowwater.IntervalView) -> dict[str, Any]:
                 "keyRanges": None if gap.ranges is None else gap.ranges.total,
                 "holders": [
                     {
-                        "start": each.start.hex(),
-                        "end": each.end.hex(),
-                        "lowWatermark": _time(each.watermark),
-                        "worker": each.worker,
-                        "host": each.host,
+                        "start": holder.start.hex(),
+                        "end": holder.end.hex(),
+                        "lowWatermark": _time(holder.watermark),
+                        "worker": holder.worker,
+                        "host": holder.host,
                     }
-                    for each in gap.ranges or ()
+                    for holder in gap.ranges or ()
                 ],
             }
-            for gap in found.gaps
+            for gap in completeness.gaps
         ],
     }
 

@@ -133,7 +133,7 @@ class Form:
 
 
 class _WaitedRow(dict[str, Any]):
-    """The row of a record that has waited. Names of columns are found as in any other row."""
+    """Row of a record that waited for the low watermark. Column names match in any case."""
 
     def __missing__(self, name: str) -> Any:
         return self[column_named(name, [*self])]

@@ -10,7 +10,7 @@ Forgotten ids are never admitted again: W and the floor only grow, also when the
 with more slack, or with other inputs whose W is lower. So both are part of the state.
 
 With ``slack`` ids are kept that much longer. Rows between ``W - slack`` and W can then still be
-told: rows with an unknown id are *late*. They go to an output of their own, because the main
+decided: rows with an unknown id are *late*. They go to an output of their own, because the main
 output's low watermark has passed them. A copy whose sender stamped it anew, by no more than the
 slack, is known as well: above W its original is not forgotten yet.
 
@@ -56,7 +56,7 @@ class Route(StrEnum):
     """A row so late that its id may be forgotten: an original or a copy."""
 
 
-class WindowFull(ValueError):  # what has happened, as the others of the pipeline say it
+class WindowFull(ValueError):  # named after its reason, as the pipeline's other errors are
     """A key range has more ids to remember than ``most``, and may not forget one early."""
 
 
@@ -163,30 +163,30 @@ class Sieve:
         """Return the time, microseconds, below which ids are forgotten. Not for size windows."""
         return low if low in (MIN, MAX) else max(MIN, low - self.slack // _MICRO)
 
-    def sift(self, seen: Seen, rows: pa.Table, low: int) -> tuple[Seen, pa.Table, Counts]:
+    def sift(self, state: Seen, rows: pa.Table, low: int) -> tuple[Seen, pa.Table, Counts]:
         """Return the ids to remember, the rows that pass with their :data:`ROUTE`, and counts.
 
-        ``seen`` is what the batch before returned. O(rows x log ids), and sometimes a merge. Raises
-        ValueError for a row without id or event time, and WindowFull.
+        ``state`` is the state after the batch before. O(rows x log ids), and sometimes a merge.
+        Raises ValueError for a row without id or event time, and WindowFull.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
 
         ids, times = self._ids(rows), self._times(rows)
-        seen = self._of_kind(seen, ids.type)
+        state = self._of_kind(state, ids.type)
         by_size = self.window == Window.SIZE
-        floor, low = max(self.floor(low), seen.floor), max(low, seen.highest)
+        floor, low = max(self.floor(low), state.floor), max(low, state.highest)
         if by_size:
             floor = MIN  # this window forgets by no time; an earlier floor stays in the state
-        seen = replace(seen, highest=low, floor=max(floor, seen.floor))
+        state = replace(state, highest=low, floor=max(floor, state.floor))
         micros = np.asarray(times)
         below, late = micros < floor, micros < low
         candidates = np.flatnonzero(~below)
         candidate_ids = ids.take(pa.array(candidates))
         apart = None if by_size else self.slack // _MICRO
-        remembered, looks = seen.known(candidate_ids, hashed(candidate_ids), micros[candidates], floor, apart)
+        remembered, looks = state.known(candidate_ids, hashed(candidate_ids), micros[candidates], floor, apart)
         candidates = candidates[~remembered]
-        # Of copies in one batch the oldest passes; they should be the same.
+        # Among copies in one batch the oldest passes; their content should be the same.
         named = pa.table({_ID: ids, _TIME: times}).take(pa.array(candidates))
         ranked = candidates[np.asarray(pc.sort_indices(named, [(_ID, "ascending"), (_TIME, "ascending")]), np.int64)]
         names = ids.take(pa.array(ranked))
@@ -205,10 +205,10 @@ class Sieve:
         early = 0
         if by_size and len(passes) > self.most:  # later ids of the same batch push them out
             pushed, passes = passes[: -self.most], passes[-self.most :]
-            seen, early = replace(seen, arrivals=seen.arrivals + len(pushed)), int((micros[pushed] >= low).sum())
+            state, early = replace(state, arrivals=state.arrivals + len(pushed)), int((micros[pushed] >= low).sum())
         newcomers = Newcomers(ids.take(pa.array(passes)), micros[passes])
         slice_size = max(1, self.most // _SLICES) if by_size else 0
-        after, pushed_out = self._bounded(seen.joined(newcomers, floor, slice_size, filters=self.filters), floor, low)
+        after, pushed_out = self._bounded(state.joined(newcomers, floor, slice_size, filters=self.filters), floor, low)
         after = after.without_gone(floor)
         stays = route != ""
         out = rows.filter(pa.array(stays)).append_column(ROUTE, pa.array(route[stays].tolist(), pa.string()))
@@ -226,33 +226,33 @@ class Sieve:
         )
         return after, out, counts
 
-    def _of_kind(self, seen: Seen, ids: pa.DataType) -> Seen:
+    def _of_kind(self, state: Seen, ids: pa.DataType) -> Seen:
         """Return the state with the type of the ids. Raises ValueError when it has another type."""
         kinds = _kinds()
         kind = kinds.index(ids)
-        if seen.pieces and seen.kind != kind:
-            msg = f"the column {self.id} is of {ids} now, and the ids that are remembered are of {kinds[seen.kind]}. Cast it as it was, or start from a new checkpoint"
+        if state.pieces and state.kind != kind:
+            msg = f"the column {self.id} is of {ids} now, and the ids that are remembered are of {kinds[state.kind]}. Cast it as it was, or start from a new checkpoint"
             raise ValueError(msg)
-        return replace(seen, kind=kind)
+        return replace(state, kind=kind)
 
-    def _bounded(self, seen: Seen, floor: int, low: int) -> tuple[Seen, int]:
+    def _bounded(self, state: Seen, floor: int, low: int) -> tuple[Seen, int]:
         """Return the ids within the bound, and how many were pushed out early. The oldest go."""
         if self.window == Window.WATERMARK:
-            return seen, 0
+            return state, 0
         if self.window == Window.SIZE:
-            since, least = max(seen.since, seen.arrivals - self.most), low
+            since, least = max(state.since, state.arrivals - self.most), low
         else:
-            remembered = seen.remembered(floor)
+            remembered = state.remembered(floor)
             if remembered <= self.most:
-                return seen, 0
+                return state, 0
             if not self.forget:
                 msg = (
                     f"{remembered} ids are to be remembered in a key range, and most allows {self.most}: the low watermark of the senders stands, or there are more records "
                     "than expected. Raise most, or pass forget=True, and a copy that comes after its id was pushed out passes once more"
                 )
                 raise WindowFull(msg)
-            since, least = seen.first_of(floor, remembered - self.most), floor
-        return replace(seen, since=since), seen.pushed_out(since, least)
+            since, least = state.first_of(floor, remembered - self.most), floor
+        return replace(state, since=since), state.pushed_out(since, least)
 
     def _ids(self, rows: pa.Table) -> pa.Array:
         """Return the ids: large_string, large_binary or int64. Raises ValueError."""

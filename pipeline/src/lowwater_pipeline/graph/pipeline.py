@@ -324,7 +324,10 @@ def _reads(
 
 
 def _output(declared: Input, outputs: Sequence[Writes]) -> Writes | str:
-    """Return the output that an input reads, or the problem. Undecidable rows need their name."""
+    """Return the output that an input reads, or the problem.
+
+    The output of undecidable rows is only read when the input names it.
+    """
     names = ", ".join(write.output for write in outputs)
     if declared.output is None:
         own = [write for write in outputs if write.declared is not UNDECIDABLE_OUTPUT]

@@ -26,7 +26,7 @@ SILENCE: Final = 15.0
 seconds."""
 
 _EVERY: Final = 0.5
-"""Seconds between two looks."""
+"""Seconds between two checks for live workers."""
 
 _MOST: Final = 1000
 """Greatest number of key ranges that are watched for a live worker."""

@@ -465,7 +465,7 @@ class _Holders:
     """
 
     PAUSE: Final = 0.2
-    """Seconds between two looks."""
+    """Seconds between two searches for blocking sessions."""
 
     def __init__(self, dsn: str, check: Callable[[_Connection], None] | None) -> None:
         self.pids: set[int] = set()

@@ -93,7 +93,7 @@ class Manifest:
         self._noted: dict[str, Any] = {}
         """Changed sections that are not durable yet."""
         self._version = 0
-        """Version that was read or written last; 0: the seven files, or no file."""
+        """Version read or written last; 0: no manifest, at most files of earlier releases."""
         self._content: dict[str, Any] = {}
         self.look()
 

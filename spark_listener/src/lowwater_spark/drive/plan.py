@@ -176,12 +176,13 @@ def steps_for(checked: Checked, drive: Drive) -> Steps:
 def holdback_of(checked: Checked, steps: Steps, window: timedelta | None = None) -> int:
     """Return how far below its inputs a healthy driven stage can be at most, microseconds.
 
-    That is the distance to the next step of its control row, plus the distance from this step down
-    to the rows that Spark still holds. ``window``: width to which the stage rounds its stamps down.
-    0 for a query that holds no rows.
+    The control, by which the stage sets Spark's watermark, goes up in steps. So this is the
+    distance to the next step, plus the distance from there down to the oldest row that Spark still
+    holds. ``window``: width to which the stage rounds its stamps down. 0 for a query that holds no
+    rows.
 
-    The stamps of a kind of windows are whole slides apart. So their distances to the steps repeat
-    with the greatest common divisor of both, and the lowest stamp counts.
+    Stamps of windows are whole slides apart. So their distances to the steps repeat with the
+    greatest common divisor of slide and step, and the lowest stamp decides.
     """
     if checked.retention is None:
         return 0

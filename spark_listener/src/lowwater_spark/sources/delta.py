@@ -167,7 +167,7 @@ class DeltaSource(TableSource):
 
     @classmethod
     def allowed(cls, declared: SourceDeclared) -> Set[str]:
-        """Return the options of a declared table: none."""
+        """Return the options that a declared table may have: none."""
         if not declared.path.startswith("/") and not SparkPath.of_text(declared.path).scheme:
             msg = f"{declared.name}: the path of a table is an absolute directory or a URI"
             raise ValueError(msg)

@@ -180,7 +180,7 @@ class FileSource(Source):
 
     @classmethod
     def allowed(cls, declared: SourceDeclared) -> Set[str]:
-        """Return the options of a declared directory."""
+        """Return the options that a declared directory may have."""
         if not declared.path.startswith("/") or any(character in declared.path for character in "*?[{"):
             msg = f"{declared.name}: the path of files is an absolute directory, and no pattern"
             raise ValueError(msg)

@@ -162,7 +162,7 @@ class IcebergSource(TableSource):
 
     @classmethod
     def allowed(cls, declared: SourceDeclared) -> Set[str]:
-        """Return the options of a declared table."""
+        """Return the options that a declared table may have."""
         return {EARLIER.lower()}
 
     @classmethod
@@ -342,7 +342,8 @@ class OpenIceberg(OpenTable):
             if not self._pin.begun:
                 self._begin(table)
             self._committed = offset
-            # An expired snapshot is in no later lineage, so a new run could not continue from it.
+            # While the checked snapshot has expired, the pin is stored for every batch: a new run
+            # could not continue from a snapshot that is in no lineage.
             later = self._settled and self._pin.checked in table.snapshots
             self._settled = True
             if self._unnoted >= (STEP if later else 1):

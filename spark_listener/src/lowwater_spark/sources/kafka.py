@@ -219,7 +219,7 @@ class KafkaSource(Source):
 
     @classmethod
     def allowed(cls, declared: SourceDeclared) -> Set[str]:
-        """Return the options of a declared source; all ``kafka.*`` are among them."""
+        """Return the options that a declared source may have; all ``kafka.*`` are allowed."""
         if not declared.topics or not declared.options.keys() >= {"kafka.bootstrap.servers", BROKERS}:
             msg = f"{declared.name} needs its topics, kafka.bootstrap.servers and {BROKERS}, the number of all brokers of the cluster"
             raise ValueError(msg)

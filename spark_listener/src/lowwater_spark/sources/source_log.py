@@ -176,8 +176,8 @@ class SourceLog:
 
     def batch_of(self, file: File) -> int | None:
         """Return the batch id of the entry that took a file in its present state; None: none."""
-        taken = self._taken.get(file.path)
-        return None if taken is None or taken.modified != file.modified else taken.batch
+        record = self._taken.get(file.path)
+        return None if record is None or record.modified != file.modified else record.batch
 
     # -- heads -------------------------------------------------------------------------------------
 
@@ -267,8 +267,8 @@ class SourceLog:
         paths = set(listed)
         return [
             path
-            for path, taken in self._taken.items()
-            if taken.batch <= before and path not in paths and path.rpartition("/")[0] not in folders
+            for path, record in self._taken.items()
+            if record.batch <= before and path not in paths and path.rpartition("/")[0] not in folders
         ]
 
     # -- entries -----------------------------------------------------------------------------------
@@ -354,11 +354,11 @@ class SourceLog:
         if not path.startswith(self._root):
             raise CheckpointMismatch(_OTHER_SOURCE.format(log=self._log, path=path, root=self._root))
         self._check_place(path)
-        taken, earlier = Taken(int(entry["batchId"]), int(entry["timestamp"])), self._taken.get(path)
-        self._newest = max(self._newest, taken.modified)
+        record, earlier = Taken(int(entry["batchId"]), int(entry["timestamp"])), self._taken.get(path)
+        self._newest = max(self._newest, record.modified)
         # Spark takes a path again only after it has dropped the path by maxFileAge.
-        if earlier is None or earlier.batch <= taken.batch:
-            self._taken[path] = taken
+        if earlier is None or earlier.batch <= record.batch:
+            self._taken[path] = record
 
     def _check_place(self, path: str) -> None:
         if self._columns is None:

@@ -345,7 +345,7 @@ class TrackedQuery(Tracked):
             return failure
 
     def _look_back(self) -> None:
-        """Process Spark's later events about its batches. Only what is shown depends on them."""
+        """Process the events about batches that Spark has delivered since the last look."""
         if self._events is None:
             return
         committed = self._run.progress.committed.batch

@@ -132,7 +132,7 @@ class Stamp:
     def retention(self, *, at_ends: bool) -> timedelta:
         """Return the least retention that a declaration may have for this stamp. Not negative.
 
-        Truncations are left out: :meth:`after` counts besides a declaration in any case.
+        Truncations are left out: the bound never exceeds :meth:`after`, also with a declaration.
         ``at_ends``: the watermark is always at the end of such a window, as in a driven query.
         """
         lowest = self.lag - self.shift

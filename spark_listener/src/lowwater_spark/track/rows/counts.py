@@ -357,7 +357,7 @@ class Actions:
             logger.debug("an action cannot be read: %s", failure)
 
     def onFailure(self, _function: str, _execution: Any, _failure: Any) -> None:  # noqa: N802 - Spark's name
-        """See QueryExecutionListener. A failed action has read only a part of the rows."""
+        """See QueryExecutionListener. A failed action is not counted: it read only some rows."""
 
 
 _UNREAD: Final = (

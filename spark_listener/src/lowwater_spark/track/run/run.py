@@ -326,11 +326,14 @@ class Run:
 
     @property
     def listens(self) -> bool:
-        """True if Spark's later events about batches are needed."""
+        """True if the events that Spark delivers after its batches are needed."""
         return self.batches.observed or bool(self.checked.watermarks)
 
     def take(self, events: Iterable[BatchEvent]) -> None:
-        """Process Spark's later events about its batches. Only what is shown depends on them."""
+        """Process the events that Spark delivers after its batches.
+
+        Only status, metrics and warnings depend on them.
+        """
         batch_events = list(events)
         with self.lock:
             for event in batch_events:
