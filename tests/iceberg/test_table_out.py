@@ -26,9 +26,7 @@ def run_of(table: TableFlow, number: int = 1, to: str = "") -> OutputRun:
     return OutputRun(table.flow.folder / "ck", ["iceberg"], to or table.name, number)
 
 
-def test_of_two_runs_one_fails_also_when_the_other_commits_between_the_look_and_the_commit(
-    table: TableFlow, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_runs_that_commit_at_once_one_fails(table: TableFlow, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run_of(table)
 
     class Late(iceberg_out.Unchanged):
@@ -89,7 +87,7 @@ def test_a_table_that_has_lost_a_batch_is_refused(table: TableFlow) -> None:
     assert keys(table) == []
 
 
-def test_what_is_written_is_synced_before_it_counts(table: TableFlow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_synced_before_it_counts(table: TableFlow, monkeypatch: pytest.MonkeyPatch) -> None:
     table.drop()
     table.flow.spark.sql(f"create table {table.name} (key string, t timestamp) using iceberg partitioned by (key)")
     synced: set[Path] = set()

@@ -86,9 +86,6 @@ class Following:
     def low(self, name: str) -> int:
         return max((said.low for said in self.said[name]), default=MIN)
 
-    def epochs(self, name: str) -> list[int]:
-        return sorted({said.epoch for said in self.said[name]})
-
     def gap(self, name: str) -> float:
         steps, low = [], MIN
         for said in self.said[name]:

@@ -122,23 +122,6 @@ def test_who_is_removed_is_cut_off_and_who_is_not_goes_on(changing: Changing) ->
         assert [view.low.micros for view in lw.get("flights/a", "flights/b").values()] == [3, 4]
 
 
-def test_a_bad_file_changes_nothing_and_is_told_once(changing: Changing) -> None:
-    with changing.connect("admin") as lw:
-        for count, bad in enumerate(("[[principal", "", None), start=1):
-            if bad is None:
-                changing.path.unlink()
-            else:
-                write(changing.path, bad)
-            eventually(lambda: len(changing.server.events("access_refused")) == count)  # noqa: B023 - called in this turn
-            told = changing.server.events("access_refused")[-1]
-            assert told["level"] == "error"
-            assert str(changing.path) in told["error"]
-            assert lw.get() == {}
-            changing.allow(f"[limits]\nranges = {1000 + count}\n", admin=EVERYTHING, another=FLIGHTS)
-            eventually(lambda: len(changing.server.events("access_read")) == count)  # noqa: B023
-            assert len(changing.server.events("access_refused")) == count
-
-
 READING: Rules = [("flights", {"read": ["*"], "report": ["b"]})]
 
 
@@ -179,9 +162,7 @@ def test_a_bad_file_at_the_start_is_refused(tmp_path: Path, refused_start: Refus
     assert f"--access {path} cannot be read: No such file or directory; name a file" in said
 
 
-def test_a_process_that_cannot_follow_its_file_ends(
-    tmp_path: Path, refused_start: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unfollowed_file_ends_it(tmp_path: Path, refused_start: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else whoever is removed would stay for as long as it runs."""
 
     async def die(file: AccessFile) -> None:

@@ -19,7 +19,7 @@ import lowwater
 from lowwater.cli import main
 from lowwater.cli.commands import COMMANDS
 from tests.kit.eventually import eventually
-from tests.process.serving import Serving, serving
+from tests.process.serving import Serving
 from tests.process.sharding import Sharded, served
 
 DOCS = Path(__file__).parents[2] / "docs/reference/cli.md"
@@ -84,12 +84,6 @@ def outcomes(capsys: pytest.CaptureFixture[str]) -> Outcomes:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Serving]:
-    with serving(tmp_path) as there:
-        yield there
-
-
-@pytest.fixture
 def lw(server: Serving) -> Iterator[lowwater.Client]:
     """A deployment in which ``flights`` is complete to 14:00, ``prod/ledger`` was never claimed, and nothing else is registered."""
     with lowwater.connect(server.address) as client:
@@ -112,16 +106,8 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     lw: lowwater.Client, server: Serving, outcomes: Outcomes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expect = outcomes.expect
-    for command in (
-        ["status"],
-        ["why"],
-        ["ranges"],
-        ["history"],
-        ["hot"],
-        ["wait", "--until", SOON],
-        ["complete", "--until", SOON],
-    ):
-        name, *rest = command
+    questions = [[name] for name in ("status", "why", "ranges", "history", "hot")]
+    for name, *rest in (*questions, ["wait", "--until", SOON], ["complete", "--until", SOON]):
         expect(0, name, "flights", *rest, of=lw)
         expect(2, name, "flihgts", *rest, of=lw, said="did you mean flights?")
         patience = ["--timeout", "50ms"] if name == "wait" else []
@@ -138,18 +124,8 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     (tmp_path / "no-lease").write_text("{}")
     expect(2, "tasks", "release", str(tmp_path / "no-lease"), of=lw, said="no-lease holds no lease")
     expect(1, "wait", "flights", "--until", LATE, "--timeout", "2s", of=lw, said="`lowwater why flights` says more")
-    expect(
-        1,
-        "wait",
-        "flihgts",
-        "--until",
-        LATE,
-        "--timeout",
-        "2s",
-        "--even-unregistered",
-        of=lw,
-        said="Start the job that registers it",
-    )
+    unregistered = ["flihgts", "--until", LATE, "--timeout", "2s", "--even-unregistered"]
+    expect(1, "wait", *unregistered, of=lw, said="Start the job that registers it")
     expect(1, "complete", "flights", "--until", LATE, of=lw)
     expect(2, "complete", "flights", "--until", "noon", of=lw)
     for end, code in ((SOON, 0), (LATE, 1)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,14 +19,8 @@ from tests.kit.eventually import eventually
 from tests.kit.times import HOUR
 from tests.process.peer import Peer
 from tests.process.scrape import Scrape
-from tests.process.serving import Serving, serving
+from tests.process.serving import Serving
 from tests.process.sharding import Sharded
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Serving]:
-    with serving(tmp_path) as one:
-        yield one
 
 
 def test_the_linter_of_prometheus_is_silent_about_a_busy_authority(server: Serving) -> None:

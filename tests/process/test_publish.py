@@ -80,12 +80,6 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def lw(server: Serving) -> Iterator[lowwater.Client]:
-    with lowwater.connect(server.address) as client:
-        yield client
-
-
-@pytest.fixture
 def lease(lw: lowwater.Client) -> lowwater.Lease:
     """flights, of which everything before 13:30 is here."""
     lw.register("flights")

@@ -26,33 +26,6 @@ async def opened(store: RedisSubject, seconds: float, *logs: str) -> Journal:
     return journal
 
 
-@pytest.mark.slow
-async def test_everything_acknowledged_is_there_after_kill_9_under_load(store: RedisSubject) -> None:
-    journal = await store.open()
-    position = 1
-    for kill in range(1, 6):
-        killing: asyncio.Task[None] | None = None
-        met = 0
-        while not met:
-            try:
-                await journal.append([entry(log, position, strong=position % 2 == 0) for log in LOGS])
-            except (JournalUnknown, JournalFailed):
-                met = position
-                continue
-            position += 1
-            if killing is None and position > 100 * kill:
-                killing = asyncio.create_task(asyncio.to_thread(store.server.kill))
-        assert killing is not None
-        await killing
-        store.server.start()
-        assert (await journal.load("a")).last in {met - 1, met}
-        await journal.append([entry(log, met, strong=met % 2 == 0) for log in LOGS])
-        position = met + 1
-    successor = await store.open()
-    for log in LOGS:
-        assert (await successor.load(log)).records == payloads(log, 1, position - 1)
-
-
 async def test_a_stopped_server_leaves_an_append_unknown_and_then_written_once(store: RedisSubject) -> None:
     journal = await opened(store, 0.3, "a", "b")
     await repeated(lambda: journal.append([entry("a", 1)]))

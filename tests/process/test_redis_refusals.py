@@ -212,9 +212,7 @@ LOADED_SLOWLY = 200
 """Thousands of commands in the file, 0.1 ms each: it is read for longer than the test takes, which ends the delay."""
 
 
-async def test_a_server_that_reads_its_file_is_asked_what_it_is_set_to_when_it_has(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_loaded_server_is_asked_for_its_settings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Until then it says that it has no file: a claim would not wait for the sync, and everything be told to be lost for ever."""
     with RedisServer(tmp_path, "--appendonly", "yes", "--appendfsync", "everysec") as server:
         server.start()

@@ -129,9 +129,7 @@ def test_a_later_process_at_an_address_ends_the_first(deployment: Sharded, lw: l
         (["--dead-after", "nan"], 2, "--dead-after: 'nan' is not from 0.2 to 600 seconds"),
     ],
 )
-def test_a_shard_that_cannot_serve_says_what_to_change(
-    arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_starts_say_the_fix(arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["serve", "--http", "off", "--listen", "127.0.0.1:0", "--store", "redis://127.0.0.1:1"]
     try:
         found = main([*command, "--advertise", "127.0.0.1:2", *arguments])

@@ -235,34 +235,6 @@ def test_a_rotation_reaches_new_connections_and_cuts_off_no_old_one(tmp_path: Pa
         assert len(server.events("certificate_in_force")) == 2 * 2, "the authority, and the page beside it"
 
 
-def test_a_bad_rotation_changes_nothing_and_is_told_once(tmp_path: Path) -> None:
-    good, other = OURS.pair("localhost"), OURS.pair("localhost")
-    expired = OURS.pair("localhost", until=datetime.now(UTC) - timedelta(days=1))
-    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
-    with serving(tmp_path, *written(tmp_path, good)) as server:
-
-        def refusals(*said: str) -> None:
-            """New connections are shown the good pair, several of them, and as many lines have been logged as given."""
-            for _ in range(3):
-                assert everywhere(server) == {leaf(good)}
-            reasons = [each["reason"] for each in server.events("certificate_refused")]
-            assert len(reasons) == len(said), reasons
-            assert all(part in reason for part, reason in zip(said, reasons, strict=True)), reasons
-
-        put(chain, good[0][: len(good[0]) // 2])
-        refusals("--tls-cert")
-        put(chain, other[0])
-        refusals("--tls-cert", "do not belong together")
-        written(tmp_path, expired)
-        refusals("--tls-cert", "do not belong together", "expired at")
-        key.unlink()
-        refusals("--tls-cert", "do not belong together", "expired at", "cannot be read")
-        assert len(server.events("certificate_in_force")) == 1
-        written(tmp_path, other)
-        assert everywhere(server) == {leaf(other)}
-        assert len(server.events("certificate_in_force")) == 2
-
-
 def files(folder: Path, pair: tuple[bytes, bytes], **more: bytes) -> Files:
     written(folder, pair)
     found = Files(folder / "chain.pem", folder / "key.pem")
@@ -304,8 +276,12 @@ def test_what_cannot_be_used_is_refused_at_the_start(
 
 def test_a_certificate_of_a_clock_ahead_is_taken_in_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     now = [datetime.now(UTC).timestamp() + 60]
-    certificates = Certificates(files(tmp_path, GOOD), clock=lambda: now[0])
+    where = files(tmp_path, GOOD)
+    certificates = Certificates(where, clock=lambda: now[0])
     before = certificates.current()
+    where.key.unlink()
+    assert certificates.current() is before
+    assert caplog.text.count("cannot be read") == 1
     files(tmp_path, OURS.pair("localhost", since=datetime.fromtimestamp(now[0] + 30, UTC)))
     for _ in range(3):
         assert certificates.current() is before

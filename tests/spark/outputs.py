@@ -285,9 +285,7 @@ def test_a_batch_that_runs_again_is_there_once(output: OutputCase, lw: lowwater.
         assert lws.complete_through(flow.spark, output.place, ["stage"]).low >= mark(9)
 
 
-def test_a_reader_follows_the_writer_and_is_refused_when_it_does_not_name_it(
-    marked: OutputCase, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_a_reader_follows_the_writer_that_it_names(marked: OutputCase, lw: lowwater.Client, upstream: Upstream) -> None:
     flow = marked.flow
 
     def read(inputs: Sequence[str]) -> None:

@@ -125,9 +125,7 @@ def test_a_query_without_watermark_or_name_is_counted(
     assert (view.low.micros, view.estimated) == (MIN, True)
 
 
-def test_an_idle_query_says_so_and_one_that_fails_is_shown_with_its_reason(
-    windows: Windows, authority: Serving, attached: Attach, spark: SparkSession
-) -> None:
+def test_idle_and_failed_are_shown(windows: Windows, authority: Serving, attached: Attach, spark: SparkSession) -> None:
     seen = attached(authority.address)
     spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "200")
     try:

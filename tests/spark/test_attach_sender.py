@@ -163,9 +163,7 @@ def test_declared_inputs_are_drawn_and_hold_it(authority: Serving, lw: lowwater.
     assert (driver.status("q1").watermark.micros, view(lw).low.micros) == (micros(12), micros(12))
 
 
-def test_the_name_of_an_exact_computation_is_not_touched(
-    authority: Serving, lw: lowwater.Client, drivers: Drivers
-) -> None:
+def test_an_exact_computation_is_not_touched(authority: Serving, lw: lowwater.Client, drivers: Drivers) -> None:
     lw.register("spark.hourly")
     driver = drivers(authority.address)
     driver.batch("q1", micros(9))

@@ -220,7 +220,7 @@ STEP = st.tuples(
 
 @given(st.lists(STEP, max_size=25))
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))  # pyright: ignore[reportArgumentType]
-def test_removal_no_reader_leads_and_none_loses_a_batch_whoever_is_killed_when(
+def test_removal_no_reader_leads_and_none_loses_a_batch(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, ...]]
 ) -> None:
     live(WriterAndReaders(tmp_path_factory.mktemp("world")), steps)

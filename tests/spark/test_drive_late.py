@@ -34,9 +34,7 @@ def kept(driven: Driven) -> list[tuple[str, int, int]]:
     return sorted((row.key, row.t.astimezone().hour, row.lowwater_watermark.astimezone().hour) for row in rows)
 
 
-def test_what_an_approximate_watermark_has_passed_is_kept(
-    driven: Driven, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
-) -> None:
+def test_rows_below_a_guess_are_kept(driven: Driven, lw: lowwater.Client, upstream: Upstream, tmp_path: Path) -> None:
     rows = [record("a", at(9, 30)), record("b", at(10, 30)), record("c", at(12, 30))]
     driven.feed().put(rows[:2])
     frame = driven.drive(approximate=0.99, late=tmp_path / "late")

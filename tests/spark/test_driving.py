@@ -136,9 +136,7 @@ def test_an_estimated_input_is_not_followed_meanwhile(authority: Serving, tmp_pa
         assert query.given() == 0
 
 
-def test_rows_that_a_rate_limit_leaves_behind_are_planned_first(
-    lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]
-) -> None:
+def test_limited_rows_come_first(lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]) -> None:
     query = Query(tmp_path, lw, "source")
     queries.append(query)
     files = [tmp_path / "in0" / name for name in ("a.json", "b.json")]

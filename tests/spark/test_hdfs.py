@@ -50,7 +50,7 @@ def query(request: pytest.FixtureRequest, flow: Flow, checkpoint: Location) -> Q
     return Query(request.param, flow, checkpoint)
 
 
-def test_rule11_a_name_node_that_is_away_for_a_moment_holds(
+def test_rule11_no_name_node_holds(
     query: Query, flow: Flow, lw: lowwater.Client, upstream: Upstream, hdfs: Hdfs
 ) -> None:
     running = query.start()
@@ -80,9 +80,7 @@ def test_rule11_a_name_node_that_is_away_for_a_moment_holds(
     assert query.keys() == ["a", "b"]
 
 
-def test_what_cannot_be_on_hdfs_is_refused_with_the_way_out(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location
-) -> None:
+def test_hdfs_refusals_name_the_fix(flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location) -> None:
     stage = lws.stage(flow.spark, "stage", **DECLARED, address=flow.address)
 
     driven = lws.drive(flow.read(), inputs=["source"], event_time="t", approximate=0.99, late=flow.folder / "late")

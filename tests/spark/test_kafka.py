@@ -158,9 +158,7 @@ def hourly(topic: Topic, driven: Driven) -> DataFrame:
     return driven.hourly(driven.drive(topic.read(**source), step=timedelta(milliseconds=1)))
 
 
-def test_driven_windows_over_a_topic_close_when_all_their_rows_are_read(
-    driven_topic: Topic, driven: Driven, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_driven_windows_of_topics(driven_topic: Topic, driven: Driven, lw: lowwater.Client, upstream: Upstream) -> None:
     rows = put(driven_topic, record("a", at(9, 5)), record("a", at(9, 59)), record("b", at(9, 30)))
     query = driven.start(hourly(driven_topic, driven), stamp=HOUR)
     say(upstream, at(10) - timedelta(milliseconds=1))

@@ -293,9 +293,7 @@ def test_the_page_has_every_point() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_driver_that_is_killed_with_all_its_processes_at_any_point(
-    kafka: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, seed: int
-) -> None:
+def test_drivers_killed_anywhere(kafka: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, seed: int) -> None:
     life = Life(kafka, flow, lw, upstream, seed)
     driver = Process(life)
     try:

@@ -162,9 +162,7 @@ def test_tables_and_topics_between_computations_keep_times_to_the_microsecond(
     ]
 
 
-def test_one_is_added_and_removed_while_the_others_run(
-    spark: SparkSession, tmp_path: Path, authority: Serving, lw: lowwater.Client
-) -> None:
+def test_one_is_added_and_removed(spark: SparkSession, tmp_path: Path, authority: Serving, lw: lowwater.Client) -> None:
     source, feed = Upstream(lw), Feed(tmp_path / "in")
     first, second = Passes("first", "source"), Passes("second", "first")
     before = Pipeline("p", [first], sources=SOURCE, ranges=2)

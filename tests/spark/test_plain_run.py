@@ -227,7 +227,7 @@ def test_rule6_a_commit_whose_output_a_power_cut_has_taken_is_not_reported(
     eventually(ticks(run, lambda: low(lw, "out").micros == micros(14)), "the batches are whole")
 
 
-def test_rule6_an_entry_of_a_sinks_log_that_is_damaged_or_cut_is_not_taken_for_a_batch_without_files(
+def test_rule6_a_damaged_entry_of_a_sinks_log_is_no_batch_without_files(
     checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     killed(checkpoint, lw, upstream)
@@ -283,7 +283,7 @@ class Another:
         self.exchanged = plan is not None and plan.batch == self.after
 
 
-def test_rule1_what_was_read_while_the_checkpoint_was_exchanged_is_not_reported(
+def test_rule1_an_exchanged_checkpoint_stops_it(
     checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     upstream.at(13)
@@ -394,7 +394,7 @@ def test_what_spark_holds_is_bounded_by_the_watermark_of_the_committed_batch() -
     assert holds.spark_bound(plan(END)) < MAX, "rows may be dated so; only a control says that nothing comes any more"
 
 
-def test_rule6_a_batch_that_was_written_before_the_run_is_compared_when_it_is_committed(
+def test_rule6_an_earlier_batch_is_compared_at_its_commit(
     checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     upstream.at(13)

@@ -168,9 +168,7 @@ def test_it_holds_until_spark_has_a_watermark(flow: PlainFlow, lw: lowwater.Clie
     assert low(lw, "stage") == mark(11, 40), "Spark still holds a window, so the stage is not finished"
 
 
-def test_foreach_batch_reports_no_more_than_spark_has_let_go_of(
-    flow: PlainFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_foreach_batch_reports_what_spark_releases(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     seen: list[tuple[lowwater.Watermark, lowwater.Watermark, lowwater.Watermark, list[lowwater.Watermark]]] = []
 
     def write_batch(rows: DataFrame, batch: lws.Batch) -> None:

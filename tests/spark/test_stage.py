@@ -94,9 +94,7 @@ def test_latest_first_counts_w_only_when_all_is_read(flow: Flow, lw: lowwater.Cl
     assert [lows for _, lows, _ in flow.batches] == ["unknown"] * 3 + ["2013-01-09T12:00:00Z"]
 
 
-def test_a_part_that_never_arrives_holds_until_an_empty_batch_stages_it_again(
-    flow: Flow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_a_part_that_never_arrives_holds_until_staged(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     cutting = threading.Event()
     with Proxy(flow.address, lambda request: cutting.is_set() and request.task.partition == 0) as proxy:
         flow.address = proxy.address

@@ -28,9 +28,7 @@ def run_of(flow: Flow, table: TableFlow, number: int = 1) -> OutputRun:
     return OutputRun(flow.folder / "ck", ["delta"], str(table.path), number)
 
 
-def test_what_is_written_is_synced_before_it_counts(
-    flow: Flow, table: TableFlow, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_is_synced_before_it_counts(flow: Flow, table: TableFlow, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = flow.spark.createDataFrame([("a", 1), ("b", 2)], "key string, n int").repartition(2)
     frame.write.format("delta").partitionBy("key").save(str(table.path))
     log = DeltaLog(flow.spark, str(table.path))
@@ -57,9 +55,7 @@ def test_a_write_that_fails_is_not_noted(flow: Flow, table: TableFlow) -> None:
     assert remembered(run.place.manifest, "stage", place) == 0
 
 
-def test_a_plain_stage_leaves_its_mark_in_the_table_of_its_sink(
-    flow: Flow, table: TableFlow, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_a_plain_stage_marks_its_table(flow: Flow, table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     flow.feed.put([row("a", 9)])
     upstream.at(9)
     plain = lws.stage(flow.spark, "plain", inputs=["source"], key="key", event_time="t", address=flow.address)

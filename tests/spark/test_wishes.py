@@ -182,9 +182,7 @@ def gate(lw: lowwater.Client) -> Iterator[Gate]:
 
 
 @pytest.mark.parametrize("granted", [False, True])
-def test_rule11_a_claim_without_an_answer_leaves_the_layout(
-    lw: lowwater.Client, owners: Any, gate: Gate, granted: bool
-) -> None:
+def test_rule11_an_unanswered_claim_cuts_nothing(lw: lowwater.Client, owners: Any, gate: Gate, granted: bool) -> None:
     def lost(claim: Callable[[], object]) -> None:
         if granted:
             claim()

@@ -256,12 +256,13 @@ async def test_a_file_is_read_again_only_when_it_changes(tmp_path: Path, caplog:
         await watched.look(10.0)
     watched.path.unlink()
     await watched.look(10.0)
-    assert watched.file.value.limits.streams == 22
+    assert (watched.file.value.limits.streams, watched.file.refused is None) == (22, False)
     refused = [each.getMessage() for each in caplog.records if getattr(each, ATTRIBUTE)["event"] == "access_refused"]
     assert len(refused) == 5, "each bad one once"
     assert all("principal is missing: nobody could do anything; write a [[principal]]" in each for each in refused[2:4])
     watched.write(333)
     assert await watched.look(SETTLED_SECONDS) == [22, 333]
+    assert watched.file.refused is None
 
 
 async def test_a_token_expires_after_a_warning_and_ends_calls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -141,9 +141,7 @@ def test_what_a_worker_calls_itself_reaches_no_terminal_as_it_is() -> None:
         assert "exec\\x1b]0;pwned\\x07\\x1b[2J" in text
 
 
-def test_an_error_that_quotes_a_worker_is_one_printable_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_is_one_printable_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def quoting(_lw: object, _args: object) -> int:
         raise errors.OwnedRanges("exec\x1b[2J\nFORGED own part of that interval")
 

@@ -170,9 +170,7 @@ def test_a_mass_goes_out_when_it_changed() -> None:
         )
     )
 )
-def test_reports_of_a_stream_add_up_to_its_state(
-    steps: list[tuple[int, int | dict[int, int] | None, str]],
-) -> None:
+def test_reports_of_a_stream_add_up_to_its_state(steps: list[tuple[int, int | dict[int, int] | None, str]]) -> None:
     count = 40
     lease = lease_of(count, 3)
     model = dict.fromkeys(range(count), 3)

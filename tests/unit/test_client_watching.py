@@ -238,7 +238,7 @@ def test_a_subscription_uses_nothing_that_was_heard_while_nobody_followed_it() -
     assert list(client.stream.open("there:1").computations) == ["c"]
 
 
-def test_a_follower_of_everything_that_was_away_learns_of_a_drop_and_of_none_that_it_never_heard_of() -> None:
+def test_a_follower_of_everything_that_was_away_learns_of_a_drop() -> None:
     client, changes = Following(()), Changes([])
     client.hears(5)
     assert shown_by(changes, client) == [5]

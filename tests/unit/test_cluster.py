@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc.aio
 import numpy as np
@@ -45,6 +45,32 @@ async def test_rule4_a_zombie_shard_moves_nothing_and_answers_nothing(deployment
         await zombie.claim(name)
     place = (await zombie.cluster.locate([name]))[name]
     assert place == ("one:1", one.shard.served.epoch(name))
+
+
+async def test_rule4_a_zombie_shard_answers_readers_with_the_new_owner(deployment: Deployment) -> None:
+    one, zombie = await two(deployment)
+    checked, name = sorted(held(zombie))[:2]
+    for each in (checked, name):
+        await zombie.report(each, await zombie.claim(each), 14)
+    async with reached(zombie) as address, grpc.aio.insecure_channel(address) as channel:
+        stubs = Stubs(channel).watermarks
+        watch: Any = stubs.Watch(watermarks_pb2.WatchRequest(computations=[name]))
+        [before] = (await watch.read()).watermarks
+        stopped = zombie.shard.now
+        await deployment.settle(one, seconds=2.1)
+        news = await watch.read()
+        assert (list(news.watermarks), news.time_micros) == ([], stopped), "it does not vouch for another's values"
+        answer = await stubs.GetWatermarks(watermarks_pb2.GetWatermarksRequest(computations=[name]))
+        assert not answer.watermarks
+        question = watermarks_pb2.CheckCompleteRequest(computation=checked, until_micros=10 * HOUR)
+        with pytest.raises(grpc.aio.AioRpcError, match="another shard serves"):
+            await stubs.CheckComplete(question)
+        async with asyncio.timeout(30):
+            while not (news := await watch.read()).redirects:
+                assert not news.watermarks
+        for redirect in (*answer.redirects, *news.redirects):
+            assert (redirect.address, redirect.epoch > before.epoch) == ("one:1", True)
+        assert len(answer.redirects) == len(news.redirects) == 1
 
 
 async def test_a_zombie_puts_nothing_back_before_those_who_were_awake(deployment: Deployment) -> None:

@@ -71,9 +71,7 @@ async def refused(ask: Awaitable[object]) -> bool:
 
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-async def test_rule1_no_shard_acts_on_a_graph_that_lacks_acknowledged_changes(
-    deployment: Deployment, change: str, dies: bool
-) -> None:
+async def test_rule1_no_shard_acts_on_a_graph_with_losses(deployment: Deployment, change: str, dies: bool) -> None:
     """A reset, an input or a drop that is lost would let a watermark lead. Who has not read it waits for who has, or for a copy."""
     one, other = await two(deployment)
     name, neighbour = min(held(other)), min(held(one))
@@ -125,7 +123,7 @@ async def test_rule1_no_shard_acts_on_a_graph_that_lacks_acknowledged_changes(
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a shard writes again what it has never read")
 async def test_rule1_breaks_when_a_graph_is_written_again_by_who_has_not_read_it(deployment: Deployment) -> None:
     deployment.journal = NothingBehind
-    await test_rule1_no_shard_acts_on_a_graph_that_lacks_acknowledged_changes(deployment, "reset", dies=False)
+    await test_rule1_no_shard_acts_on_a_graph_with_losses(deployment, "reset", dies=False)
 
 
 async def take_with_inputs_that_are_not_read(deployment: Deployment) -> tuple[One, One, str, str]:

@@ -157,9 +157,7 @@ async def test_rule4_a_worker_that_comes_back_is_refused_and_brings_nothing_back
 
 
 @pytest.mark.parametrize("forget", [(), ("",)], ids=["whole", "without tombstones"])
-async def test_rule3_a_copy_of_the_journal_goes_on_above_what_was_dropped(
-    running: Running, disk: MemoryDisk, forget: tuple[str, ...]
-) -> None:
+async def test_rule3_a_journal_copy_goes_on_above(running: Running, disk: MemoryDisk, forget: tuple[str, ...]) -> None:
     grant = await running.claim("b")
     await running.shard.graph.drop("b", force=True)
     await running.shard.held.endings.settle()
@@ -208,9 +206,7 @@ async def test_rule10_a_refused_drop_leaves_a_silent_owner_what_it_alone_has(dep
     assert held(one) | held(other) == set(NAMES), "and its neighbours"
 
 
-async def test_rule4_an_owner_that_comes_back_brings_nothing_back_of_an_unread_drop(
-    deployment: Deployment,
-) -> None:
+async def test_rule4_an_owner_that_comes_back_restores_nothing_of_an_unread_drop(deployment: Deployment) -> None:
     one, other, name, zombie = await damaged_and_silent(deployment)
     one.faults.held["take"] = asyncio.Event()
     dropping = asyncio.create_task(one.shard.graph.drop(name, force=True))
@@ -230,9 +226,7 @@ async def test_rule4_an_owner_that_comes_back_brings_nothing_back_of_an_unread_d
 
 
 @pytest.mark.parametrize("taken", [False, True])
-async def test_what_is_not_written_is_not_dropped_unless_the_store_says_that_it_is_this_shard_s(
-    deployment: Deployment, taken: bool
-) -> None:
+async def test_only_this_shards_own_is_dropped_while_it_is_unwritten(deployment: Deployment, taken: bool) -> None:
     _, other = await two(deployment)
     name = min(held(other))
     grant = await other.claim(name)

@@ -237,9 +237,7 @@ async def test_of_two_changes_of_one_age_the_one_in_the_store_stays(world: World
 
 
 @pytest.mark.parametrize("dies", [True, False])
-async def test_a_heal_within_a_change_of_inputs_puts_back_no_half_of_it(
-    world: World, caplog: pytest.LogCaptureFixture, *, dies: bool
-) -> None:
+async def test_a_heal_restores_no_half_changes(world: World, caplog: pytest.LogCaptureFixture, *, dies: bool) -> None:
     """The owner heals its log. If the process dies before it appends the change, the next owner serves on without the change."""
     await world.begin()
     world.store.stops = dies

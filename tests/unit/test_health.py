@@ -100,9 +100,7 @@ def told(caplog: pytest.LogCaptureFixture, *names: str) -> list[dict[str, object
     return [each for each in found if each["event"] in names]
 
 
-async def test_a_full_disk_is_a_line_with_path_and_fix_and_a_line_when_it_is_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_full_disk_is_one_line_and_another_at_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     journal = SqliteJournal(tmp_path / "journal.sqlite")
     one = await Running(MemoryDisk(), journal=journal).start()

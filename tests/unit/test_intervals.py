@@ -106,7 +106,7 @@ def test_what_is_published_depends_on_no_timing_and_no_restart(
     assert found[-1] == all_of_them[-1]
 
 
-def test_of_what_finished_each_interval_closes_up_to_where_it_stood_and_then_one_without_an_end() -> None:
+def test_each_interval_of_a_finished_computation_closes() -> None:
     told = Told()
     told.come(mark(12, 30))
     finished = told.come(Watermark.FINISHED)

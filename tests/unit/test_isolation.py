@@ -606,7 +606,7 @@ async def test_a_damaged_log_is_not_left_to_an_owner_that_could_not_read_it(depl
     assert name in one.shard.topology.dropped
 
 
-async def test_rule7_nothing_is_remembered_of_what_could_not_be_taken_once_another_shard_is_to_serve_it(
+async def test_rule7_an_untaken_computation_of_another_shard_is_forgotten(
     deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other, name = await moving(deployment)
@@ -670,9 +670,7 @@ async def test_what_is_recovered_in_two_pieces_is_what_is_recovered_in_one(deplo
             found.check()
 
 
-async def test_a_log_of_an_incarnation_that_is_not_known_yet_is_not_taken_for_damaged(
-    deployment: Deployment, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_log_of_a_new_incarnation_is_whole(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
     one, other, name = await moving(deployment)
     await one.shard.graph.reset(name)
     await one.claim(name)

@@ -154,9 +154,7 @@ async def test_a_full_disk_is_a_sure_failure(path: Path) -> None:
     ("error", "fix"),
     [(errno.ENOSPC, "free space"), (errno.EDQUOT, "free space"), (errno.EACCES, "make it and its directory writable")],
 )
-async def test_a_start_on_a_full_disk_says_that_there_is_no_room(
-    path: Path, monkeypatch: pytest.MonkeyPatch, error: int, fix: str
-) -> None:
+async def test_starts_on_a_full_disk_say_so(path: Path, monkeypatch: pytest.MonkeyPatch, error: int, fix: str) -> None:
     def refuse(*_: object) -> int:
         raise OSError(error, os.strerror(error))
 

@@ -259,9 +259,7 @@ class Emptied:
 
 
 @pytest.mark.parametrize("looked_at", [False, True])
-def test_a_follower_begins_anew_after_failures_and_forgets_what_was_dropped_before_the_first_look(
-    looked_at: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_follower_begins_anew_and_forgets_what_was_dropped(looked_at: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The watch that begins with a look brings nothing where nothing is left."""
     board, failures = Board(), [OSError("first"), OSError("second")]
     board.admit(WatermarkView("flights", registered=True, incarnation=1, low=Watermark(HOUR)))

@@ -14,7 +14,6 @@ import pytest
 from lowwater.core.events import ATTRIBUTE
 from lowwater.v1 import topology_pb2, topology_pb2_grpc, types_pb2, watermarks_pb2, watermarks_pb2_grpc
 from lowwater_authority.authority import Authority
-from lowwater_authority.files.followed import LOOK_SECONDS, SETTLED_SECONDS
 from lowwater_authority.files.table import BadFile
 from lowwater_authority.promises import MOST_CACHED, MOST_ENTRIES, MOST_PATTERNS, NOTHING, PromiseFile, Promises
 from tests.kit.memory_journal import MemoryDisk
@@ -109,34 +108,6 @@ def test_a_mistake_is_refused_with_its_place_and_the_fix(name: str) -> None:
     assert fix in said.partition(problem)[2]
     assert "hush" not in said
     assert len(said) < 600, "it goes into a line of the log"
-
-
-async def test_a_bad_file_changes_nothing_a_good_one_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path, now = tmp_path / "promises.toml", 0.0
-    path.write_text(entry(team="'one'"))
-    file = PromiseFile(path, monotonic=lambda: now)
-
-    async def look() -> str:
-        nonlocal now
-        for _ in range(round(SETTLED_SECONDS / LOOK_SECONDS) + 1):
-            await file.look()
-            now += LOOK_SECONDS
-        return file.value.of("a").team
-
-    assert await look() == "one"
-    for bad in (entry(team="'two'") + entry(late="'soon'"), "[[promise", None):
-        if bad is None:
-            path.unlink()
-        else:
-            path.write_text(bad)
-        assert await look() == "one", bad
-        assert file.refused is not None
-    path.write_text(entry(team="'three'"))
-    assert await look() == "three"
-    assert file.refused is None
-    told = [getattr(each, ATTRIBUTE)["event"] for each in caplog.records]
-    assert told == ["promises_refused"] * 3 + (["promises_read"] if "promises_read" in told else [])
-    assert "promise[2].late is 'soon', which is no duration" in caplog.text
 
 
 async def test_what_cannot_be_followed_is_told_and_tried_again(

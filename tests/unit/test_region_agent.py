@@ -73,9 +73,7 @@ def view(number: int) -> pb.ReferenceView:
         (("A", "3"), 3, False),  # it cannot be read
     ],
 )
-def test_an_own_computation_goes_on_only_if_nobody_else_can_have_owned_it(
-    record: tuple[str, object] | None, number: int, expected: bool
-) -> None:
+def test_a_computation_goes_on_if_always_own(record: tuple[str, object] | None, number: int, expected: bool) -> None:
     before = None if record is None else json.dumps({"owner": record[0], "number": record[1]})
     assert goes_on(before, view(number), "A") is expected
 
@@ -570,9 +568,7 @@ async def test_a_unix_socket_is_for_its_own_user(tmp_path: Path) -> None:
         (TOKEN, "7440", "takes HOST:PORT or unix:PATH"),
     ],
 )
-def test_the_agent_does_not_start_open_to_others(
-    tokens: str, place: str, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_agent_starts_open_to_others(tokens: str, place: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(region.TOKENS, tokens)
     with pytest.raises(BadConfig, match=what):
         region.open_door(SimpleNamespace(listen=place, tls_cert=None, tls_key=None))  # type: ignore[arg-type]

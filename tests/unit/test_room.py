@@ -615,7 +615,7 @@ def divided(before: int = 0) -> list[tuple[int, set[int], set[int], bool]]:
     return reported(made.messages(), told=1)
 
 
-def test_rule7_an_acknowledgement_of_several_messages_acknowledges_nothing_that_is_refused_in_a_later_one() -> None:
+def test_rule7_an_acknowledgement_of_several_messages_covers_no_later_refusal() -> None:
     *before, (durable, refused, lost, neighbour) = divided()
     assert len(before) >= 1
     for early, _, _, beside in before:

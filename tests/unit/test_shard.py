@@ -428,9 +428,7 @@ async def test_rule7_the_queue_has_a_bound(disk: MemoryDisk) -> None:
     await one.stop()
 
 
-async def test_rule7_the_parts_of_all_computations_are_bounded_and_nobody_is_kept_out_by_a_neighbour(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rule7_parts_of_all_computations_are_bounded(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """One stages parts until it is refused, then 3 neighbours one each, then it commits, and stages again: what was committed counts no more."""
     size = batches.PART_BYTES + 12
     monkeypatch.setattr(owner_requests, "ALL_PART_BYTES", 8 * size)

@@ -310,7 +310,7 @@ def test_stamps_of_windows_are_floored_also_where_nothing_is_held() -> None:
         (None, [10], 11, True),
     ],
 )
-def test_a_batch_is_forced_only_when_it_closes_something(
+def test_a_forced_batch_closes_windows(
     window: timedelta | None, held: list[int | None], low: int, closes: bool
 ) -> None:
     progress = Progress(len(held) or 1, window, [Log()], Committed(0, [0], Reading(10), held=held))
