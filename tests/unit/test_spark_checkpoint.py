@@ -108,7 +108,10 @@ class Anew(BatchOutput):
     """An output that begins anew in each batch."""
 
     closed: ClassVar[list[BatchOutput]] = []
-    key = "place"
+
+    @property
+    def key(self) -> str:
+        return "place"
 
     @classmethod
     def at(cls, *_: Any) -> Self:
