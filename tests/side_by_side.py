@@ -1,4 +1,4 @@
-"""How several processes share a run (pytest-xdist)."""
+"""Several processes share one run of the tests (pytest-xdist)."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Verdict:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """Of each process that has ended."""
+        """Note the end of a worker process."""
         self._lost |= error is not None
 
     def pytest_runtest_logreport(self) -> None:
-        """Of each part of each test, wherever it ran."""
+        """Count a report of a part of a test, wherever it ran."""
         self._reports += 1
 
     @pytest.hookimpl(trylast=True)

@@ -1,4 +1,4 @@
-"""What Spark's own event log says of an application, while it is being written: the evidence that a fault took effect."""
+"""Spark's own event log of an application, read while it is being written: the evidence that a fault took effect."""
 
 from __future__ import annotations
 

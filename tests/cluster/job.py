@@ -1,4 +1,4 @@
-"""What the application's tasks run. It is shipped to the executors by --py-files, with nothing else of the repository."""
+"""The tasks of the application. It is shipped to the executors by --py-files, with nothing else of the repository."""
 
 from __future__ import annotations
 

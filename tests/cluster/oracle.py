@@ -1,4 +1,4 @@
-"""What may be published and written, by plain Python from the files alone. It knows nothing of how the system came to it."""
+"""An oracle of what may be published and written, by plain Python from the files alone. It knows nothing of how the system came to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Put(NamedTuple):
     time: int
     """Its event time, microseconds; as everywhere here."""
     number: int = -1
-    """What no other row has, where rows are handed on one by one."""
+    """A number that no other row has, where rows are handed on one by one."""
 
 
 class Written(NamedTuple):
@@ -29,7 +29,7 @@ class Written(NamedTuple):
     time: int
     number: int
     committed: float
-    """As of a window."""
+    """The time of the commit, as in :class:`Emitted`."""
 
 
 class Emitted(NamedTuple):

@@ -28,7 +28,7 @@ class Standalone:
     def __init__(self, folder: Path, *, cores: int = 2, memory: str = "1g") -> None:
         self.folder = folder
         self.sizes = ["--cores", str(cores), "--memory", memory]
-        """Of the worker."""
+        """The worker's options for its size."""
         self.url = ""
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         """Master and worker by name."""

@@ -90,7 +90,7 @@ SHARES: Final = {
     "leader": 2,
     "broker": 2,
 }
-"""How often each kind of fault is planned. In this order they strike, and what they have taken away comes back; a stalled partition does so when all else is back."""
+"""The planned number of faults of each kind, in the order in which they strike and end; a stalled partition goes on when all else is back."""
 CALLED: Final = {
     "stall": "partitions_stalled",
     "sidecar": "sidecar_kills",
@@ -140,7 +140,7 @@ class Streams:
         self.orders.mkdir()
         self.puts: list[Put] = []
         self.lows = [START] * PARTITIONS
-        """What each partition of the producer's has promised."""
+        """The promise of each of the producer's partitions."""
         self.stalled: int | None = None
         self.tally = Tally(SHARES, CALLED)
         self._faults: Mapping[str, Callable[[], Fault]] = {
@@ -154,7 +154,7 @@ class Streams:
             "broker": self._restart_broker,
         }
         self._struck: set[Group] = set()
-        """What is killed in this round: it ends, and is started again."""
+        """The groups that are killed in this round and started again."""
         self._hit: set[str] = set()
         """Stages to which something happens in this round."""
         self._number = 0

@@ -19,15 +19,15 @@ class Version(NamedTuple):
 
 
 class Table(Committed):
-    """What a stage writes by ``batch.write_table``. Its log keeps every version of the days that a run lasts."""
+    """A table that a stage writes by ``batch.write_table``. Its log keeps every version of the days that a run lasts."""
 
     def __init__(self, folder: Path, checkpoint: Path) -> None:
         super().__init__(checkpoint)
         self.folder = folder
         self.versions: list[Version] = []
-        """Those that were there at the last look."""
+        """The versions of the last look."""
         self._rows: dict[int, list[Row]] = {}
-        """By the version that has brought them: a VACUUM may remove the files later."""
+        """The rows by the version that has brought them: a VACUUM may remove the files later."""
 
     def look(self) -> None:
         while (commit := self.folder / "_delta_log" / f"{len(self.versions):020}.json").exists():

@@ -1,4 +1,4 @@
-"""How many faults of each kind have taken effect, and which kind is behind its share."""
+"""The number of faults of each kind that have taken effect, and which kind is behind its share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Tally:
         self.shares = shares
         self.names = names
         self.counted: Counter[str] = Counter()
-        """By kind: with evidence that it took effect, and a recovery afterwards."""
+        """The faults by kind that took effect, with evidence, and were recovered from."""
         self.missed: Counter[str] = Counter()
         """Faults that were planned and took no effect, or left no evidence."""
 

@@ -35,7 +35,7 @@ def documents(jvm: Any, name: str) -> list[dict[str, Any]]:
 
 
 def modelled(jvm: Any, document: Mapping[str, Any]) -> dict[str, Any]:
-    """What is left of a document when only the fields are kept that its model has, and those it must have are there."""
+    """Return a document with the fields alone that its model has, after checking that the required ones are there."""
     kind = jvm.java.lang.Class.forName(f"io.fabric8.kubernetes.api.model.{document['kind']}")
     mapper = jvm.com.fasterxml.jackson.databind.ObjectMapper()
     model = mapper.readValue(json.dumps(document), kind)

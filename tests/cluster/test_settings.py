@@ -1,4 +1,4 @@
-"""What an executor has of the application: the shipped code, and how to reach the authority."""
+"""An executor has the application's shipped code, and knows how to reach the authority."""
 
 from __future__ import annotations
 

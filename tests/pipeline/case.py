@@ -135,7 +135,7 @@ class Case:
             asked.close()
 
     def bury(self, lane: Lane) -> None:
-        """What is left when a process is killed: its files, and whatever its producer had sent. That goes on as a zombie's."""
+        """Keep what a killed process leaves: its files, and the writes that its producer has sent, which go on as a zombie's."""
         if lane in self._open:
             self._open.remove(lane)
         if lane.memory is not None:

@@ -1,4 +1,4 @@
-"""What the command takes, and what it refuses by name; and a window that a real authority moves."""
+"""The command's arguments, those that it refuses by name, and a window that a real authority moves."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Any_(Computation):
         self.__dict__.update({"name": name, "inputs": inputs, "outputs": outputs, **more})
 
     def process_record(self, ctx: Any, record: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def named(name: str, *inputs: Input, **more: Any) -> Any_:
@@ -222,7 +222,7 @@ def test_the_command_tells_a_pipelines_faults(module: str, tmp_path: Path, capsy
 
 @dataclass
 class Query:
-    """How one stands is what is said."""
+    """A query whose state is what the test sets."""
 
     reported: Any = field(default_factory=lambda: mark(9))
     failure: Exception | None = None
@@ -246,7 +246,7 @@ class Query:
 
 
 class Lines(list[str]):
-    """What was told, and an event that is set when one begins so."""
+    """The lines that were printed, and an event that is set when a line begins with a given text."""
 
     def __init__(self, end: str = "never") -> None:
         super().__init__()

@@ -24,11 +24,11 @@ from tests.kit.times import MAX
 FORM = Form(pa.large_string())
 
 Touch = dict[str, Kept]
-"""What becomes of keys in a batch."""
+"""The state of each key after a batch."""
 
 
 def place(key: str) -> int:
-    """So few places that two of the first keys often have one."""
+    """Place a key. There are so few places that two of the first keys often share one."""
     number = int(key)
     return number % 5 - 2 if number < 40 else number
 
@@ -113,7 +113,7 @@ steps = st.lists(
 
 
 def then(touched: Touch, due: Sequence[str], low: int, now: int) -> Touch:
-    """What is due has its turn: what it has by then is later."""
+    """Let each key that is due have its turn: its timers up to then are gone."""
     return {
         name: Kept(
             kept.state,

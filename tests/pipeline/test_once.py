@@ -36,7 +36,7 @@ OUT = Outputs(
 
 
 class Once(Rows):
-    """What :class:`Rows` does with the first record of each id."""
+    """Does as :class:`Rows` does, with the first record of each id alone."""
 
     inputs: ClassVar[Sequence[Input]] = [Input("source", key="key", event_time="t", id="id", once=True)]
 

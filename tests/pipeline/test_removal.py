@@ -50,7 +50,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def stood(lw: lowwater.Client) -> None:
-    """It came to nine o'clock, and has stopped."""
+    """Leave a computation that came to nine o'clock and has stopped."""
     upstream = Upstream(lw, "a")
     upstream.at(9)
     upstream.lease.release()

@@ -42,7 +42,7 @@ def sieve(window: str = "watermark", slack: int = 0, most: int = 0, *, forget: b
 
 @dataclass
 class Oracle:
-    """What has to become of each row, one at a time: a dict, and no slices, filters or pieces."""
+    """The right outcome for each row, one at a time: a dict, and no slices, filters or pieces."""
 
     sieve: Sieve
     seen: dict[str, tuple[int, int]] = field(default_factory=dict)

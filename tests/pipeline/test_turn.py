@@ -20,7 +20,7 @@ from tests.kit.times import MAX, MIN
 LOG = Codec[list[str]](list[str])
 
 Action = tuple[str, str, int, int | None]
-"""What to do, a tag, by how much later than the record or the timer, and a hold or a timestamp, as much later."""
+"""An action, a tag, how much later than the record or the timer it is, and a hold or a timestamp, as much later."""
 
 TAGS: dict[str, list[Action]] = {
     "quiet": [],
@@ -30,7 +30,7 @@ TAGS: dict[str, list[Action]] = {
     "rings": [("wall", "loud", 2, None)],
     "clears": [("clear", "loud", 2, None), ("set", "quiet", 1, 1)],
 }
-"""What a timer does."""
+"""The actions of a timer, by its tag."""
 
 
 class Script(Computation):

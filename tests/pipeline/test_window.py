@@ -1,4 +1,4 @@
-"""What becomes of messages, against an oracle that remembers everything; and what a memory and a mark keep of it."""
+"""A window's verdicts, against an oracle that remembers everything; and what a memory and a mark keep of it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Running:
 
 
 def departures(chance: Random) -> list[Departure]:
-    """Of two airports with dips, spikes and hours in which nobody leaves."""
+    """Departures of two airports with dips, spikes and hours in which nobody leaves."""
     found = list[Departure]()
     for origin in ("EWR", "JFK"):
         for hour in range(BEGIN, END, HOUR):

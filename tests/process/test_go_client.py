@@ -55,5 +55,5 @@ def test_it_follows_a_computation_from_shard_to_shard(client: Program, tmp_path:
         client.do("advance", claim="claim", micros=[8 * HOUR, 9 * HOUR])
         client.do("flush", claim="claim")
         client.until_seen("clicks", 8 * HOUR)
-        lows = [low for _, _, low in client.seen]
+        lows = [low for _, _, low in client.shown]
         assert lows == sorted(lows)

@@ -305,4 +305,4 @@ BESIDE: Final[list[tuple[str, list[int], Any]]] = [
     ("TOO_FAR_AHEAD", [], lambda p: late(p, [0], [9], frontier=MAX - 1)),
     ("TOO_FAR_AHEAD", [], lambda p: late(p, [0], [9], reference=MAX)),
 ]
-"""What stands beside the bad part is taken over. It changes nothing, but no older report may count any more: its number is durable."""
+"""Reports with a bad part, whose other part counts. It changes nothing, but no older report may count any more: its number is durable."""

@@ -1,4 +1,4 @@
-"""What owners do, at random, to the core and to its oracle."""
+"""Random actions of owners, done to the core and to its oracle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a computation must do, one key at a time."""
+"""An oracle of one computation, which works one key at a time."""
 
 from __future__ import annotations
 
@@ -408,7 +408,7 @@ class Oracle:
         return min((claim.operation for claim in claims if claim.operation), default=0)
 
     def greatest_frontier(self) -> int:
-        """Of all claims that still have ranges: what they have told last, or what stands for it."""
+        """Return the greatest frontier of the claims that still have ranges: their last mass, or what stands in for it."""
         masses = [mass for claim in self.holders() for mass in ([claim.told] if claim.told else claim.stand_ins)]
         return max((time for mass in masses for time in mass.frontiers.values() if time != MAX), default=MIN)
 

@@ -1,4 +1,4 @@
-"""What the oracle is made of: sixteen cells of keys, claims, and micro-batches."""
+"""The oracle's parts: sixteen cells of keys, claims, and micro-batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the watermarks must be, worked out the slow way: one record and one key at a time."""
+"""The watermarks, worked out the slow way: one record and one key at a time."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _ANSWERED = WeakKeyDictionary[Slice, int]()
 
 @bug("_settle", Slice)
 def only_answers_count(settle: Part) -> Part:
-    """What the root has not acknowledged does not count there (T2)."""
+    """A slice's values do not count at the root before the root has acknowledged them (T2)."""
 
     def noted(self: Slice, *, ended: bool = False) -> None:
         if self._confirmed is not None:
@@ -99,7 +99,7 @@ def _as_they_are(_: Part) -> Part:
 
 @bug("_restore", recovery)
 def snapshots_forget_the_version(restore: Part) -> Part:
-    """What is read back of a snapshot goes by the newest inputs (T4)."""
+    """A computation that is read back from a snapshot goes by the newest inputs (T4)."""
 
     def forgetful(computation: Computation, snapshot: bytes) -> Iterator[int]:
         yield from restore(computation, snapshot)
@@ -110,7 +110,7 @@ def snapshots_forget_the_version(restore: Part) -> Part:
 
 @bug("vouched", Slice)
 def outputs_wait_for_the_slice_alone(_: Part) -> Part:
-    """What an output says is known to the log of its slice, and to nobody who adds inputs (T4)."""
+    """The log of a slice knows what an output says, and whoever adds inputs does not (T4)."""
 
     async def at_once(self: Slice, through: int, input_version: int) -> None:
         del through, input_version
@@ -175,7 +175,7 @@ def logs_name_the_keys(restore: Part) -> Part:
 
 @bug("turn", Slice)
 def moved_answers_leave(_: Part) -> Part:
-    """What waits for the root while keys are handed over is acknowledged by what is left of the slice."""
+    """A report that waits for the root while keys are handed over is acknowledged by the rest of the slice."""
     return property(lambda self: 0, lambda self, value: None)
 
 

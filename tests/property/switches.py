@@ -76,7 +76,7 @@ class NoRatchet(Computation):
 
 @bug("places_of", Group)
 def handles_count_what_is_left(_: Part) -> Part:
-    """What an owner calls its fifth range is the fifth of those that its group still has a place for."""
+    """A handle counts as the place of its range in the group, though earlier ranges of the group are gone."""
     return lambda self, handles: np.minimum(handles, self.count - 1)
 
 
@@ -255,7 +255,7 @@ class UnregisteredInputsCount(Computation):
 
 
 class AllWeak(Computation):
-    """Nothing waits for the strongest write."""
+    """No answer waits for a strong write."""
 
     def take_record(self, now: int) -> tuple[bytes, bool] | None:
         taken = super().take_record(now)

@@ -1,4 +1,4 @@
-"""What workers and operators do about tasks, at random, to the core and to its oracle."""
+"""Random actions of workers and operators on tasks, done to the core and to its oracle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What leases and tasks should do, told as plainly as possible: lists and dicts, one event at a time, nothing kept sorted."""
+"""An oracle of leases and tasks, as plain as possible: lists and dicts, one event at a time, nothing kept sorted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX = 2**63 - 1
 
 
 class Refused(Exception):
-    """Nothing was changed; the first argument is the reason."""
+    """A request was refused and changed nothing; the first argument is the reason."""
 
 
 @dataclass

@@ -36,7 +36,7 @@ def the_clock_judges(held: Part) -> Part:
 
 @bug("apply", Tasks)
 def configurations_do_not_revoke(apply: Part) -> Part:
-    """What was made with an older configuration is committed under the newer one."""
+    """A result of an older configuration is committed under the newer one."""
 
     def lenient(self: Tasks, step: pb.TaskStep) -> None:
         if step.WhichOneof("kind") == "configured":
@@ -131,7 +131,7 @@ def _nothing(_: Part) -> Part:
 
 @bug("TASKS", tasks)
 def groups_take_whatever_comes(_: Part) -> Part:
-    """Nobody counts the tasks of a group (rule 7)."""
+    """A group takes any number of tasks (rule 7)."""
     return 1 << 62
 
 

@@ -82,7 +82,7 @@ def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
 
 
 def no_number(bits: int, least: int = 0) -> list[Any]:
-    """What does not fit into so many bits, and what is no whole number."""
+    """Return values that do not fit into so many bits, and values that are no whole number."""
     return [least - 1, 2**bits, 0.5, float("nan"), "1", None, b"1", np.float64(1), np.int64(-1), Decimal(1)]
 
 
@@ -143,7 +143,7 @@ BAD: dict[str, Bad] = {
     "prepare operation": (lambda lw, v: prepared(lw, oldest_operation=v), "oldest_operation", [MIN, -1]),
     "commit sequencer": (lambda lw, v: lw.batches.commit("a", v, 1), "sequencer", no_number(64)),
 }
-"""What is called, the field that the refusal names, and what is refused."""
+"""The call, the field that the refusal names, and the values that are refused."""
 
 
 def refusal(shell: Shell, call: Callable[[Any, Any], Any], value: Any, of: Any = None) -> lowwater.InvalidArgument:

@@ -310,7 +310,7 @@ def cut() -> tuple[Pair, Topology, str]:
 
 
 def handed_over(one: Pair, topology: Topology, name: str) -> Driver:
-    """What serves the slice that has received the keys."""
+    """Return the driver of the slice that has received the keys."""
     one.core.hand_over(name)
     one.driver.settle()
     new = Driver(topology.get(name))

@@ -178,7 +178,7 @@ class World:
         self.copy: MemoryDisk | None = None
         self.stores = 0
         self.fenced: dict[str, tuple[str, ...]] = {}
-        """By store that an operator has begun: the regions that were absent."""
+        """The regions that were absent when an operator began a store, by store."""
         self.enrolling = False
 
     async def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""What Spark still lets go of is never below the bound that is told of it, and can be exactly at it."""
+"""The rows that Spark still emits are never below the bound of them, and can be exactly at it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def runs(draw: st.DrawFn) -> Run:
 
 
 def check(run: Run, batch: Callable[[Sequence[int], Sequence[int], int, int], list[int]], stamp: Stamp) -> None:
-    """What comes out after a batch is never below the bound as of that batch, nor further below its watermark than the least retention."""
+    """The rows that a batch emits are never below the bound as of that batch, nor further below its watermark than the least retention."""
     late = lowest = 0
     retention = least_retention([stamp], at_ends=False) // timedelta(microseconds=1)
     for lefts, rights, watermark in run:
