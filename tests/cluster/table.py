@@ -64,10 +64,10 @@ class Table(Committed):
 
 def _version(commit: Path) -> Version:
     actions: list[Mapping[str, Any]] = [json.loads(line) for line in commit.read_text(encoding="utf-8").splitlines()]
-    found: dict[str, list[Any]] = {kind: [each[kind] for each in actions if kind in each] for kind in _KINDS}
-    added, removed = (tuple(each["path"] for each in found[kind]) for kind in ("add", "remove"))
-    brings = any(each["dataChange"] for each in found["add"])
-    batches = [each["version"] for each in found["txn"]]
+    by_kind: dict[str, list[Any]] = {kind: [action[kind] for action in actions if kind in action] for kind in _KINDS}
+    added, removed = (tuple(action["path"] for action in by_kind[kind]) for kind in ("add", "remove"))
+    brings = any(action["dataChange"] for action in by_kind["add"])
+    batches = [action["version"] for action in by_kind["txn"]]
     assert not brings or len(batches) == 1, f"{commit} has rows, and not of one batch"
     return Version(added, removed, batches[0] if brings else None)
 

@@ -23,13 +23,13 @@ class Tally:
         """Return the kind that is furthest behind its share, with those that are planned already."""
         so_far = self.counted + Counter(planned)
         standing = {kind: (so_far[kind] + rng.random() / 4) / self.shares[kind] for kind in sorted(possible)}
-        return min(standing, key=lambda each: standing[each])
+        return min(standing, key=lambda kind: standing[kind])
 
     @property
     def total(self) -> int:
         return self.counted.total()
 
-    def said(self) -> dict[str, object]:
+    def summary(self) -> dict[str, object]:
         return {
             "faults": self.total,
             "by_kind": {self.names[kind]: count for kind, count in sorted(self.counted.items())},
