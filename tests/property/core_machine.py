@@ -219,13 +219,13 @@ class CoreMachine(Pair):
     @rule(
         pick=st.integers(0, 3),
         back=st.integers(0, 2),
-        count=st.integers(0, 3),
+        wanted=st.integers(0, 3),
         bound=times | st.just(MAX),
         covers_all=coins,
     )
-    def prepare(self, pick: int, back: int, count: int, bound: int, covers_all: bool) -> None:
+    def prepare(self, pick: int, back: int, wanted: int, bound: int, covers_all: bool) -> None:
         sequencer, number = self.oracle.parts_of if pick else (self.sequencer(0), self.oracle.parts_of[1] - back)
-        tasks = sorted(self.oracle.parts)[:count] if count < 3 else [(0, 9, 9)]
+        tasks = sorted(self.oracle.parts)[:wanted] if wanted < 3 else [(0, 9, 9)]
         folded = UNREGISTERED if pick == 2 else (7,) if pick == 1 and not back else self.fold[1]
         bound = MIN if pick == 2 and back else bound  # which may be folded as long as an input is not registered
         self.fix(sequencer, max(0, number), tasks, bound, covers_all, (self.fold[0], folded))

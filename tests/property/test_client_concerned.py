@@ -37,7 +37,7 @@ class Reader:
 class World:
     def __init__(self) -> None:
         self.client = OfflineClient("there:1", watch_interval=0.0)
-        self.state = self.client.state
+        self.state = self.client.known
         self.readers = [Reader(self.state, NAMES[:1]), Reader(self.state, NAMES[1:])]
         self.stream = self.state.placement.stream()
         self.stream.open("there:1")

@@ -261,10 +261,10 @@ class Regions(RuleBasedStateMachine):
         if good and not returned and not self.regions[name].returned:
             self.inform(self.regions[name])
 
-    @rule(steps=st.integers(1, SUSPECT), reached=st.sets(REGIONS))
-    def time_passes(self, steps: int, reached: set[str]) -> None:
+    @rule(steps=st.integers(1, SUSPECT), heard=st.sets(REGIONS))
+    def time_passes(self, steps: int, heard: set[str]) -> None:
         self.now += steps
-        for name in reached:
+        for name in heard:
             region = self.regions[name]
             if self.ask(partial(self._say_nothing, region)):
                 self.inform(region)
