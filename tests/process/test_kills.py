@@ -33,7 +33,7 @@ def test_rules_2_3_4_hold_through_kills(tmp_path: Path) -> None:
             assert not work.leases["a"].lost
         following.check()
         assert following.low("a") <= work.done
-        assert {held.sequencer for held in client.ranges("a")} == {work.leases["a"].sequencer}
+        assert {entry.sequencer for entry in client.ranges("a")} == {work.leases["a"].sequencer}
         zombie.advance(None, oldest=0, frontier=1)
         with pytest.raises(lowwater.StaleSequencer):
             zombie.flush(60)

@@ -43,10 +43,10 @@ class Zombie(Peer):
         self.stream = 1
         self.acks = self.open()
         self.report_all(1, 10)
-        self.told = self.watch()
-        assert {each.computation: each.low_micros for each in next(self.told).watermarks} == dict.fromkeys(
-            NAMES, 10 * HOUR
-        )
+        self.messages = self.watch()
+        assert {
+            watermark.computation: watermark.low_micros for watermark in next(self.messages).watermarks
+        } == dict.fromkeys(NAMES, 10 * HOUR)
 
     def watch(self) -> Iterator[watermarks_pb2.WatchResponse]:
         return self.watermarks.Watch(watermarks_pb2.WatchRequest(computations=NAMES))
@@ -58,17 +58,17 @@ class Zombie(Peer):
             number += 1
 
     def reported_now(self) -> list[workers_pb2.RefusedRanges]:
-        """What becomes of the reports that were sent meanwhile; a worker sends again what it is not told where to send."""
+        """Return the refusals of the reports that were sent meanwhile; a worker sends again what it is not told where to send."""
         refused: list[workers_pb2.RefusedRanges] = []
         while len(refused) < len(NAMES):
-            told: list[workers_pb2.RefusedRanges] = []
+            parts: list[workers_pb2.RefusedRanges] = []
             try:
-                told += acknowledged(self.acks).refused
-                assert {each.reason for each in told} == {"MOVED"}, "it took a report over"
+                parts += acknowledged(self.acks).refused
+                assert {part.reason for part in parts} == {"MOVED"}, "it took a report over"
             except (grpc.RpcError, StopIteration):
                 pass  # the report was in a round when it turned out that another shard had taken the computation over
-            if told and all(each.redirect.address for each in told):
-                refused += told
+            if parts and all(part.redirect.address for part in parts):
+                refused += parts
                 continue
             refused.clear()
             self.stream += 1
@@ -91,8 +91,8 @@ def test_rule4_a_zombie_shard_says_nothing_of_before_and_takes_nothing_over(depl
             move_on(lease, 20)
         zombie = Zombie(frozen)
         before = {name: view.epoch for name, view in everywhere.get(*NAMES).items()}
-        seen = everywhere.watch("kept")
-        assert next(seen).low.micros == 10 * HOUR
+        views = everywhere.watch("kept")
+        assert next(views).low.micros == 10 * HOUR
 
         frozen.freeze()
         stopped = time.time_ns() // 1000
@@ -101,9 +101,9 @@ def test_rule4_a_zombie_shard_says_nothing_of_before_and_takes_nothing_over(depl
             lw.pin(name, other.address)  # so that it does not get them back, which would be right
         assert lw.reset("reset")[0].incarnation == 2
         successor = Peer(other)
-        kept = successor.open()
+        stream = successor.open()
         successor.report(1, zombie.claims["kept"], 11, name="kept")
-        assert not acknowledged(kept).refused, "a claim does not depend on the shard that granted it"
+        assert not acknowledged(stream).refused, "a claim does not depend on the shard that granted it"
         with lw.worker("reset") as worker:
             move_on(worker.claim(), 1)
 
@@ -123,22 +123,22 @@ def test_rule4_a_zombie_shard_says_nothing_of_before_and_takes_nothing_over(depl
             check.result(30)
         assert reason(moved.value)[1] == "MOVED"
         assert not first.watermarks
-        told: list[str] = []
-        while len(told) < len(NAMES):
-            message = next(zombie.told)
+        names: list[str] = []
+        while len(names) < len(NAMES):
+            message = next(zombie.messages)
             assert not message.watermarks or message.clock_micros <= stopped  # it had sent that before
-            if not told and not message.redirects:
+            if not names and not message.redirects:
                 assert message.time_micros <= stopped, "it vouches for values that are another's"
             redirects += message.redirects
-            told += [each.computation for each in message.redirects]
-        redirects += [each.redirect for each in zombie.reported_now()]
-        assert sorted(each.computation for each in redirects) == sorted(4 * NAMES)
+            names += [redirect.computation for redirect in message.redirects]
+        redirects += [part.redirect for part in zombie.reported_now()]
+        assert sorted(address.computation for address in redirects) == sorted(4 * NAMES)
         for redirect in redirects:
             assert redirect.address == other.address
             assert redirect.epoch > before[redirect.computation]
 
         # Those who know more than one shard went on, by themselves.
-        assert [view.low.micros for view in (next(seen),)] == [11 * HOUR]
+        assert [view.low.micros for view in (next(views),)] == [11 * HOUR]
         owner["kept"].flush(30)
         now = lw.get(*NAMES)
         assert {name: (view.incarnation, view.low.micros) for name, view in now.items()} == {
