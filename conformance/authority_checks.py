@@ -192,9 +192,7 @@ class Peer:
     def ranges(self, suffix: str = "a") -> list[Any]:
         """The key ranges, by their keys."""
         request = watermarks_pb2.ListRangesRequest(computation=self.name(suffix), page_size=1000)
-        return sorted(
-            self.watermarks.ListRanges(request, timeout=TIMEOUT).ranges, key=lambda key_range: bytes(key_range.start)
-        )
+        return sorted(self.watermarks.ListRanges(request, timeout=TIMEOUT).ranges, key=lambda r: bytes(r.start))
 
     def watch(self, *suffixes: str) -> Iterator[Any]:
         """Follow computations."""
@@ -286,11 +284,8 @@ def another_deployment(peer: Peer) -> None:
 def unknown(peer: Peer) -> None:
     """A name that is not registered is at MIN, may be followed, and cannot be claimed."""
     peer.register()
-    published = peer.get("nobody")
-    expect(
-        not published.registered and published.low_micros == MIN,
-        f"an unregistered name at MIN was expected, but {published} came",
-    )
+    view = peer.get("nobody")
+    expect(not view.registered and view.low_micros == MIN, f"an unregistered name at MIN was expected, but {view} came")
     expect_refused(lambda: peer.claim(suffix="nobody"), "UNKNOWN_COMPUTATION")
     watermarks = next(peer.watch("nobody")).watermarks
     expect(
@@ -373,12 +368,9 @@ def cut(peer: Peer) -> None:
         f"a notice of the lost range 0 of {older.sequencer} was expected, but {notice} came",
     )
     refusals(stream.report(peer.state(older, 3 * HOUR, 4 * HOUR)), ("STALE_SEQUENCER", [0]))
-    ranges = [
-        (bytes(key_range.start), bytes(key_range.end), key_range.watermark_micros // HOUR, key_range.state)
-        for key_range in peer.ranges()
-    ]
+    views = [(bytes(r.start), bytes(r.end), r.watermark_micros // HOUR, r.state) for r in peer.ranges()]
     expected = [(b"", b"c", 1, 3), (b"c", b"d", 1, 2), (b"d", b"m", 1, 3), (b"m", b"", 4, 2)]
-    expect(ranges == expected, f"the ranges {expected} were expected, but are {ranges}")
+    expect(views == expected, f"the ranges {expected} were expected, but are {views}")
     peer.low(HOUR)
 
 

@@ -93,11 +93,9 @@ def flush(client: Program, which: Claim) -> Pending:
 
 def is_durable(world: Deployment, which: Claim, *hours: int) -> None:
     """Check that the authority has the state that the client calls durable."""
-    acknowledged = [value / HOUR for value in which.values]
-    if acknowledged != list(hours):
-        raise Broken(
-            f"flush was expected to return when {list(hours)} are acknowledged, but the authority has {acknowledged}"
-        )
+    acked = [value / HOUR for value in which.values]
+    if acked != list(hours):
+        raise Broken(f"flush was expected to return when {list(hours)} are acknowledged, but the authority has {acked}")
 
 
 def stands(claim: Claim, values: list[int]) -> bool:
@@ -105,7 +103,7 @@ def stands(claim: Claim, values: list[int]) -> bool:
     return claim.values == values
 
 
-def shown_hours(client: Program, name: str = "clicks") -> list[int]:
+def hours(client: Program, name: str = "clicks") -> list[int]:
     """The hours that the client has shown."""
     with client.changed:
         return [low // HOUR for computation, _, low in client.shown if computation == name]
@@ -321,11 +319,11 @@ def asleep(client: Program, world: Deployment) -> None:
     is_durable(world, which, 1, 2)
     with world.changed:
         misdirected = [call.method for call in world.calls if call.shard is other and call.method != "Locate"]
-        epochs = [
+        pairs = [
             tuple(call.request.epochs) for call in world.calls_of("Locate") if "clicks" in call.request.computations
         ]
     expect(not misdirected, f"nothing was expected at the shard of the lower epoch but Locate, but {misdirected} came")
-    expect((7,) in epochs, f"Locate was expected with the epoch 7 of clicks, but had {epochs}")
+    expect((7,) in pairs, f"Locate was expected with the epoch 7 of clicks, but had {pairs}")
 
 
 # -- who owns --------------------------------------------------------------------------------------
@@ -528,9 +526,7 @@ def monotone(client: Program, world: Deployment) -> None:
     world.until(lambda: world.watches, "another watch stream")
     world.publish("clicks", 30 * HOUR)
     _shown_in_the_end(client, world, 30)
-    expect(
-        99 not in shown_hours(client), "nothing was expected of the epoch 4 after the epoch 5, but its value was shown"
-    )
+    expect(99 not in hours(client), "nothing was expected of the epoch 4 after the epoch 5, but its value was shown")
 
 
 @scenario()
@@ -548,5 +544,5 @@ def many_values(client: Program, world: Deployment) -> None:
 def _shown_in_the_end(client: Program, world: Deployment, hour: int) -> None:
     """Wait for the newest value, and look at the order of all."""
     client.until_seen("clicks", hour * HOUR)
-    shown: Sequence[int] = shown_hours(client)
+    shown: Sequence[int] = hours(client)
     expect(list(shown) == sorted(shown), f"values were expected to grow, but {shown} were shown")

@@ -107,7 +107,7 @@ class Program:
     def until_seen(self, name: str, low: int) -> None:
         """Wait until the client has shown a low watermark."""
         self.until(
-            lambda: any(value[0] == name and value[2] == low for value in self.shown),
+            lambda: any(line[0] == name and line[2] == low for line in self.shown),
             f"the client to show {low} of {name}",
         )
 

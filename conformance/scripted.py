@@ -294,7 +294,7 @@ class Deployment:
         with self.changed:
             if len(request.request_id) != 16:
                 self.find(f"Claim.request_id was expected to have 16 bytes, but has {len(request.request_id)}")
-            computation = self.computations[request.computation]
+            spec = self.computations[request.computation]
             content = workers_pb2.ClaimRequest()
             content.CopyFrom(request)
             content.ClearField("server_token")
@@ -304,17 +304,15 @@ class Deployment:
                 self.find("a repeated Claim was expected to be as the first one with its request_id, but differs")
             if claim is None:
                 ranges = len(request.bounds) - 1
-                sequencer = (computation.epoch << 32) + len(self._granted) + 1
-                claim = Claim(
-                    computation.name, sequencer, ranges, body, [computation.low] * ranges, reached=[-1] * ranges
-                )
+                sequencer = (spec.epoch << 32) + len(self._granted) + 1
+                claim = Claim(spec.name, sequencer, ranges, body, [spec.low] * ranges, reached=[-1] * ranges)
                 self._granted[request.request_id] = self.claims[sequencer] = claim
             self.changed.notify_all()
             return workers_pb2.ClaimResponse(
                 server_token=self.token,
                 sequencer=claim.sequencer,
-                incarnation=computation.incarnation,
-                epoch=computation.epoch,
+                incarnation=spec.incarnation,
+                epoch=spec.epoch,
                 watermarks_micros=claim.values,
                 reference_micros=MIN,
             )
@@ -386,10 +384,8 @@ class Deployment:
         redirect = self.moved(stream.shard, claim.name)
         if redirect is not None or claim.name in stream.moved:
             stream.moved.add(claim.name)
-            computation = self.computations[claim.name]
-            here = types_pb2.Redirect(
-                computation=claim.name, address=computation.shard.address, epoch=computation.epoch
-            )
+            spec = self.computations[claim.name]
+            here = types_pb2.Redirect(computation=claim.name, address=spec.shard.address, epoch=spec.epoch)
             ack.refused.append(refused)
             ack.refused[-1].reason = "MOVED"
             ack.refused[-1].redirect.CopyFrom(redirect or here)
@@ -430,8 +426,8 @@ class Deployment:
             ack.refused.append(refused)
             ack.refused[-1].reason = "TOO_FAR_AHEAD"
             ack.refused[-1].handles.extend(wrong)
-        computation = self.computations[claim.name]
-        computation.low = max(computation.low, min(claim.values))
+        spec = self.computations[claim.name]
+        spec.low = max(spec.low, min(claim.values))
 
     def _check_value(self, claim: Claim, handle: int, value: int) -> None:
         """A report has a state that the client was told, and none that is older than one it has reported."""
@@ -450,13 +446,11 @@ class Deployment:
         """Return redirects to some computations."""
         redirects = []
         for name in names:
-            computation = self.computations.get(name)
+            spec = self.computations.get(name)
             self.lies.pop(name, None)
             redirects.append(
                 types_pb2.Redirect(
-                    computation=name,
-                    address=computation.shard.address if computation else "",
-                    epoch=computation.epoch if computation else 0,
+                    computation=name, address=spec.shard.address if spec else "", epoch=spec.epoch if spec else 0
                 )
             )
         return redirects

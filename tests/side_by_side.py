@@ -44,11 +44,9 @@ class Verdict:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """Note the end of a worker process."""
         self._lost |= error is not None
 
     def pytest_runtest_logreport(self) -> None:
-        """Count a report of a part of a test, wherever it ran."""
         self._reports += 1
 
     @pytest.hookimpl(trylast=True)

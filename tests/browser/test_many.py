@@ -71,9 +71,7 @@ class Work:
         self._before = 0.0
 
     def since(self) -> float:
-        metrics = {
-            metric["name"]: metric["value"] for metric in self._session.send("Performance.getMetrics")["metrics"]
-        }
+        metrics = {pair["name"]: pair["value"] for pair in self._session.send("Performance.getMetrics")["metrics"]}
         now = float(metrics["TaskDuration"])
         seconds, self._before = now - self._before, now
         return seconds

@@ -178,15 +178,9 @@ def test_the_sidecar_is_a_command_with_declarations_that_are_taken(tmp_path: Pat
 def test_all_listen_where_the_services_lead(values: str) -> None:
     documents = parsed(rendered("--values", SETS["regions"], "--set", values))
     pods = [item["spec"]["template"]["spec"] for item in documents if item["kind"] in ("Deployment", "StatefulSet")]
-    addresses = [
-        arg
-        for pod in pods
-        for container in pod["containers"]
-        for arg in container["args"]
-        if arg.startswith("--listen=")
-    ]
-    assert addresses
-    assert [arg for arg in addresses if not arg.startswith("--listen=[::]:")] == []
+    flags = [arg for pod in pods for part in pod["containers"] for arg in part["args"] if arg.startswith("--listen=")]
+    assert flags
+    assert [arg for arg in flags if not arg.startswith("--listen=[::]:")] == []
     name, _, value = values.removeprefix("service.").partition("=")
     families = {} if name == "extraArgs" else {name: value if name == "ipFamilyPolicy" else ["IPv6"]}
     for service in (item["spec"] for item in documents if item["kind"] == "Service"):
@@ -359,8 +353,7 @@ def test_helm_refuses_a_promise_that_keeps_a_shard_from_starting(tmp_path: Path,
     promise = {"computations": "a", field: value}
     with pytest.raises(BadFile):
         Promises.parse(
-            "\n".join(["[[promise]]", *(f"{key} = {json.dumps(value)}" for key, value in promise.items())]).encode(),
-            "x",
+            "\n".join(["[[promise]]", *(f"{key} = {json.dumps(text)}" for key, text in promise.items())]).encode(), "x"
         )
     values = tmp_path / "values.yaml"
     values.write_text(json.dumps({"promises": [promise]}))

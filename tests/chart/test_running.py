@@ -87,10 +87,7 @@ def lasting(*values: str | Path) -> tuple[Document, ...]:
 
 def installed(replicas: int, *values: str | Path) -> list[Document]:
     documents = lasting(*values)
-    return [
-        document | ({"spec": document["spec"] | {"replicas": replicas}} if "spec" in document else {})
-        for document in documents
-    ]
+    return [item | ({"spec": item["spec"] | {"replicas": replicas}} if "spec" in item else {}) for item in documents]
 
 
 def secret(name: str, url: str) -> Document:

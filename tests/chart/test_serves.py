@@ -51,9 +51,7 @@ class Contained(Serving):
 
     def mapped(self, arguments: Sequence[str]) -> list[str]:
         address = re.compile(r"^(--(?:advertise|address))=.*:7420$")
-        return [
-            address.sub(rf"\1={self.address}", argument).replace("=/", f"={self.folder}/") for argument in arguments
-        ]
+        return [address.sub(rf"\1={self.address}", word).replace("=/", f"={self.folder}/") for word in arguments]
 
     def got(self, path: str, **headers: str) -> int:
         """The status of a page over HTTPS, asked as the kubelet does: it does not look at the certificate."""

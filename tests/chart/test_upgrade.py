@@ -75,8 +75,7 @@ def test_an_upgrade_changes_only_what_it_should(case: str) -> None:
 def test_no_upgrade_changes_what_cannot_be_changed(name: str) -> None:
     may = {"replicas", "minReadySeconds", "template", "updateStrategy"}
     old, new = (
-        {part: value for part, value in stateful_set(one)["spec"].items() if part not in may}
-        for one in ("default", name)
+        {part: item for part, item in stateful_set(one)["spec"].items() if part not in may} for one in ("default", name)
     )
     assert new == old
     assert old.keys() == {"serviceName", "podManagementPolicy", "selector"}

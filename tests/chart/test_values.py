@@ -91,7 +91,5 @@ def test_another_chart_may_have_it_as_a_part(tmp_path: Path, enabled: bool) -> N
     (tmp_path / "Chart.yaml").write_text(yaml.safe_dump({**parent, "dependencies": [part]}))
     (tmp_path / "values.yaml").write_text(yaml.safe_dump({"lowwater": {"enabled": enabled, "logFormat": "text"}}))
     shutil.copytree(CHART, tmp_path / "charts/lowwater")
-    documents = parsed(rendered(chart=tmp_path))
-    assert [each["metadata"]["name"] for each in documents if each["kind"] == "StatefulSet"] == [
-        "lw-lowwater"
-    ] * enabled
+    items = parsed(rendered(chart=tmp_path))
+    assert [item["metadata"]["name"] for item in items if item["kind"] == "StatefulSet"] == ["lw-lowwater"] * enabled

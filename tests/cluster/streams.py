@@ -278,17 +278,15 @@ class Streams:
         published = {name: list(values) for name, values in self.watching.published.items()}
         rows = {"landed": self.tables["landed"].written(), "copied": self.copying.output.written()}
         rows["relayed"] = [_written(row) for row in self.kafka.rows("relayed")]
-        problems = [f"fed: {problem}" for problem in judge_source(self.puts, published["fed"])]
+        wrong = [f"fed: {problem}" for problem in judge_source(self.puts, published["fed"])]
         for name, written in rows.items():
-            problems += [
-                f"{name}: {problem}" for problem in judge_rows(self.puts, written, published[name], finished=finished)
-            ]
+            wrong += [f"{name}: {line}" for line in judge_rows(self.puts, written, published[name], finished=finished)]
         windows = judge_windows(self.puts, self.tables["hourly"].emitted(), published["hourly"], finished=finished)
-        problems += [f"hourly: {problem}" for problem in windows]
+        wrong += [f"hourly: {line}" for line in windows]
         for name, table in self.tables.items():
             if _same(table.snapshot()) != _same([row for row, _ in table.rows()]):
-                problems.append(f"{name}: a reader that begins now has other rows than the batches have written")
-        return problems
+                wrong.append(f"{name}: a reader that begins now has other rows than the batches have written")
+        return wrong
 
     # -- faults -----------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ def at(hour: int) -> datetime:
     return datetime(2013, 1, 9, hour, tzinfo=UTC)
 
 
-async def result(answer: Any) -> Any:
+async def done(answer: Any) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
@@ -58,7 +58,7 @@ class Program:
         self.saw: dict[str, list[int]] = {"flights": [], "enriched": [], "hourly": []}
 
     async def look(self) -> dict[str, list[int]]:
-        for name, view in (await result(self.lw.get(*self.saw))).items():
+        for name, view in (await done(self.lw.get(*self.saw))).items():
             self.saw[name].append(view.low.micros)
         return self.saw
 
@@ -71,10 +71,10 @@ class Program:
         await stream.aclose()
 
     async def batch(self, number: int, oldest: datetime | None) -> None:
-        inputs = await result(self.hourly_worker.inputs())
+        inputs = await done(self.hourly_worker.inputs())
         sequencer, task = self.hourly.sequencer, TaskAttempt(1, 0, number)
-        await result(self.lw.stage_task("hourly", sequencer, number, task, handles=[0], oldest=[oldest], finished=5))
-        missing = await result(
+        await done(self.lw.stage_task("hourly", sequencer, number, task, handles=[0], oldest=[oldest], finished=5))
+        missing = await done(
             self.lw.prepare_batch(
                 "hourly",
                 sequencer,
@@ -88,71 +88,69 @@ class Program:
         )
         assert missing == (), missing
         for _ in range(2):
-            assert await result(self.lw.commit_batch("hourly", sequencer, number)) == ()
+            assert await done(self.lw.commit_batch("hourly", sequencer, number)) == ()
 
     async def begin(self) -> None:
         lw = self.lw
-        await result(lw.register("flights"))
-        await result(lw.register("enriched", inputs=["flights"], heuristics=[0.5, 0.99]))
-        await result(lw.register("hourly", inputs=["enriched"]))
-        assert set((await result(lw.topology())).computations) >= {
-            f"{lw.settings.namespace}/{name}" for name in self.saw
-        }
+        await done(lw.register("flights"))
+        await done(lw.register("enriched", inputs=["flights"], heuristics=[0.5, 0.99]))
+        await done(lw.register("hourly", inputs=["enriched"]))
+        assert set((await done(lw.topology())).computations) >= {f"{lw.settings.namespace}/{name}" for name in self.saw}
         self.injector, self.worker = lw.worker("flights", name="injector"), lw.worker("enriched", name="exec-7")
         self.hourly_worker = lw.worker("hourly", identity="query", generation=3)
-        self.flights = await result(self.injector.claim())
-        self.enriched = await result(self.worker.claim(bounds=BOUNDS))
-        self.hourly = await result(self.hourly_worker.claim())
+        self.flights = await done(self.injector.claim())
+        self.enriched = await done(self.worker.claim(bounds=BOUNDS))
+        self.hourly = await done(self.hourly_worker.claim())
         await self.look()
 
         self.flights.advance(None, oldest=None, frontier=at(14))
-        assert (await result(lw.wait("flights", at(14), timeout=SECONDS))).low == Watermark.of(at(14))
-        inputs = await result(self.worker.inputs())
+        assert (await done(lw.wait("flights", at(14), timeout=SECONDS))).low == Watermark.of(at(14))
+        inputs = await done(self.worker.inputs())
         self.enriched.advance(inputs, oldest=[None, at(13), None], pending=[at(13)], finished=99)
-        await result(self.enriched.flush())
+        await done(self.enriched.flush())
         await self.until("enriched", lambda low: low == Watermark.of(at(13)))
-        assert (await result(lw.get("enriched")))["enriched"].heuristic[0.5] == Watermark.of(at(14))
-        completeness = await result(lw.complete("enriched", at(14)))
+        assert (await done(lw.get("enriched")))["enriched"].heuristic[0.5] == Watermark.of(at(14))
+        completeness = await done(lw.complete("enriched", at(14)))
         assert (completeness.complete, completeness.holding, completeness.holders[0].start) == (False, 1, b"\x40")
-        assert (await result(lw.complete("enriched", at(13)))).complete
-        assert "owned by exec-7" in str(await result(lw.why("enriched")))
-        assert len(await result(lw.ranges("enriched"))) == 3
+        assert (await done(lw.complete("enriched", at(13)))).complete
+        assert "owned by exec-7" in str(await done(lw.why("enriched")))
+        assert len(await done(lw.ranges("enriched"))) == 3
         await self.batch(0, at(12))
-        await result(lw.wait("hourly", at(12), timeout=SECONDS))
+        await done(lw.wait("hourly", at(12), timeout=SECONDS))
         await self.look()
 
     async def end(self) -> None:
         lw = self.lw
         await self.look()
         self.flights.advance(None, oldest=None, frontier=at(16))
-        await result(self.flights.flush(SECONDS))
-        await result(lw.wait("flights", at(16), timeout=SECONDS))
-        self.enriched.advance(await result(self.worker.inputs()), oldest=None)
-        await result(lw.wait("enriched", at(16), timeout=SECONDS))
+        await done(self.flights.flush(SECONDS))
+        await done(lw.wait("flights", at(16), timeout=SECONDS))
+        self.enriched.advance(await done(self.worker.inputs()), oldest=None)
+        await done(lw.wait("enriched", at(16), timeout=SECONDS))
         await self.batch(1, None)
-        await result(lw.wait("hourly", at(16), timeout=SECONDS))
+        await done(lw.wait("hourly", at(16), timeout=SECONDS))
         await self.look()
 
         try:
-            await result(lw.wait("flights", at(17), timeout=0.01))
+            await done(lw.wait("flights", at(17), timeout=0.01))
         except lowwater.Timeout:
             pass
         else:
             raise AssertionError("nobody said that 17:00 is complete")
-        second = await result(lw.worker("flights", name="second").claim())
+        second = await done(lw.worker("flights", name="second").claim())
         try:
             self.flights.advance(None, oldest=None, frontier=at(17))
-            await result(self.flights.flush(SECONDS))
+            await done(self.flights.flush(SECONDS))
         except lowwater.StaleSequencer:
             pass
         else:
             raise AssertionError("a claim that was taken over still counts")
-        await result(second.finish())
+        await done(second.finish())
         await self.until("flights", lambda low: low.finished)
-        self.enriched.advance(await result(self.worker.inputs()), oldest=None)
-        await result(self.enriched.flush(SECONDS))
-        await result(lw.wait("enriched", Watermark.FINISHED, timeout=SECONDS))
-        await result(self.hourly.finish())
+        self.enriched.advance(await done(self.worker.inputs()), oldest=None)
+        await done(self.enriched.flush(SECONDS))
+        await done(lw.wait("enriched", Watermark.FINISHED, timeout=SECONDS))
+        await done(self.hourly.finish())
         await self.look()
         assert [lows[-1] for lows in self.saw.values()] == [Watermark.FINISHED.micros] * 3
 
@@ -170,7 +168,7 @@ async def main(kind: str, address: str, namespace: str) -> None:
         await program.end()
         print(json.dumps(program.saw), flush=True)
     finally:
-        await result(lw.close())
+        await done(lw.close())
 
 
 if __name__ == "__main__":

@@ -32,12 +32,8 @@ async def test_a_log_of_changes_that_do_not_fit_is_healed_from_memory(
         await other.confirmation.confirm(())
         await other.graph.register(Spec("b", ("a",)))
         await one.confirmation.confirm(())
-        topology = one.topology
-        strange = (
-            replace(topology.reset("a")[0], version=topology.version)
-            if same_version
-            else topology.register(Spec("lost"))
-        )
+        graph = one.topology
+        strange = replace(graph.reset("a")[0], version=graph.version) if same_version else graph.register(Spec("lost"))
         stranger = await shared.connect()
         last = (await stranger.load(GRAPH)).last
         await stranger.append([Entry(GRAPH, last + 1, strange.register(Spec("new")).encode(strange), strong=True)])

@@ -177,20 +177,17 @@ async def test_what_is_known_and_was_lost_since_is_not_taken_for_what_is_there(s
         await journal.append([entry(log, n) for n in range(1, 4)])
         if snapshot:
             await journal.snapshot(log, snapshot, b"")
-        before = await journal.load(log)
+        older = await journal.load(log)
         await journal.close()
         for lose in (store.supplant, store.forget):
             lose(log, 3 if lose == store.supplant else 2)
             journal = await store.open(log)
-            now = await journal.load(log, before=before)
+            now = await journal.load(log, before=older)
             assert now == await journal.load(log)
-            assert now != before
+            assert now != older
             if now.last == 2:
                 await journal.append([entry(log, 3, b"three"), entry(log, 4)])
-                assert (await journal.load(log, before=before)).records[-2:] == [
-                    (3, b"three"),
-                    (4, f"{log}:4".encode()),
-                ]
+                assert (await journal.load(log, before=older)).records[-2:] == [(3, b"three"), (4, f"{log}:4".encode())]
             await journal.close()
 
 

@@ -256,9 +256,7 @@ async def test_the_survey_fences_whoever_wrote_before(shared: SharedSubject) -> 
 
 class Forgetful(MemoryJournal):
     async def append(self, entries: Sequence[Entry], *, beside: Iterable[str] = ()) -> None:
-        await super().append(
-            [Entry(entry.log, entry.position, entry.payload + b"!", entry.strong) for entry in entries]
-        )
+        await super().append([Entry(e.log, e.position, e.payload + b"!", e.strong) for e in entries])
 
 
 async def test_a_target_that_returns_something_else_is_refused(old: Journal) -> None:

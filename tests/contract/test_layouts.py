@@ -103,7 +103,7 @@ async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(memory: Stor
 
 
 @pytest.mark.parametrize(
-    ("layout", "report", "differs"),
+    ("asked", "told", "differs"),
     [
         (Layout(), Layout(0, (0, 5)), False),
         (Layout(1, (0, 5)), Layout(0, (0, 5)), True),
@@ -116,7 +116,5 @@ async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(memory: Stor
         (Layout(1), Layout(0, (0, 5)), True),
     ],
 )
-def test_a_layout_is_compared_by_content_and_not_by_version_alone(
-    layout: Layout, report: Layout, differs: bool
-) -> None:
-    assert layout.differs(report) == differs
+def test_a_layout_is_compared_by_content_and_not_by_version_alone(asked: Layout, told: Layout, differs: bool) -> None:
+    assert asked.differs(told) == differs

@@ -84,9 +84,7 @@ class PostgresStore:
         name = writer.guard.name
 
         def fill(cursor: psycopg.Cursor[Any]) -> None:
-            cursor.executemany(
-                "INSERT INTO written (guard, value) VALUES (%s, %s)", [(name, value) for value in values]
-            )
+            cursor.executemany("INSERT INTO written (guard, value) VALUES (%s, %s)", [(name, item) for item in values])
 
         return writer.write(batch, digest, fill)
 

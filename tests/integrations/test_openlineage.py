@@ -52,9 +52,7 @@ def test_a_run_says_how_far_what_it_read_was_complete(tmp_path: Path) -> None:
     )
     assert (complete["interval"]["complete"], complete["interval"]["missing"]) == (True, [])
     assert (hourly["state"], hourly.get("lowWatermark"), hourly["interval"]["complete"]) == ("unknown", None, False)
-    assert [
-        (missing["computation"], missing["from"], missing.get("keyRanges")) for missing in hourly["interval"]["missing"]
-    ] == [
+    assert [(gap["computation"], gap["from"], gap.get("keyRanges")) for gap in hourly["interval"]["missing"]] == [
         ("hourly", "2013-01-09T12:00:00Z", 1),
         ("flights", "2013-01-09T13:00:00Z", 1),
         ("typo", "2013-01-09T12:00:00Z", None),

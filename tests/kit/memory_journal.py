@@ -181,10 +181,8 @@ class MemoryDisk:
         stored = self.logs.pop(log, None)
         if before.stored is not None:
             if stored is not None:
-                remaining = {
-                    position: frame for position, frame in stored.records.items() if position <= before.stored.last
-                }
-                before.stored.records.update(remaining)
+                rest = {position: frame for position, frame in stored.records.items() if position <= before.stored.last}
+                before.stored.records.update(rest)
             self.logs[log] = before.stored
 
 

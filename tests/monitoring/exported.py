@@ -48,7 +48,7 @@ def query(name: str) -> str:
     return f'lowwater_spark_{name}{{job="spark", instance="d:1", query="q", computation="enriched"}}'
 
 
-def shards_seen(state: str) -> str:
+def shards(state: str) -> str:
     return f'lowwater_spark_attach_authority{{job="spark", instance="d:1", state="{state}"}}'
 
 
@@ -149,11 +149,7 @@ def healthy() -> Exported:
     exported[query("late_rows_total")] = lambda t: 0
     exported[query("untimed_rows_total")] = lambda t: 0
     exported[query("holding")] = lambda t: 0
-    exported |= {
-        shards_seen("answers"): lambda t: 1,
-        shards_seen("away"): lambda t: 0,
-        shards_seen("left_alone"): lambda t: 0,
-    }
+    exported |= {shards("answers"): lambda t: 1, shards("away"): lambda t: 0, shards("left_alone"): lambda t: 0}
     for name in ("journal_append_seconds", "push_seconds", "event_loop_lag_seconds"):
         histogram(exported, f"lowwater_{name}", lambda t: 0.05)
     return exported

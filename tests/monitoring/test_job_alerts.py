@@ -19,7 +19,7 @@ from tests.monitoring.exported import (
     paused,
     query,
     quiet,
-    shards_seen,
+    shards,
     together,
 )
 
@@ -36,9 +36,9 @@ NAMES = {
     "late": query("late_rows_total"),
     "untimed": query("untimed_rows_total"),
     "holding": query("holding"),
-    "answers": shards_seen("answers"),
-    "away": shards_seen("away"),
-    "alone": shards_seen("left_alone"),
+    "answers": shards("answers"),
+    "away": shards("away"),
+    "alone": shards("left_alone"),
     "sent": 'lowwater_client_reports_total{job="worker", instance="w:1"}',
     "acknowledged": 'lowwater_client_acknowledged_reports_total{job="worker", instance="w:1"}',
     "unserved": 'lowwater_client_unserved_computations{job="worker", instance="w:1"}',

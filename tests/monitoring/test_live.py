@@ -135,10 +135,8 @@ def test_every_panel_of_the_clients_has_data(watched: Watched) -> None:
 
 
 def test_every_rule_is_evaluated_and_reads_what_is_exported(watched: Watched) -> None:
-    evaluated = {rule["name"] for rule in watched.prometheus.rules()}
-    assert evaluated == {
-        rule.get("alert") or rule["record"] for name in ("alerts", "recording") for rule in rules(name)
-    }
+    names = {rule["name"] for rule in watched.prometheus.rules()}
+    assert names == {rule.get("alert") or rule["record"] for name in ("alerts", "recording") for rule in rules(name)}
     eventually(
         lambda: all(rule["health"] == "ok" for rule in watched.prometheus.rules()),
         seconds=30,
@@ -162,9 +160,7 @@ def test_the_worker_that_was_killed_is_named_by_the_alert(watched: Watched) -> N
 
     def named() -> list[dict[str, Any]]:
         silent = prometheus.alerts("LowwaterHolderSilent")
-        return [
-            firing for firing in silent if firing["labels"].get("worker") == "exec-7" and firing["state"] == "firing"
-        ]
+        return [item for item in silent if item["labels"].get("worker") == "exec-7" and item["state"] == "firing"]
 
     eventually(named, seconds=240, seen=lambda: prometheus.alerts("LowwaterHolderSilent"))
     print(f"the alert fired {time.time() - watched.killed:.0f} s after the worker was killed")
@@ -186,10 +182,8 @@ def test_the_alerts_of_a_computation_end_when_it_is_dropped(watched: Watched) ->
     prometheus = watched.prometheus
 
     def told_of(name: str) -> list[dict[str, Any]]:
-        alerts = [
-            instance for alert in rules("alerts") if "alert" in alert for instance in prometheus.alerts(alert["alert"])
-        ]
-        return [instance for instance in alerts if instance["labels"].get("computation") == name]
+        items = [item for alert in rules("alerts") if "alert" in alert for item in prometheus.alerts(alert["alert"])]
+        return [item for item in items if item["labels"].get("computation") == name]
 
     eventually(lambda: told_of("left"), seconds=60)
     watched.pipeline.client.drop("left")

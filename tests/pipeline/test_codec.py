@@ -219,10 +219,8 @@ def test_the_initial_state_is_new_each_time() -> None:
     codec.initial().seen.add("x")
     assert codec.initial() == Bucket()
     assert [Codec[Any](kind).initial() for kind in (int, str, list[int], int | None)] == [0, "", [], None]
-    elsewhere = datetime(2013, 1, 9, 11, tzinfo=timezone(timedelta(hours=1)))
-    assert Codec[datetime](datetime, initial=lambda: at(9)).decode(Codec[Any](datetime | None).encode(elsewhere)) == at(
-        10
-    )
+    abroad = datetime(2013, 1, 9, 11, tzinfo=timezone(timedelta(hours=1)))
+    assert Codec[datetime](datetime, initial=lambda: at(9)).decode(Codec[Any](datetime | None).encode(abroad)) == at(10)
 
 
 def test_a_dataclass_may_grow_and_nothing_is_dropped() -> None:

@@ -251,12 +251,10 @@ def test_each_row_comes_once_by_its_id_whatever_dies_and_whoever_is_away(sent: R
         number += len(rows)
         if sent.patience == ANSWERS_WITHIN:
             assert sent.waiting == 0
-            present = {(row["key"], row["start"]) for _, _, row in sent.messages()}
+            keys_ = {(row["key"], row["start"]) for _, _, row in sent.messages()}
             hold = MAX if sent.hold is None else sent.hold.micros
             assert all(
-                (key, _start(minute)) in present
-                for key, minute in expected
-                if minute * MINUTE < min(hold, low - MINUTE)
+                (key, _start(minute)) in keys_ for key, minute in expected if minute * MINUTE < min(hold, low - MINUTE)
             )
     sent.patience = ANSWERS_WITHIN
     sent.run(table([]), MAX)

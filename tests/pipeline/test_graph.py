@@ -52,21 +52,19 @@ def test_all_is_derived_of_what_is_said_once() -> None:
     last = named("last", reads("middle"), reads("first", output="b", alias="b", event_time="T"))
     middle = named("middle", reads("first", output="a"))
     first = Any_("first", [reads("in")], {"a": Output(ROWS, "start"), "b": Output("q string, t timestamp", "t")})
-    pipeline = Pipeline(
-        "p", [last, middle, first], sources=SOURCE, outputs={"first.b": Folder(path="/b", format="json")}
-    )
-    assert pipeline.order == ["first", "middle", "last"]
-    assert [(read.computation, read.input.label, read.origin, read.path) for read in pipeline.reads] == [
+    graph = Pipeline("p", [last, middle, first], sources=SOURCE, outputs={"first.b": Folder(path="/b", format="json")})
+    assert graph.order == ["first", "middle", "last"]
+    assert [(read.computation, read.input.label, read.origin, read.path) for read in graph.reads] == [
         ("last", "middle", "middle.rows", "outputs/middle/rows"),
         ("last", "b", "first.b", "/b"),
         ("middle", "first", "first.a", "outputs/first/a"),
         ("first", "in", "in", "in"),
     ]
-    assert [read.schema for read in pipeline.reads] == [ROWS, "q string, t timestamp", ROWS, ROWS]
-    assert (pipeline.upstream_of("last"), pipeline.readers_of("first")) == (["middle", "first"], ["last", "middle"])
-    assert pipeline.named(["last", "first"]) == ["first", "last"]
+    assert [read.schema for read in graph.reads] == [ROWS, "q string, t timestamp", ROWS, ROWS]
+    assert (graph.upstream_of("last"), graph.readers_of("first")) == (["middle", "first"], ["last", "middle"])
+    assert graph.named(["last", "first"]) == ["first", "last"]
     with pytest.raises(ValueError, match="the pipeline p has no computation other; it has last, middle, first"):
-        pipeline.named(["other"])
+        graph.named(["other"])
 
 
 def both(first: Sequence[Input], second: Sequence[Input]) -> list[Computation]:

@@ -49,21 +49,19 @@ class Running:
 
 def departures(chance: Random) -> list[Departure]:
     """Departures of two airports with dips, spikes and hours in which nobody leaves."""
-    flights = list[Departure]()
+    rows = list[Departure]()
     for origin in ("EWR", "JFK"):
         for hour in range(BEGIN, END, HOUR):
             usual = (0, 3, 12, 20)[hour // HOUR % 4]
             n = chance.choice((0, usual // 3, usual, usual, usual, usual, usual * 3))
-            flights += [
-                Departure(len(flights) + number, origin, hour + chance.randrange(60) * MINUTE) for number in range(n)
-            ]
-    return flights
+            rows += [Departure(len(rows) + i, origin, hour + chance.randrange(60) * MINUTE) for i in range(n)]
+    return rows
 
 
-def run(flights: Sequence[Departure], chance: Random) -> tuple[list[Hour], list[Change]]:
+def run(rows: Sequence[Departure], chance: Random) -> tuple[list[Hour], list[Change]]:
     """Run all three over batches at random, each of which reads some of what the one before has written, up to the end."""
     counts, model, dips = Running(Counts(), "at", "id"), Running(Model(), "start"), Running(Dips(), "start")
-    waiting = [flight._asdict() for flight in flights]
+    waiting = [flight._asdict() for flight in rows]
     chance.shuffle(waiting)
     between: list[list[Row]] = [[], []]
     hours, changes = list[Hour](), list[Change]()

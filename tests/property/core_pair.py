@@ -98,7 +98,7 @@ class Pair(Counting):
             if cell.claim is not None:
                 assert (group.sequencer, handle) == (cell.claim.sequencer, cell.handle)
                 assert group.finished == self.oracle.finished(cell.claim)
-                self.steps["stand-ins"] += bool(cell.claim.masses and cell.claim.last_mass is None)
+                self.steps["stand-ins"] += bool(cell.claim.masses and cell.claim.mass is None)
         self.steps["shrunk"] += any(group.handles is not None for group in self.core.map.run_groups())
         assert self.core.map.minimum() == self.oracle.minimum()
         assert self.core.masses.oldest_operation() == self.oracle.oldest_operation()

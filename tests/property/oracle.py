@@ -286,10 +286,10 @@ class Oracle:
             return {("TOO_FAR_AHEAD", None)}
         # A record from the far future counts as far ahead as any may be.
         mass = mass._replace(pending=tuple(min(time, now + self.skew) for time in mass.pending))
-        if claim.masses is None or claim.last_mass != mass:
+        if claim.masses is None or claim.mass != mass:
             self.changed = True
             self.dirty.add(claim.sequencer)
-        claim.masses, claim.last_mass = [mass], mass
+        claim.masses, claim.mass = [mass], mass
         return set()
 
     # -- micro-batches -------------------------------------------------------------------------------------
@@ -409,9 +409,7 @@ class Oracle:
 
     def greatest_frontier(self) -> int:
         """Return the greatest frontier of the claims that still have ranges: their last mass, or what stands in for it."""
-        masses = [
-            mass for claim in self.holders() for mass in ([claim.last_mass] if claim.last_mass else claim.stand_ins)
-        ]
+        masses = [mass for claim in self.holders() for mass in ([claim.mass] if claim.mass else claim.stand_ins)]
         return max((time for mass in masses for time in mass.frontiers.values() if time != MAX), default=MIN)
 
     def record(self, now: int) -> bool | None:

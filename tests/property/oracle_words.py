@@ -33,7 +33,7 @@ class Claim:
     numbers: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     durable_numbers: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     masses: list[Told] | None = None
-    last_mass: Told | None = None
+    mass: Told | None = None
     stand_ins: list[Told] = field(default_factory=list)
     operation: int = 0
     minutes: dict[int, int] = field(default_factory=dict)

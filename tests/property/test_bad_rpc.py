@@ -141,13 +141,8 @@ def test_whatever_lateness_one_computation_tells_its_neighbours_go_on() -> None:
             hostile = one.group("a", 14, 15, 16, lateness=lateness)
             refused = one.say(hostile, one.group("b", 13 + attempt % 2, 14, input_version=1, input_incarnations=[1]))
             assert {entry.computation for entry in refused} <= {"a"}
-            watermarks = {
-                watermark.computation: watermark for watermark in one.server.call("GetWatermarks", watching).watermarks
-            }
-            assert (watermarks["b"].low_micros, watermarks["b"].registered) == (
-                14 * HOUR if attempt else 13 * HOUR,
-                True,
-            )
+            marks = {mark.computation: mark for mark in one.server.call("GetWatermarks", watching).watermarks}
+            assert (marks["b"].low_micros, marks["b"].registered) == (14 * HOUR if attempt else 13 * HOUR, True)
             one.server.call("Watch", watermarks_pb2.WatchRequest())
             one.server.check()
         assert one.server.authority.streams.room.bytes == 0

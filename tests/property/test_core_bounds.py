@@ -37,9 +37,7 @@ def test_bounds_are_encoded_as_protobuf_does(keys: list[bytes], field: int) -> N
 
 def test_rule7_the_garbage_collector_has_no_million_bounds_to_walk() -> None:
     bounds = Bounds(at.to_bytes(4, "big") for at in range(1_000))
-    assert not any(
-        gc.is_tracked(referent) and isinstance(referent, list | tuple) for referent in gc.get_referents(bounds)
-    )
+    assert not any(gc.is_tracked(item) and isinstance(item, list | tuple) for item in gc.get_referents(bounds))
     assert len(gc.get_referents(bounds)) < 10
 
 

@@ -161,9 +161,7 @@ class Pair:
         assert self.core.map.span == (edge(min(self.model.keys)), edge(max(self.model.keys) + 1))
         ranges, _ = self.core.map.all_ranges(100)
         for key, state in self.model.keys.items():
-            [range_] = [
-                entry for entry in ranges if entry.start <= edge(key) and (not entry.end or edge(key) < entry.end)
-            ]
+            [range_] = [item for item in ranges if item.start <= edge(key) and (not item.end or edge(key) < item.end)]
             assert range_.value == state.value
             assert (range_.owner.state is GroupState.RETIRED) == state.retired
             owned = range_.owner.sequencer if range_.owner.state is GroupState.OWNED else 0
@@ -263,9 +261,7 @@ def test_all_that_is_known_of_keys_moves_with_them(
     other, topology = move(one, topology, at, crash=crash)
     do(one, after)
     do(other, there_steps)
-    assert all(
-        sequencer > granted_there for sequencer in other.model.sequencers if sequencer not in one.model.sequencers
-    )
+    assert all(item > granted_there for item in other.model.sequencers if item not in one.model.sequencers)
     for pair in (one, other):
         if min(pair.model.keys) < again <= max(pair.model.keys):
             third, topology = move(pair, topology, again, crash=not crash)

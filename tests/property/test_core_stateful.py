@@ -89,9 +89,9 @@ def test_the_oracle_notices_a_bug(machine: type[CoreMachine], broken: Any, monke
 
 
 @planted(8, switches.TurnsIgnored)
-def test_rule8_turns_order_a_claims_reports_over_all_streams(kind: type[Computation]) -> None:
+def test_rule8_turns_order_a_claims_reports_over_all_streams(made: type[Computation]) -> None:
     old = {("OLD_STREAM", None)}
-    d = Driver(made=kind)
+    d = Driver(made=made)
     owner = d.claim(b"", b"").sequencer
     d.report(owner, 14, sender=b"first", number=(7, 1), turn=1)
     d.report(owner, 12, sender=b"second", number=(1, 1), turn=2)

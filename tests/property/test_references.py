@@ -231,7 +231,7 @@ class Regions(RuleBasedStateMachine):
     @rule(name=REGIONS, late=st.booleans())
     def report(self, name: str, late: bool) -> None:
         region = self.regions[name]
-        progress = Progress(NAME, region.number or 1, 1, region.low, region.batch, f"{region.number}/{region.batch}")
+        state = Progress(NAME, region.number or 1, 1, region.low, region.batch, f"{region.number}/{region.batch}")
         number, frontier = region.mirrored
         place = Position("c", "clicks", 0, frontier)
         replica = {NAME: Replica(name, frontier, MAX, (place,), number)} if number else {}
@@ -239,9 +239,7 @@ class Regions(RuleBasedStateMachine):
         returned, owns = region.returned, bool(region.number)
 
         def plan() -> Change:
-            return self.core.progress(
-                caller, [progress] if owns else [], {} if owns else replica, self.now, len(self.log)
-            )
+            return self.core.progress(caller, [state] if owns else [], {} if owns else replica, self.now, len(self.log))
 
         self.on_the_way.append((name, region.number, returned, plan))
         if not late:
@@ -317,46 +315,44 @@ class Regions(RuleBasedStateMachine):
 
     @rule()
     def step_of_a_move(self) -> None:
-        record = self.record
-        if record.move is None or not record.owner:
+        entry = self.record
+        if entry.move is None or not entry.owner:
             return
-        owner, target = self.regions[record.owner], self.regions[record.move.to]
-        if record.move.step == "wanted" and owner.number == record.number and owner.confirmed:
+        owner, target = self.regions[entry.owner], self.regions[entry.move.to]
+        if entry.move.step == "wanted" and owner.number == entry.number and owner.confirmed:
             self.work(owner.name, 4)  # past the times of all rows that were accepted
             owner.stopped = True
             progress = Progress(NAME, owner.number, 1, owner.low, owner.batch, f"{owner.number}/{owner.batch}")
             self.ask(lambda: self.core.stop(self.caller(owner), progress, self.now, len(self.log)))
-        elif record.move.step == "stopped":
+        elif entry.move.step == "stopped":
             self.mirror(target.name, owner.name, whole=True)
             number, frontier = target.mirrored
-            replica = Replica(target.name, frontier, MAX, record.positions, number)
+            replica = Replica(target.name, frontier, MAX, entry.positions, number)
             self.ask(
                 lambda: self.core.arrive(
                     self.caller(target),
                     NAME,
                     replica,
-                    record.batch,
-                    record.digest,
-                    record.positions,
+                    entry.batch,
+                    entry.digest,
+                    entry.positions,
                     self.now,
                     len(self.log),
                 )
             )
-        elif record.move.step == "arrived":
+        elif entry.move.step == "arrived":
             if self.ask(
-                lambda: self.core.release(
-                    self.caller(owner), NAME, owner.number, record.digest, self.now, len(self.log)
-                )
+                lambda: self.core.release(self.caller(owner), NAME, owner.number, entry.digest, self.now, len(self.log))
             ):
                 owner.number = 0
         elif self.ask(
             lambda: self.core.claim(
                 self.caller(target),
                 NAME,
-                record.number,
-                record.batch,
-                record.digest,
-                record.positions,
+                entry.number,
+                entry.batch,
+                entry.digest,
+                entry.positions,
                 self.now,
                 len(self.log),
             )
@@ -411,9 +407,7 @@ def publish_l(_: Part) -> Part:
 @bug("replicated", Reference)
 def silent_replica_left_out(_: Part) -> Part:
     return property(
-        lambda record: min(
-            (min(replica.replicated, replica.output) for replica in record.current_replicas), default=MAX
-        )
+        lambda entry: min((min(copy.replicated, copy.output) for copy in entry.current_replicas), default=MAX)
     )
 
 
