@@ -15,7 +15,7 @@ from conformance.scripted import Deployment
 
 
 def say(text: str) -> None:
-    """Tell who runs it."""
+    """Print a line for the person who runs it."""
     print(text, flush=True)
 
 
@@ -24,21 +24,21 @@ def check_client(command: Sequence[str], scenarios: Iterable[Scenario], tell: Ca
     failed = []
     client: Program | None = None
     try:
-        for each in scenarios:
+        for scenario in scenarios:
             client = client or Program(command)
-            with Deployment(each.shards) as world:
+            with Deployment(scenario.shards) as world:
                 problems = []
                 try:
-                    each.run(client, world)
+                    scenario.run(client, world)
                     client.do("close")
                 except Broken as broken:
                     problems.append(str(broken))
                 problems += world.broken
             if not problems:
-                tell(f"pass {each.name}")
+                tell(f"pass {scenario.name}")
                 continue
-            failed.append(each.name)
-            tell("\n     ".join([f"FAIL {each.name}: {each.expected}", *dict.fromkeys(problems)]))
+            failed.append(scenario.name)
+            tell("\n     ".join([f"FAIL {scenario.name}: {scenario.expected}", *dict.fromkeys(problems)]))
             client.end()  # the next one begins anew
             client = None
     finally:
@@ -50,16 +50,16 @@ def check_client(command: Sequence[str], scenarios: Iterable[Scenario], tell: Ca
 def check_authority(channel: grpc.Channel, checks: Iterable[Check], tell: Callable[[str], None] = say) -> list[str]:
     """Run checks against an authority; returns the names of those that it failed."""
     failed = []
-    for each in checks:
+    for check in checks:
         peer = Peer(channel)
         try:
-            each.run(peer)
+            check.run(peer)
         except (Broken, grpc.RpcError) as error:
-            failed.append(each.name)
+            failed.append(check.name)
             problem = f"refused: {why(error)}" if isinstance(error, grpc.RpcError) else str(error)
-            tell(f"FAIL {each.name}: {each.expected}\n     {problem}")
+            tell(f"FAIL {check.name}: {check.expected}\n     {problem}")
         else:
-            tell(f"pass {each.name}")
+            tell(f"pass {check.name}")
         finally:
             peer.clean_up()
     return failed
@@ -79,19 +79,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         kind.add_argument("--only", action="append", metavar="NAME", help="only this one; may be given again")
         kind.add_argument("--list", action="store_true", help="say what there is, and what each expects")
     args = parser.parse_args(argv)
-    known: Sequence[Scenario | Check] = SCENARIOS if args.kind == "client" else CHECKS
-    if unknown := set(args.only or ()) - {each.name for each in known}:
+    available: Sequence[Scenario | Check] = SCENARIOS if args.kind == "client" else CHECKS
+    if unknown := set(args.only or ()) - {case.name for case in available}:
         parser.error(f"--only {', '.join(sorted(unknown))}: there is no such name; --list has them all")
-    chosen = [each for each in known if not args.only or each.name in args.only]
+    chosen = [case for case in available if not args.only or case.name in args.only]
     if args.list:
-        for each in chosen:
-            say(f"{each.name}: {each.expected}")
+        for case in chosen:
+            say(f"{case.name}: {case.expected}")
         return 0
     if args.kind == "authority":
         with grpc.insecure_channel(args.address) as channel:
-            failed = check_authority(channel, [each for each in chosen if isinstance(each, Check)])
+            failed = check_authority(channel, [case for case in chosen if isinstance(case, Check)])
     elif args.program:
-        failed = check_client(args.program, [each for each in chosen if isinstance(each, Scenario)])
+        failed = check_client(args.program, [case for case in chosen if isinstance(case, Scenario)])
     else:
         parser.error("name the program to check, behind --")
     say(f"{len(chosen) - len(failed)} of {len(chosen)} passed")

@@ -1,6 +1,6 @@
-"""What an authority has to do, a check at a time, by calls that any client may make.
+"""Checks of an authority, by calls that any client may make.
 
-Each works on computations of its own, and drops them.
+Each check works on computations of its own, and drops them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MIN: Final = -(2**63)
 MAX: Final = 2**63 - 1
 HOUR: Final = 3_600_000_000
 FAR: Final = 9_999_999_999_000_000
-"""In the year 2286."""
+"""A time in the year 2286."""
 TIMEOUT: Final = 30.0
 LATE: Final = 5.0
 """Seconds after which a beat is missing: one comes each second."""
@@ -38,14 +38,14 @@ DETAILS: Final = "grpc-status-details-bin"
 
 @dataclass(frozen=True)
 class Check:
-    """One of them."""
+    """A check of an authority."""
 
     name: str
     run: Callable[[Peer], None]
 
     @property
     def expected(self) -> str:
-        """What an authority has to do."""
+        """The rule that an authority has to keep."""
         return (self.run.__doc__ or "").splitlines()[0]
 
 
@@ -76,7 +76,7 @@ class Stream:
         peer.streams.append(self)
 
     def opened(self) -> Stream:
-        """Wait until it is let in."""
+        """Wait until the authority lets the stream in."""
         expect(self.next().HasField("opened"), "a report stream was expected to be opened")
         return self
 
@@ -121,7 +121,7 @@ class Stream:
         expect_refused(to_the_end, reason)
 
     def close(self) -> None:
-        """End it."""
+        """End the stream."""
         self._sent.put(None)
         self._down.cancel()
 
@@ -147,7 +147,7 @@ class Peer:
         name = self.name(suffix)
         if name not in self._names:
             self._names.append(name)
-        request = topology_pb2.RegisterRequest(name=name, inputs=[self.name(each) for each in inputs], **fields)
+        request = topology_pb2.RegisterRequest(name=name, inputs=[self.name(suffix) for suffix in inputs], **fields)
         answer = self.topology.Register(request, timeout=TIMEOUT)
         self.token = answer.server_token
         return answer.computation
@@ -173,26 +173,26 @@ class Peer:
     def state(
         self, claim: workers_pb2.ClaimResponse, *micros: int, suffix: str = "a", **fields: Any
     ) -> workers_pb2.GroupReport:
-        """What a claim reports."""
+        """Build the report of a claim."""
         return workers_pb2.GroupReport(
             computation=self.name(suffix), sequencer=claim.sequencer, watermarks_micros=micros, **fields
         )
 
     def get(self, suffix: str = "a") -> Any:
-        """What is published of a computation."""
+        """Return the published watermark of a computation."""
         request = watermarks_pb2.GetWatermarksRequest(computations=[self.name(suffix)])
         [found] = self.watermarks.GetWatermarks(request, timeout=TIMEOUT).watermarks
         return found
 
     def low(self, expected: int, suffix: str = "a") -> None:
         """Check the low watermark."""
-        found = self.get(suffix).low_micros
-        expect(found == expected, f"the low watermark {expected} was expected, but is {found}")
+        low = self.get(suffix).low_micros
+        expect(low == expected, f"the low watermark {expected} was expected, but is {low}")
 
     def ranges(self, suffix: str = "a") -> list[Any]:
         """The key ranges, by their keys."""
         request = watermarks_pb2.ListRangesRequest(computation=self.name(suffix), page_size=1000)
-        return sorted(self.watermarks.ListRanges(request, timeout=TIMEOUT).ranges, key=lambda each: bytes(each.start))
+        return sorted(self.watermarks.ListRanges(request, timeout=TIMEOUT).ranges, key=lambda r: bytes(r.start))
 
     def watch(self, *suffixes: str) -> Iterator[Any]:
         """Follow computations."""
@@ -213,17 +213,17 @@ class Peer:
 
 def info(error: Any) -> errors_pb2.ErrorInfo:
     """The ErrorInfo of a refusal; an empty one without."""
-    found = errors_pb2.ErrorInfo()
+    details = errors_pb2.ErrorInfo()
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS:
             for detail in errors_pb2.RpcStatus.FromString(value).details:
                 if detail.type_url == "type.googleapis.com/google.rpc.ErrorInfo":
-                    found.ParseFromString(detail.value)
-    return found
+                    details.ParseFromString(detail.value)
+    return details
 
 
 def why(error: Any) -> str:
-    """What a refusal says."""
+    """Return the status, the reason and the message of a refusal."""
     return f"{error.code().name} {info(error).reason} {error.details()}"
 
 
@@ -232,20 +232,20 @@ def expect_refused(call: Callable[[], object], reason: str, field: str = "") -> 
     try:
         answer = call()
     except grpc.RpcError as error:
-        found = info(error)
-        expect(found.reason == reason, f"{reason} was expected, but {why(error)} came")
-        expect(found.domain == "lowwater", f"the domain lowwater was expected, but is {found.domain!r}")
-        told = found.metadata.get("field", "")
-        expect(not field or told == field, f"the refusal was expected to name the field {field}, but names {told!r}")
-        expect(not field or found.metadata.get("fix"), "the refusal was expected to name a fix")
+        refusal = info(error)
+        expect(refusal.reason == reason, f"{reason} was expected, but {why(error)} came")
+        expect(refusal.domain == "lowwater", f"the domain lowwater was expected, but is {refusal.domain!r}")
+        named = refusal.metadata.get("field", "")
+        expect(not field or named == field, f"the refusal was expected to name the field {field}, but names {named!r}")
+        expect(not field or refusal.metadata.get("fix"), "the refusal was expected to name a fix")
         return
     raise Broken(f"{reason} was expected, but it was answered: {str(answer)[:200]}")
 
 
-def refusals(found: list[workers_pb2.RefusedRanges], *expected: tuple[str, list[int]]) -> None:
-    """Check what was refused of a report: reasons and handles."""
-    told = sorted((each.reason, list(each.handles)) for each in found)
-    expect(told == sorted(expected), f"{sorted(expected)} were expected to be refused, but {told} were")
+def refusals(refused: list[workers_pb2.RefusedRanges], *expected: tuple[str, list[int]]) -> None:
+    """Check which handles of a report were refused, and for which reasons."""
+    actual = sorted((entry.reason, list(entry.handles)) for entry in refused)
+    expect(actual == sorted(expected), f"{sorted(expected)} were expected to be refused, but {actual} were")
 
 
 # -- the graph -------------------------------------------------------------------------------------
@@ -273,8 +273,8 @@ def another_deployment(peer: Peer) -> None:
     expect(peer.token, "a server token was expected in the answer")
     name = peer.name()
     expect_refused(lambda: peer.claim(server_token="another"), "SERVER_TOKEN_MISMATCH")
-    asked = watermarks_pb2.GetWatermarksRequest(server_token="another", computations=[name])
-    expect_refused(lambda: peer.watermarks.GetWatermarks(asked, timeout=TIMEOUT), "SERVER_TOKEN_MISMATCH")
+    request = watermarks_pb2.GetWatermarksRequest(server_token="another", computations=[name])
+    expect_refused(lambda: peer.watermarks.GetWatermarks(request, timeout=TIMEOUT), "SERVER_TOKEN_MISMATCH")
     watched = watermarks_pb2.WatchRequest(server_token="another", computations=[name])
     expect_refused(lambda: next(peer.watermarks.Watch(watched, timeout=TIMEOUT)), "SERVER_TOKEN_MISMATCH")
     peer.claim(server_token=peer.token)
@@ -282,16 +282,14 @@ def another_deployment(peer: Peer) -> None:
 
 @check
 def unknown(peer: Peer) -> None:
-    """What is not registered stands at MIN, may be followed, and cannot be claimed."""
+    """A name that is not registered is at MIN, may be followed, and cannot be claimed."""
     peer.register()
-    found = peer.get("nobody")
-    expect(
-        not found.registered and found.low_micros == MIN, f"an unregistered name at MIN was expected, but {found} came"
-    )
+    view = peer.get("nobody")
+    expect(not view.registered and view.low_micros == MIN, f"an unregistered name at MIN was expected, but {view} came")
     expect_refused(lambda: peer.claim(suffix="nobody"), "UNKNOWN_COMPUTATION")
-    told = next(peer.watch("nobody")).watermarks
+    watermarks = next(peer.watch("nobody")).watermarks
     expect(
-        [each.registered for each in told] == [False],
+        [watermark.registered for watermark in watermarks] == [False],
         "the first message was expected to tell of a name that is not registered",
     )
 
@@ -364,21 +362,21 @@ def cut(peer: Peer) -> None:
         f"the new claim was expected to begin at {HOUR}, but begins at {newer.watermarks_micros}",
     )
     fenced = stream.next().fenced
-    told = (fenced.sequencer, list(fenced.handles))
+    notice = (fenced.sequencer, list(fenced.handles))
     expect(
-        told == (older.sequencer, [0]),
-        f"a notice of the lost range 0 of {older.sequencer} was expected, but {told} came",
+        notice == (older.sequencer, [0]),
+        f"a notice of the lost range 0 of {older.sequencer} was expected, but {notice} came",
     )
     refusals(stream.report(peer.state(older, 3 * HOUR, 4 * HOUR)), ("STALE_SEQUENCER", [0]))
-    found = [(bytes(each.start), bytes(each.end), each.watermark_micros // HOUR, each.state) for each in peer.ranges()]
+    views = [(bytes(r.start), bytes(r.end), r.watermark_micros // HOUR, r.state) for r in peer.ranges()]
     expected = [(b"", b"c", 1, 3), (b"c", b"d", 1, 2), (b"d", b"m", 1, 3), (b"m", b"", 4, 2)]
-    expect(found == expected, f"the ranges {expected} were expected, but are {found}")
+    expect(views == expected, f"the ranges {expected} were expected, but are {views}")
     peer.low(HOUR)
 
 
 @check
 def release(peer: Peer) -> None:
-    """What is released holds its value; its claim may report no more, and is released once."""
+    """A released range holds its value; its claim may report no more, and is released once."""
     peer.register()
     claim = peer.claim()
     stream = peer.open().opened()
@@ -473,7 +471,7 @@ def streams(peer: Peer) -> None:
 
 @check
 def in_part(peer: Peer) -> None:
-    """What is wrong is refused range by range, the rest of the report counts, and the stream goes on."""
+    """A wrong value is refused for its range alone; the rest of the report counts, and the stream goes on."""
     peer.register("a")
     peer.register("b")
     claim, beside = peer.claim(b"", b"m", b""), peer.claim(suffix="b")
@@ -508,8 +506,8 @@ def folds(peer: Peer) -> None:
     peer.register("a")
     peer.register("b", "a", "c")
     claim = peer.claim(suffix="b")
-    told = ([each.removeprefix(peer.name("")) for each in claim.inputs], list(claim.input_incarnations))
-    expect(told == (["a", "c"], [1, 0]), f"the inputs a and c were expected, one registered, but {told} came")
+    inputs = ([name.removeprefix(peer.name("")) for name in claim.inputs], list(claim.input_incarnations))
+    expect(inputs == (["a", "c"], [1, 0]), f"the inputs a and c were expected, one registered, but {inputs} came")
     stream = peer.open().opened()
     version = claim.input_version
 
@@ -539,11 +537,11 @@ def watch(peer: Peer) -> None:
     watching = peer.watch()
     try:
         first = next(watching)
-        lows = [each.low_micros for each in first.watermarks]
+        lows = [watermark.low_micros for watermark in first.watermarks]
         expect(lows == [HOUR], f"the first message was expected to have {[HOUR]}, but has {lows}")
         expect(first.server_token == peer.token, "the messages of a watch were expected to name the deployment")
         stream.report(peer.state(claim, 2 * HOUR))
-        changed = next(each for each in watching if each.watermarks)
+        changed = next(message for message in watching if message.watermarks)
         expect(changed.watermarks[0].low_micros == 2 * HOUR, "the change was expected")
         beat = next(watching)
         expect(not beat.watermarks, f"a beat was expected when nothing changes, but {beat} came")
@@ -563,10 +561,10 @@ def complete(peer: Peer) -> None:
         return peer.watermarks.CheckComplete(request, timeout=TIMEOUT)
 
     expect(ask(HOUR).complete, "what ends at the low watermark was expected to be complete")
-    found = ask(HOUR + 1)
-    expect(not found.complete and found.holding == 1, f"one range was expected to hold, but {found} came")
-    held = [bytes(each.start) for each in ask(3 * HOUR).holders]
-    expect(held == [b"g", b"m"], f"the holders g and m were expected, in this order, but {held} came")
+    first = ask(HOUR + 1)
+    expect(not first.complete and first.holding == 1, f"one range was expected to hold, but {first} came")
+    holders = [bytes(holder.start) for holder in ask(3 * HOUR).holders]
+    expect(holders == [b"g", b"m"], f"the holders g and m were expected, in this order, but {holders} came")
 
 
 @check
@@ -577,11 +575,11 @@ def heuristic(peer: Peer) -> None:
     stream = peer.open().opened()
     frontiers = [{"share_ppm": share, "micros": 5 * HOUR} for share in (990_000, 500_000)]
 
-    def told(counts: list[int], recent: int) -> dict[int, int]:
+    def estimates(counts: list[int], recent: int) -> dict[int, int]:
         pending = {"starts_micros": [HOUR, 2 * HOUR, 7 * HOUR], "counts": counts}
         mass = workers_pb2.Mass(pending=pending, recent=recent, frontiers=frontiers)  # type: ignore[arg-type]
         refusals(stream.report(peer.state(claim, HOUR, mass=mass)))
-        return {each.share_ppm: each.micros // HOUR for each in peer.get().heuristics}
+        return {estimate.share_ppm: estimate.micros // HOUR for estimate in peer.get().heuristics}
 
     for counts, recent, expected in (
         ([2, 97, 0], 1, {990_000: 1, 500_000: 2}),
@@ -589,10 +587,10 @@ def heuristic(peer: Peer) -> None:
         ([1, 0, 50], 949, {990_000: 5, 500_000: 5}),
         ([99, 0, 0], 1, {990_000: 5, 500_000: 5}),
     ):
-        found = told(counts, recent)
+        actual = estimates(counts, recent)
         expect(
-            found == expected,
-            f"of the mass {counts} and {recent} at 5, the watermarks {expected} were expected, never back, but {found} came",
+            actual == expected,
+            f"of the mass {counts} and {recent} at 5, the watermarks {expected} were expected, never back, but {actual} came",
         )
     peer.low(HOUR)
 
@@ -620,6 +618,6 @@ def batches(peer: Peer) -> None:
     for _ in range(2):
         answer = peer.workers.CommitBatch(commit, timeout=TIMEOUT)
         expect(not answer.refused, f"nothing was expected to be refused, but {answer.refused} was")
-    found = [each.watermark_micros // HOUR for each in peer.ranges()]
-    expect(found == [1, 3], f"the ranges were expected at 1 (held) and 3 (the bound), but are at {found}")
+    lows = [key_range.watermark_micros // HOUR for key_range in peer.ranges()]
+    expect(lows == [1, 3], f"the ranges were expected at 1 (held) and 3 (the bound), but are at {lows}")
     expect_refused(lambda: peer.claim(generation=4, ordinal=2), "REWOUND")

@@ -1,4 +1,4 @@
-"""What a client has to do, a scenario at a time: each says in its first line what is expected, and fails where it does not come."""
+"""Scenarios of a client: the first line of each says what is expected, and the scenario fails when that does not come."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOST: Final = Refusal("", AWAY)
 
 STALE: Final = "STALE_SEQUENCER"
 FEW: Final = 3
-"""So often something is refused before it works."""
+"""Times that a request is refused before it works."""
 AT_ONCE: Final = 0.5
 """Seconds in which a client that does not wait has answered."""
 MANY: Final = 500
@@ -30,7 +30,7 @@ MANY: Final = 500
 
 @dataclass(frozen=True)
 class Scenario:
-    """One of them."""
+    """A scenario of a client."""
 
     name: str
     run: Callable[[Program, Deployment], None]
@@ -38,7 +38,7 @@ class Scenario:
 
     @property
     def expected(self) -> str:
-        """What a client has to do."""
+        """The rule that a client has to keep."""
         return (self.run.__doc__ or "").splitlines()[0]
 
 
@@ -59,54 +59,54 @@ def scenario(
 
 def connect(client: Program, world: Deployment) -> None:
     """Have the client connect to the first shard."""
-    client.seen.clear()
+    client.shown.clear()
     client.do("connect", address=world.address)
 
 
 def claim(client: Program, world: Deployment, ranges: int = 2, name: str = "clicks") -> Claim:
-    """Have it register and claim all keys, in some ranges."""
+    """Have the client register and claim all keys, in some ranges."""
     client.do("register", name=name, inputs=[])
     claimed(client, name, ranges).result()
     with world.changed:
-        found = [each for each in world.claims.values() if each.name == name]
-    expect(found, f"a claim of {name} was expected: " + "; ".join(world.broken))
-    return found[-1]
+        claims = [granted for granted in world.claims.values() if granted.name == name]
+    expect(claims, f"a claim of {name} was expected: " + "; ".join(world.broken))
+    return claims[-1]
 
 
 def claimed(client: Program, name: str = "clicks", ranges: int = 2) -> Pending:
-    """Send it the command to claim."""
+    """Send the client the command to claim."""
     bounds = ["", *(bytes([96 + i]).hex() for i in range(1, ranges)), ""]
     return client.start("claim", name=name, bounds=bounds, **{"as": name})
 
 
 def advance(client: Program, world: Deployment, which: Claim, *hours: int) -> None:
-    """Have it stage a state."""
+    """Have the client stage a state."""
     values = [hour * HOUR for hour in hours]
     world.staged(which, values)
     client.do("advance", claim=which.name, micros=values)
 
 
 def flush(client: Program, which: Claim) -> Pending:
-    """Send it the command to wait until all is durable."""
+    """Send the client the command to wait until all is durable."""
     return client.start("flush", claim=which.name)
 
 
 def is_durable(world: Deployment, which: Claim, *hours: int) -> None:
     """Check that the authority has the state that the client calls durable."""
-    found = [value / HOUR for value in which.values]
-    if found != list(hours):
-        raise Broken(f"flush was expected to return when {list(hours)} are acknowledged, but the authority has {found}")
+    acked = [value / HOUR for value in which.values]
+    if acked != list(hours):
+        raise Broken(f"flush was expected to return when {list(hours)} are acknowledged, but the authority has {acked}")
 
 
 def stands(claim: Claim, values: list[int]) -> bool:
-    """Whether the authority has a state."""
+    """Return True when the authority has a state."""
     return claim.values == values
 
 
-def seen(client: Program, name: str = "clicks") -> list[int]:
+def hours(client: Program, name: str = "clicks") -> list[int]:
     """The hours that the client has shown."""
     with client.changed:
-        return [low // HOUR for each, _, low in client.seen if each == name]
+        return [low // HOUR for computation, _, low in client.shown if computation == name]
 
 
 def expect(condition: object, what: str) -> None:
@@ -256,7 +256,7 @@ def moved_call(client: Program, world: Deployment) -> None:
     client.do("register", name="clicks", inputs=[])
     world.move("clicks", world.shards[1])
     claimed(client).result()
-    claims = world.of("Claim")
+    claims = world.calls_of("Claim")
     expect(claims[-1].shard is world.shards[1], f"the claim was expected at {world.shards[1].address}, as MOVED said")
     [which] = world.claims.values()
     advance(client, world, which, 1, 2)
@@ -318,10 +318,12 @@ def asleep(client: Program, world: Deployment) -> None:
     flush(client, which).result()
     is_durable(world, which, 1, 2)
     with world.changed:
-        gone = [call.method for call in world.calls if call.shard is other and call.method != "Locate"]
-        asked = [tuple(call.request.epochs) for call in world.of("Locate") if "clicks" in call.request.computations]
-    expect(not gone, f"nothing was expected at the shard of the lower epoch but Locate, but {gone} came")
-    expect((7,) in asked, f"Locate was expected with the epoch 7 of clicks, but had {asked}")
+        misdirected = [call.method for call in world.calls if call.shard is other and call.method != "Locate"]
+        pairs = [
+            tuple(call.request.epochs) for call in world.calls_of("Locate") if "clicks" in call.request.computations
+        ]
+    expect(not misdirected, f"nothing was expected at the shard of the lower epoch but Locate, but {misdirected} came")
+    expect((7,) in pairs, f"Locate was expected with the epoch 7 of clicks, but had {pairs}")
 
 
 # -- who owns --------------------------------------------------------------------------------------
@@ -340,7 +342,7 @@ def fenced(client: Program, world: Deployment) -> None:
 
 @scenario()
 def fenced_without_a_word(client: Program, world: Deployment) -> None:
-    """The same when only the acknowledgement says it."""
+    """A lost claim says STALE_SEQUENCER also when only the acknowledgement tells the client of the loss."""
     connect(client, world)
     which = claim(client, world)
     advance(client, world, which, 1, 2)
@@ -370,13 +372,13 @@ def fenced_in_part(client: Program, world: Deployment) -> None:
         values = [hour * HOUR for hour in hours]
         world.staged(which, values)
         # It may say, once, that ranges were lost, and stage nothing then.
-        said = client.start("advance", claim=which.name, micros=values).outcome()
-        if said == STALE:
+        outcome = client.start("advance", claim=which.name, micros=values).outcome()
+        if outcome == STALE:
             client.do("advance", claim=which.name, micros=values)
-        expect(said in ("", STALE), f"advance was expected to work, or to say {STALE}, but said {said}")
+        expect(outcome in ("", STALE), f"advance was expected to work, or to say {STALE}, but said {outcome}")
         flush(client, which).outcome()  # it may say again that some are lost
-        wanted = [HOUR, *values[1:]]
-        world.until(partial(stands, which, wanted), f"the state {wanted}, of which the first range is lost,")
+        expected = [HOUR, *values[1:]]
+        world.until(partial(stands, which, expected), f"the state {expected}, of which the first range is lost,")
         world.end_streams(LOST)
     world.only("Claim", 1, "as it was commanded")
 
@@ -446,7 +448,7 @@ def later(client: Program, world: Deployment) -> None:
 
 @scenario()
 def later_for_streams(client: Program, world: Deployment) -> None:
-    """The same of report streams: no tight circle, and the state is not lost."""
+    """Refused report streams are opened again, not before the delay is over, and the state is not lost."""
     connect(client, world)
     which = claim(client, world)
     delay = 0.3
@@ -467,7 +469,7 @@ def away_for_a_while(client: Program, world: Deployment) -> None:
 
 
 def _apart(world: Deployment, method: str, delay: float) -> None:
-    times = [call.at for call in world.of(method)][: FEW + 1]
+    times = [call.at for call in world.calls_of(method)][: FEW + 1]
     gaps = [after - before for before, after in pairwise(times)]
     expect(
         min(gaps) >= delay,
@@ -512,10 +514,10 @@ def monotone(client: Program, world: Deployment) -> None:
     world.publish("clicks", 20 * HOUR)
     client.until_seen("clicks", 20 * HOUR)
     with world.changed:
-        before = len(world.of("Watch"))
+        before = len(world.calls_of("Watch"))
         world.computations["clicks"].low = 15 * HOUR
     world.end_streams(LOST)
-    world.until(lambda: len(world.of("Watch")) > before and world.watches, "another watch stream")
+    world.until(lambda: len(world.calls_of("Watch")) > before and world.watches, "another watch stream")
     # A watch may leave out the lower value, and then shows nothing of a client that takes it. An
     # answer leaves out none.
     got = client.do("get", name="clicks")
@@ -524,7 +526,7 @@ def monotone(client: Program, world: Deployment) -> None:
     world.until(lambda: world.watches, "another watch stream")
     world.publish("clicks", 30 * HOUR)
     _shown_in_the_end(client, world, 30)
-    expect(99 not in seen(client), "nothing was expected of the epoch 4 after the epoch 5, but its value was shown")
+    expect(99 not in hours(client), "nothing was expected of the epoch 4 after the epoch 5, but its value was shown")
 
 
 @scenario()
@@ -542,5 +544,5 @@ def many_values(client: Program, world: Deployment) -> None:
 def _shown_in_the_end(client: Program, world: Deployment, hour: int) -> None:
     """Wait for the newest value, and look at the order of all."""
     client.until_seen("clicks", hour * HOUR)
-    shown: Sequence[int] = seen(client)
+    shown: Sequence[int] = hours(client)
     expect(list(shown) == sorted(shown), f"values were expected to grow, but {shown} were shown")

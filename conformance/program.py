@@ -33,8 +33,8 @@ class Pending:
         answer = self._answered(within)
         if "error" in answer:
             raise Broken(f"{self._command} was expected to work, but the client says {answer}")
-        told = answer.get("ok", {})
-        return told if isinstance(told, dict) else {}
+        result = answer.get("ok", {})
+        return result if isinstance(result, dict) else {}
 
     def error(self, *expected: str, within: float = PATIENCE) -> str:
         """Wait for the answer, which has to be one of some errors."""
@@ -50,7 +50,7 @@ class Pending:
         return str(self._answered(within).get("error", ""))
 
     def comes(self, within: float) -> bool:
-        """Whether the answer comes in so many seconds."""
+        """Return True if the answer comes in so many seconds."""
         with self._program.changed:
             return self._program.changed.wait_for(lambda: self.answer is not None, within)
 
@@ -65,8 +65,8 @@ class Program:
 
     def __init__(self, command: Sequence[str]) -> None:
         self.changed = threading.Condition()
-        self.seen: list[tuple[str, int, int]] = []
-        """What the client has shown of what it watches: the name, the incarnation, the low
+        self.shown: list[tuple[str, int, int]] = []
+        """The low watermarks that the client has shown: the name, the incarnation, the low
         watermark."""
         self._pending: deque[Pending] = deque()
         self._ended = False
@@ -107,7 +107,8 @@ class Program:
     def until_seen(self, name: str, low: int) -> None:
         """Wait until the client has shown a low watermark."""
         self.until(
-            lambda: any(each[0] == name and each[2] == low for each in self.seen), f"the client to show {low} of {name}"
+            lambda: any(line[0] == name and line[2] == low for line in self.shown),
+            f"the client to show {low} of {name}",
         )
 
     def end(self) -> None:
@@ -135,13 +136,13 @@ class Program:
 
     def _take(self, line: str) -> None:
         try:
-            told = json.loads(line)
-            if "seen" in told:
-                seen = told["seen"]
-                self.seen.append((seen["name"], seen["incarnation"], seen["low"]))
+            message = json.loads(line)
+            if "seen" in message:
+                value = message["seen"]
+                self.shown.append((value["name"], value["incarnation"], value["low"]))
                 return
-            if "ok" not in told and "error" not in told:
+            if "ok" not in message and "error" not in message:
                 raise KeyError("ok")
-            self._pending.popleft().answer = told
+            self._pending.popleft().answer = message
         except (ValueError, KeyError, TypeError, IndexError) as error:
             self._problem = f"a line of JSON with ok, error or seen was expected, once for each command, but the client wrote {line!r}: {error!r}"

@@ -41,7 +41,7 @@ TYPE: Final = "type.googleapis.com/google.rpc."
 
 @dataclass
 class Refusal:
-    """What a scenario answers instead, or after it was done (``done``): an unknown outcome."""
+    """The error that a scenario answers with, instead of doing the call or after it (``done``): an unknown outcome."""
 
     reason: str
     code: grpc.StatusCode = grpc.StatusCode.FAILED_PRECONDITION
@@ -50,7 +50,7 @@ class Refusal:
     done: bool = False
 
     def abort(self, context: Any) -> NoReturn:
-        """End a call with it. Without a reason it is gRPC's own."""
+        """End a call with this error. Without a reason the error is gRPC's own."""
         if self.reason:
             status = errors_pb2.RpcStatus(code=self.code.value[0], message="as the scenario wants it")
             info = errors_pb2.ErrorInfo(reason=self.reason, domain="lowwater", metadata=self.metadata)
@@ -76,7 +76,7 @@ class Call:
 
 @dataclass
 class Computation:
-    """One that is registered."""
+    """A registered computation."""
 
     name: str
     shard: Shard
@@ -87,7 +87,7 @@ class Computation:
 
 @dataclass
 class Claim:
-    """One that was granted."""
+    """A granted claim."""
 
     name: str
     sequencer: int
@@ -102,19 +102,19 @@ class Claim:
     staged: list[tuple[int, ...]] = field(default_factory=list)
     """The states that the client was told to report, in order; it may skip some."""
     reached: list[int] = field(default_factory=list)
-    """Of each handle, the index of the newest of these that was reported."""
+    """The index in ``staged`` of the newest state that was reported of each handle."""
 
 
 @dataclass(eq=False)
 class ReportStream:
-    """One that is open."""
+    """An open report stream."""
 
     shard: Shard
     sender: bytes
     number: int
     out: queue.Queue[Any] = field(default_factory=queue.Queue)
     newest: int = 0
-    held: int = 0
+    unacknowledged: int = 0
     """Reports that were not acknowledged."""
     named: set[int] = field(default_factory=set)
     """Claims that were reported on it."""
@@ -123,7 +123,7 @@ class ReportStream:
 
 @dataclass(eq=False)
 class WatchStream:
-    """One that is open."""
+    """An open watch stream."""
 
     shard: Shard
     names: list[str]
@@ -131,7 +131,7 @@ class WatchStream:
 
 
 class Deployment:
-    """What is true of a deployment, and what its shards are to do wrong."""
+    """The state of a deployment, and the faults that its shards are to show."""
 
     def __init__(self, shards: int = 1) -> None:
         self.changed = threading.Condition()
@@ -140,20 +140,20 @@ class Deployment:
         self.claims: dict[int, Claim] = {}
         self.calls: list[Call] = []
         self.broken: list[str] = []
-        """What the client did that no client may do."""
+        """The client's violations of the protocol."""
         self.plans: dict[str, deque[Refusal]] = defaultdict(deque)
-        """By method: how the next calls end. ``Report`` and ``Watch`` end as they open."""
+        """The ends of the next calls, by method. ``Report`` and ``Watch`` end as they open."""
         self.acknowledging = True
         self.reports: list[ReportStream] = []
         self.watches: list[WatchStream] = []
         self.opened: list[ReportStream] = []
         """All report streams that were let in, in order."""
         self.lies: dict[str, types_pb2.Redirect] = {}
-        """Where a shard says that a computation is, whatever is true, until it is asked."""
+        """A false redirect for each computation, which a shard answers until Locate is called."""
         self._granted: dict[bytes, Claim] = {}
         self._streams: dict[bytes, int] = {}
         self._answered = False
-        self.shards = [Shard.made(self) for _ in range(shards)]
+        self.shards = [Shard.create(self) for _ in range(shards)]
 
     def __enter__(self) -> Deployment:
         for shard in self.shards:
@@ -168,12 +168,12 @@ class Deployment:
 
     @property
     def streams(self) -> list[ReportStream | WatchStream]:
-        """All that are open."""
+        """All open streams."""
         return [*self.reports, *self.watches]
 
     @property
     def address(self) -> str:
-        """Of the first shard."""
+        """The address of the first shard."""
         return self.shards[0].address
 
     def until(self, condition: Callable[[], object], what: str, within: float = PATIENCE) -> None:
@@ -182,21 +182,21 @@ class Deployment:
             if not self.changed.wait_for(condition, within):
                 raise Broken(f"{what} was expected, and did not come in {within:g} s")
 
-    def of(self, method: str) -> list[Call]:
+    def calls_of(self, method: str) -> list[Call]:
         """The calls of a method so far."""
         return [call for call in self.calls if call.method == method]
 
     def only(self, method: str, times: int, why: str) -> None:
         """Check how often a method was called."""
-        found = len(self.of(method))
-        if found != times:
-            raise Broken(f"{method} was expected {times} times, {why}, but came {found} times")
+        count = len(self.calls_of(method))
+        if count != times:
+            raise Broken(f"{method} was expected {times} times, {why}, but came {count} times")
 
     def move(self, name: str, shard: Shard) -> None:
         """Have another shard serve a computation."""
         with self.changed:
-            each = self.computations[name]
-            each.shard, each.epoch = shard, each.epoch + 1
+            computation = self.computations[name]
+            computation.shard, computation.epoch = shard, computation.epoch + 1
             self.changed.notify_all()
 
     def end_streams(self, refusal: Refusal) -> None:
@@ -206,10 +206,10 @@ class Deployment:
                 stream.out.put(refusal)
 
     def publish(self, name: str, low: int, *, epoch: int = 0) -> None:
-        """Tell those who watch of a value, which may be anything."""
+        """Send a value, which may be anything, to the watch streams."""
         with self.changed:
-            each = self.computations[name]
-            each.low = low
+            computation = self.computations[name]
+            computation.low = low
             for stream in self.watches:
                 if name in stream.names or not stream.names:
                     stream.out.put(self._news([self._watermark(name, epoch)]))
@@ -220,17 +220,17 @@ class Deployment:
             claim.lost |= set(handles or range(claim.ranges))
             for stream in self.reports:
                 if tell and claim.sequencer in stream.named:
-                    told = workers_pb2.Fenced(
+                    notice = workers_pb2.Fenced(
                         computation=claim.name, sequencer=claim.sequencer, handles=handles, reason="a newer claim"
                     )
-                    stream.out.put(workers_pb2.ReportResponse(fenced=told))
+                    stream.out.put(workers_pb2.ReportResponse(fenced=notice))
 
     def acknowledge_all(self) -> None:
         """Acknowledge what was held back, and all that comes."""
         with self.changed:
             self.acknowledging = True
             for stream in self.reports:
-                stream.held = 0
+                stream.unacknowledged = 0
                 stream.out.put(workers_pb2.ReportResponse(ack=workers_pb2.ReportAck(number=stream.newest)))
 
     def staged(self, claim: Claim, values: list[int]) -> None:
@@ -246,9 +246,9 @@ class Deployment:
             self.calls.append(Call(shard, method, request, time.monotonic()))
             token = request.server_token
             if token != self.token and (token or self._answered):
-                said = f"the token {token!r}" if token else "no token"
+                actual = f"the token {token!r}" if token else "no token"
                 self.find(
-                    f"{method} was expected to name the server token {self.token!r}, as the answers before did, but has {said}"
+                    f"{method} was expected to name the server token {self.token!r}, as the answers before did, but has {actual}"
                 )
             self.changed.notify_all()
             return self.plans[method].popleft() if self.plans[method] else None
@@ -264,55 +264,55 @@ class Deployment:
             self.broken.append(what)
 
     def moved(self, shard: Shard, name: str) -> types_pb2.Redirect | None:
-        """Where a computation is, unless it is at a shard."""
+        """Return a redirect to a computation; None if it is at this shard."""
         if name in self.lies:
             return self.lies[name]
-        each = self.computations.get(name)
-        if each is None or each.shard is shard:
+        computation = self.computations.get(name)
+        if computation is None or computation.shard is shard:
             return None
-        return types_pb2.Redirect(computation=name, address=each.shard.address, epoch=each.epoch)
+        return types_pb2.Redirect(computation=name, address=computation.shard.address, epoch=computation.epoch)
 
     def register(self, shard: Shard, request: topology_pb2.RegisterRequest) -> topology_pb2.RegisterResponse:
         """Register a computation at the shard that is asked."""
         with self.changed:
-            each = self.computations.setdefault(request.name, Computation(request.name, shard))
+            computation = self.computations.setdefault(request.name, Computation(request.name, shard))
             self.changed.notify_all()
-            told = topology_pb2.Computation(
-                name=each.name,
+            registered = topology_pb2.Computation(
+                name=computation.name,
                 inputs=request.inputs,
                 heuristics_ppm=sorted(request.heuristics_ppm, reverse=True),
                 key_hash=request.key_hash,
                 max_skew_micros=request.max_skew_micros or 86_400_000_000,
-                incarnation=each.incarnation,
+                incarnation=computation.incarnation,
                 history_step_micros=request.history_step_micros or 3_600_000_000,
                 estimated=request.estimated,
             )
-            return topology_pb2.RegisterResponse(server_token=self.token, computation=told)
+            return topology_pb2.RegisterResponse(server_token=self.token, computation=registered)
 
     def claim(self, request: workers_pb2.ClaimRequest) -> workers_pb2.ClaimResponse:
         """Grant a claim, or the one that a repeat names."""
         with self.changed:
             if len(request.request_id) != 16:
                 self.find(f"Claim.request_id was expected to have 16 bytes, but has {len(request.request_id)}")
-            each = self.computations[request.computation]
-            asked = workers_pb2.ClaimRequest()
-            asked.CopyFrom(request)
-            asked.ClearField("server_token")
-            body = asked.SerializeToString(deterministic=True)
+            spec = self.computations[request.computation]
+            content = workers_pb2.ClaimRequest()
+            content.CopyFrom(request)
+            content.ClearField("server_token")
+            body = content.SerializeToString(deterministic=True)
             claim = self._granted.get(request.request_id)
             if claim is not None and claim.request != body:
                 self.find("a repeated Claim was expected to be as the first one with its request_id, but differs")
             if claim is None:
                 ranges = len(request.bounds) - 1
-                sequencer = (each.epoch << 32) + len(self._granted) + 1
-                claim = Claim(each.name, sequencer, ranges, body, [each.low] * ranges, reached=[-1] * ranges)
+                sequencer = (spec.epoch << 32) + len(self._granted) + 1
+                claim = Claim(spec.name, sequencer, ranges, body, [spec.low] * ranges, reached=[-1] * ranges)
                 self._granted[request.request_id] = self.claims[sequencer] = claim
             self.changed.notify_all()
             return workers_pb2.ClaimResponse(
                 server_token=self.token,
                 sequencer=claim.sequencer,
-                incarnation=each.incarnation,
-                epoch=each.epoch,
+                incarnation=spec.incarnation,
+                epoch=spec.epoch,
                 watermarks_micros=claim.values,
                 reference_micros=MIN,
             )
@@ -361,14 +361,14 @@ class Deployment:
             for group in report.groups:
                 self._group(stream, group, ack)
             plan = self.plans["report"].popleft() if self.plans["report"] else None
-            stream.held += 1
-            if stream.held > IN_FLIGHT:
+            stream.unacknowledged += 1
+            if stream.unacknowledged > IN_FLIGHT:
                 self.find(f"at most {IN_FLIGHT} reports were expected before an acknowledgement")
             self.changed.notify_all()
             if plan is not None:
                 stream.out.put(plan)
             elif self.acknowledging:
-                stream.held = 0
+                stream.unacknowledged = 0
                 stream.out.put(workers_pb2.ReportResponse(ack=ack))
 
     def _group(self, stream: ReportStream, group: workers_pb2.GroupReport, ack: workers_pb2.ReportAck) -> None:
@@ -384,8 +384,8 @@ class Deployment:
         redirect = self.moved(stream.shard, claim.name)
         if redirect is not None or claim.name in stream.moved:
             stream.moved.add(claim.name)
-            each = self.computations[claim.name]
-            here = types_pb2.Redirect(computation=claim.name, address=each.shard.address, epoch=each.epoch)
+            spec = self.computations[claim.name]
+            here = types_pb2.Redirect(computation=claim.name, address=spec.shard.address, epoch=spec.epoch)
             ack.refused.append(refused)
             ack.refused[-1].reason = "MOVED"
             ack.refused[-1].redirect.CopyFrom(redirect or here)
@@ -426,8 +426,8 @@ class Deployment:
             ack.refused.append(refused)
             ack.refused[-1].reason = "TOO_FAR_AHEAD"
             ack.refused[-1].handles.extend(wrong)
-        each = self.computations[claim.name]
-        each.low = max(each.low, min(claim.values))
+        spec = self.computations[claim.name]
+        spec.low = max(spec.low, min(claim.values))
 
     def _check_value(self, claim: Claim, handle: int, value: int) -> None:
         """A report has a state that the client was told, and none that is older than one it has reported."""
@@ -437,31 +437,31 @@ class Deployment:
                 claim.reached[handle] = index
                 return
         if value != MIN or since >= 0:
-            known = [state[handle] for state in claim.staged[max(0, since) :]]
+            states = [state[handle] for state in claim.staged[max(0, since) :]]
             self.find(
-                f"of the range {handle} one of {known} was expected, the newest state or one since the last report, but {value} came"
+                f"of the range {handle} one of {states} was expected, the newest state or one since the last report, but {value} came"
             )
 
     def where(self, names: list[str]) -> list[types_pb2.Redirect]:
-        """Where computations are."""
-        found = []
+        """Return redirects to some computations."""
+        redirects = []
         for name in names:
-            each = self.computations.get(name)
+            spec = self.computations.get(name)
             self.lies.pop(name, None)
-            found.append(
+            redirects.append(
                 types_pb2.Redirect(
-                    computation=name, address=each.shard.address if each else "", epoch=each.epoch if each else 0
+                    computation=name, address=spec.shard.address if spec else "", epoch=spec.epoch if spec else 0
                 )
             )
-        return found
+        return redirects
 
     def read(self, shard: Shard, names: list[str]) -> tuple[list[types_pb2.Watermark], list[types_pb2.Redirect]]:
-        """What is published of some computations at a shard, and where the others are."""
+        """Return the published watermarks of a shard's computations, and redirects to the others."""
         with self.changed:
-            asked = names or sorted(self.computations)
-            redirects = [redirect for name in asked if (redirect := self.moved(shard, name)) is not None]
+            selected = names or sorted(self.computations)
+            redirects = [redirect for name in selected if (redirect := self.moved(shard, name)) is not None]
             away = {redirect.computation for redirect in redirects}
-            return [self._watermark(name) for name in asked if name not in away], redirects
+            return [self._watermark(name) for name in selected if name not in away], redirects
 
     def watch(self, shard: Shard, names: list[str]) -> WatchStream:
         """Let a watch stream in."""
@@ -474,15 +474,15 @@ class Deployment:
             return stream
 
     def _watermark(self, name: str, epoch: int = 0) -> types_pb2.Watermark:
-        each = self.computations.get(name)
-        if each is None:
+        computation = self.computations.get(name)
+        if computation is None:
             return types_pb2.Watermark(computation=name, low_micros=MIN)
         return types_pb2.Watermark(
             computation=name,
             registered=True,
-            incarnation=each.incarnation,
-            epoch=epoch or each.epoch,
-            low_micros=each.low,
+            incarnation=computation.incarnation,
+            epoch=epoch or computation.epoch,
+            low_micros=computation.low,
             ranges=1,
         )
 
@@ -503,7 +503,7 @@ class Shard(
     watermarks_pb2_grpc.WatermarkServiceServicer,
     workers_pb2_grpc.WorkerServiceServicer,
 ):
-    """One authority of it."""
+    """One authority of a deployment."""
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
@@ -511,7 +511,7 @@ class Shard(
         self._server: Any = None
 
     @classmethod
-    def made(cls, deployment: Deployment) -> Shard:
+    def create(cls, deployment: Deployment) -> Shard:
         """Make one; the methods that no scenario calls are not there."""
         kind: Any = cls
         one: Shard = kind(deployment)
@@ -558,11 +558,11 @@ class Shard(
             plan.abort(context)
         with self.deployment.changed:
             redirect = self.deployment.moved(self, name) if name else None
-            known = not name or name in self.deployment.computations
+            is_registered = not name or name in self.deployment.computations
         if redirect is not None:
             metadata = {"computation": name, "address": redirect.address, "epoch": str(redirect.epoch)}
             Refusal("MOVED", metadata=metadata).abort(context)
-        if not known:
+        if not is_registered:
             Refusal("UNKNOWN_COMPUTATION", grpc.StatusCode.NOT_FOUND, metadata={"computation": name}).abort(context)
         answer = work()
         if plan is not None:
@@ -593,8 +593,8 @@ class Shard(
     def Locate(self, request: Any, context: Any) -> Any:
         def work() -> Any:
             with self.deployment.changed:
-                found = self.deployment.where(list(request.computations))
-            return cluster_pb2.LocateResponse(server_token=self.deployment.token, redirects=found)
+                redirects = self.deployment.where(list(request.computations))
+            return cluster_pb2.LocateResponse(server_token=self.deployment.token, redirects=redirects)
 
         return self._unary("Locate", request, context, work)
 

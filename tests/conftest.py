@@ -1,4 +1,4 @@
-"""What every test runs under: order, marks, and which skips are allowed."""
+"""The rules of every test run: order, marks, and which skips are allowed."""
 
 from __future__ import annotations
 

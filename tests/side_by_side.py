@@ -1,4 +1,4 @@
-"""How several processes share a run (pytest-xdist)."""
+"""Several processes share one run of the tests (pytest-xdist)."""
 
 from __future__ import annotations
 
@@ -44,11 +44,9 @@ class Verdict:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """Of each process that has ended."""
         self._lost |= error is not None
 
     def pytest_runtest_logreport(self) -> None:
-        """Of each part of each test, wherever it ran."""
         self._reports += 1
 
     @pytest.hookimpl(trylast=True)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
 WAIT_MILLIS: Final = 60_000
-"""How long anything may take on a busy machine."""
+"""The time that anything may take on a busy machine."""
 
 UNREACHABLE: Final = (
     "net::ERR_CONNECTION_REFUSED",
@@ -20,7 +20,7 @@ UNREACHABLE: Final = (
     "net::ERR_EMPTY_RESPONSE",
     "the server responded with a status of 503",
 )
-"""What the browser writes to its console when a server is gone. A page cannot keep it from doing so."""
+"""The browser's console messages when a server is gone. A page cannot keep the browser from writing them."""
 
 VIOLATIONS: Final = """
 window.violations = [];
@@ -51,7 +51,7 @@ class Watched:
         self.url = url
         self.problems: list[str] = []
         self.server_may_vanish = False
-        page.on("console", self._said)
+        page.on("console", self._note)
         page.on("pageerror", lambda error: self.problems.append(f"uncaught: {error}"))
         page.on("request", self._requested)
         page.add_init_script(VIOLATIONS)
@@ -66,7 +66,7 @@ class Watched:
         assert violations == [], violations
         assert self.problems == [], self.problems
 
-    def _said(self, message: ConsoleMessage) -> None:
+    def _note(self, message: ConsoleMessage) -> None:
         vanished = self.server_may_vanish and any(word in message.text for word in UNREACHABLE)
         if message.type in {"error", "warning"} and not vanished:
             self.problems.append(f"{message.type}: {message.text}")
@@ -83,8 +83,8 @@ def watched(browser: Browser, url: str, **context: Any) -> Iterator[Watched]:
     opened = browser.new_context(**settings)
     opened.set_default_timeout(WAIT_MILLIS)
     try:
-        each = Watched(opened.new_page(), url)
-        yield each
-        each.check()
+        tab = Watched(opened.new_page(), url)
+        yield tab
+        tab.check()
     finally:
         opened.close()

@@ -49,8 +49,8 @@ def server(shared: Serving) -> Iterator[Serving]:
 def clear(server: Serving) -> None:
     """Drop every computation of an authority, readers first, until the page shows none."""
     with lowwater.connect(server.address) as lw:
-        while there := {name: each for name, each in lw.topology().computations.items() if not each.slice_of}:
-            for name in there.keys() - {read for each in there.values() for read in each.inputs}:
+        while rest := {name: spec for name, spec in lw.topology().computations.items() if not spec.slice_of}:
+            for name in rest.keys() - {read for each in rest.values() for read in each.inputs}:
                 lw.drop(name, force=True)
     eventually(lambda: not ask(server.page, "api/snapshot").json["computations"], "the page forgets them")
 

@@ -93,17 +93,17 @@ class Working:
         self._worker = lw.worker(job.name, name=executor)
         self._lease = self._worker.claim(bounds=job.bounds[first : last + 1])
         began = time.time()
-        self._held = {i - first: began - seconds for i, seconds in job.stuck.items() if first <= i < last}
+        self._stuck = {i - first: began - seconds for i, seconds in job.stuck.items() if first <= i < last}
 
     def turn(self) -> None:
-        seen = self._worker.inputs() if self._job.inputs else None
+        inputs = self._worker.inputs() if self._job.inputs else None
         now = time.time()
         working_on = _micros(now - self._job.behind)
         oldest = [working_on] * (len(self._lease.bounds) - 1)
-        for handle, held in self._held.items():
-            oldest[handle] = _micros(held)
+        for handle, stuck in self._stuck.items():
+            oldest[handle] = _micros(stuck)
         frontier = None if self._job.inputs else working_on
-        self._lease.advance(seen, oldest=oldest, frontier=frontier, pending=[min(oldest)], finished=200)
+        self._lease.advance(inputs, oldest=oldest, frontier=frontier, pending=[min(oldest)], finished=200)
 
 
 def _micros(seconds: float) -> int:
@@ -115,8 +115,8 @@ def work(address: str, executor: str, pipeline: Sequence[Job]) -> None:
         working = [Working(lw, job, executor) for job in pipeline if executor in job.executors]
         print("working", flush=True)
         while True:
-            for each in working:
-                each.turn()
+            for worker in working:
+                worker.turn()
             threading.Event().wait(TICK_SECONDS)
 
 
@@ -158,7 +158,7 @@ SMALL: Final = (
 
 
 PIPELINES: Final[Mapping[str, Sequence[Job]]] = {"late": late(), "small": SMALL}
-"""By the name that an executor is started with."""
+"""The jobs of each pipeline, by the name that an executor is started with."""
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ class Story:
         self._worker = self._lw.worker("enriched", name="exec-2")
         self._enriched = self._worker.claim(bounds=even(8))
 
-    def tell(self, flights: float, *held: float, waiting_for: str = "") -> None:
+    def tell(self, flights: float, *behind: float, waiting_for: str = "") -> None:
         """Report: flights so many seconds behind the clock; the first ranges of enriched held there, the others as far as flights.
 
         ``waiting_for``: what the worker of enriched says that it waits for.
@@ -32,9 +32,9 @@ class Story:
         frontier = _micros(now - flights)
         self._flights.advance(None, oldest=None, frontier=frontier)
         self._flights.flush(60)
-        oldest = [_micros(now - seconds) for seconds in held]
-        seen = self._await_inputs(frontier)
-        self._enriched.advance(seen, oldest=oldest + [None] * (8 - len(held)), waiting_for=waiting_for)
+        oldest = [_micros(now - seconds) for seconds in behind]
+        inputs = self._await_inputs(frontier)
+        self._enriched.advance(inputs, oldest=oldest + [None] * (8 - len(behind)), waiting_for=waiting_for)
         self._enriched.flush(60)
 
     def release(self) -> None:

@@ -60,19 +60,19 @@ def test_everything_is_reached_by_the_keyboard_and_focus_is_seen(story: Story, t
 
 
 def test_what_a_worker_waits_for_is_text_and_fits(browser: Browser, server: Serving, story: Story) -> None:
-    said = f"/in/<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">/{'o' * 111}.json"
-    assert len(said) == 200
-    story.tell(1, 8400, waiting_for=said)
+    path = f"/in/<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">/{'o' * 111}.json"
+    assert len(path) == 200
+    story.tell(1, 8400, waiting_for=path)
     for screen in ({}, PHONE):
         with watched(browser, server.page, **screen) as tab:
             page = tab.open()
-            expect(page.locator("h1")).to_contain_text(f", waiting for {said}.")
+            expect(page.locator("h1")).to_contain_text(f", waiting for {path}.")
             for route in ("", "#/c/enriched"):
                 visit(tab, route)
                 wide, room = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
                 assert wide <= room, f"{route} is {wide} pixels wide"
-            expect(page.locator(".strip .facts").get_by_text(said, exact=True)).to_be_visible()
-            expect(page.locator(".sentences li").last).to_contain_text(f"waiting for {said}")
+            expect(page.locator(".strip .facts").get_by_text(path, exact=True)).to_be_visible()
+            expect(page.locator(".sentences li").last).to_contain_text(f"waiting for {path}")
             assert page.locator("script:not([src]):not([type]), img[src=x]").count() == 0
             assert page.title() != "run"
     story.tell(1, 8400)

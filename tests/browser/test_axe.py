@@ -15,7 +15,7 @@ from tests.browser.story import Story
 from tests.process.serving import Serving
 
 RULES: Final = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
-"""Of these the last but one asks for targets of 24 pixels."""
+"""The sets of rules that axe checks; wcag22aa asks for targets of 24 pixels."""
 
 VIEWS: Final = {
     "overview": "#/",
@@ -51,15 +51,15 @@ def axe() -> Path:
 
 
 def complaints(page: Page) -> list[list[str]]:
-    found: list[list[str]] = page.evaluate(FOUND, list(RULES))
-    return found
+    violations: list[list[str]] = page.evaluate(FOUND, list(RULES))
+    return violations
 
 
 def settle(page: Page, route: str) -> None:
     page.locator(".link-live").wait_for()
     if "/c/" in route:
-        for each in (".strip .card", ".sentences", ".chart canvas", ".completions, .empty"):
-            page.locator(each).first.wait_for()
+        for selector in (".strip .card", ".sentences", ".chart canvas", ".completions, .empty"):
+            page.locator(selector).first.wait_for()
     if "heat" in route:
         page.locator(".heat-row path").first.wait_for(state="attached")
         page.get_by_text("The same as a table").click()

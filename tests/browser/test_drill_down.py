@@ -1,4 +1,4 @@
-"""From the overview to the guilty key range, its worker and its host: an executor hangs in a pipeline of processes."""
+"""An executor hangs in a pipeline of processes, and the page leads from the overview to the guilty key range, its worker and its host."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_a_hanging_executor_is_named_and_found_in_its_range(lw: lowwater.Client,
     print(json.dumps({"named_after_seconds": round(named, 1), "silent_seconds": round(time.monotonic() - began, 1)}))
     expect(page.locator(".node.blamed")).to_contain_text("enriched")
 
-    held = lw.ranges("enriched").ranges[0]
-    assert held.worker == GUILTY
+    key_range = lw.ranges("enriched").ranges[0]
+    assert key_range.worker == GUILTY
     page.locator("h1").get_by_role("link", name="hourly").click()
     culprit = page.locator(".culprit")
     expect(culprit).to_contain_text(GUILTY)
@@ -47,7 +47,7 @@ def test_a_hanging_executor_is_named_and_found_in_its_range(lw: lowwater.Client,
     expect(marked).to_have_class(re.compile("is-silent"))
     expect(page.locator(".strip .card")).to_contain_text("holds the watermark")
     assert (fact(page, "Worker"), fact(page, "Host"), fact(page, "State")) == (GUILTY, host(GUILTY), "owned, silent")
-    assert fact(page, "Sequencer") == str(held.sequencer)
+    assert fact(page, "Sequencer") == str(key_range.sequencer)
     first = page.locator(".ranges tbody tr").first
     expect(first).to_contain_text(GUILTY)
     expect(first).to_contain_text("holds")

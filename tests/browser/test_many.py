@@ -21,9 +21,9 @@ LATE: Final = "feed-503"
 
 TRANSFORM: Final = "(element) => getComputedStyle(element).transform"
 UPDATE_SHARE: Final = 2.0
-"""What the page takes at most when everything changes, of what it takes to be opened. One update is a fifth; slow machines get several."""
+"""The greatest cost of an update of everything, as a multiple of the cost of opening the page. One update is a fifth; slow machines get several."""
 UPDATE_MILLIS: Final = 2_000
-"""And no more than this, which is over ten times what it takes."""
+"""The greatest duration of an update, which is over ten times what one takes."""
 
 
 class Crowd:
@@ -63,7 +63,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving, Cr
 
 
 class Work:
-    """How much of a processor the main thread of a page has taken, in seconds; others on the machine do not count."""
+    """The processor time of a page's main thread, in seconds; other processes on the machine do not count."""
 
     def __init__(self, page: Page) -> None:
         self._session = page.context.new_cdp_session(page)
@@ -71,10 +71,10 @@ class Work:
         self._before = 0.0
 
     def since(self) -> float:
-        metrics = {each["name"]: each["value"] for each in self._session.send("Performance.getMetrics")["metrics"]}
+        metrics = {pair["name"]: pair["value"] for pair in self._session.send("Performance.getMetrics")["metrics"]}
         now = float(metrics["TaskDuration"])
-        found, self._before = now - self._before, now
-        return found
+        seconds, self._before = now - self._before, now
+        return seconds
 
 
 @pytest.mark.timeout(400)

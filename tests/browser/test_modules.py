@@ -45,5 +45,5 @@ def test_(page: Page, module: str, name: str) -> None:
 
 @pytest.mark.parametrize("case", blame.CASES, ids=[case["name"] for case in blame.CASES])
 def test_the_right_one_is_blamed_with_the_expected_sentence(page: Page, case: dict[str, Any]) -> None:
-    found = page.evaluate("async (given) => (await import('/tests/blame.js')).said(given)", case)
-    assert found == {key: case[key] for key in ("way", "causes", "state", "held", "lead")}
+    answer = page.evaluate("async (given) => (await import('/tests/blame.js')).said(given)", case)
+    assert answer == {key: case[key] for key in ("way", "causes", "state", "held", "lead")}

@@ -1,4 +1,4 @@
-"""What was promised: late by it, an owner's page, and links to logs and runbooks that are only links."""
+"""The page shows promises: computations that are late by them, an owner's page, and links to logs and runbooks that are only links."""
 
 from __future__ import annotations
 

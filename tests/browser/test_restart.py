@@ -53,8 +53,8 @@ def test_a_restarted_authority_is_followed(browser: Browser, server: Serving, st
         )
         expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
         server.start()
-        for each in (page, opened):
-            expect(each.locator(".banner")).to_have_count(0)
+        for view in (page, opened):
+            expect(view.locator(".banner")).to_have_count(0)
         expect(page.locator("h1")).to_contain_text("1 of 2 computations is late")
         story.tell(1)
         expect(page.locator("h1")).to_contain_text("Both computations are on time")

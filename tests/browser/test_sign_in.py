@@ -70,5 +70,5 @@ def test_a_wrong_token_is_told_and_another_may_be_typed(browser: Browser, server
         sign_in(page, TOKEN)  # over the wrong one, which is selected
         expect(page.locator(".link")).to_contain_text("live")
         # A browser writes this to its console, whatever a page does about it.
-        [expected] = [each for each in tab.problems if "the server responded with a status of 401" in each]
+        [expected] = [problem for problem in tab.problems if "the server responded with a status of 401" in problem]
         tab.problems.remove(expected)

@@ -1,4 +1,4 @@
-"""What the page is made of: libraries as they were fetched, with their licences, and nothing from another host."""
+"""The page consists of libraries as they were fetched, with their licences, and of nothing from another host."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def test_the_page_names_no_other_host() -> None:
     ]
     assert len(files) > 10
     for path in files:
-        hosts = [found for found in HOST.findall(path.read_text()) if found != NAMESPACE]
+        hosts = [host for host in HOST.findall(path.read_text()) if host != NAMESPACE]
         assert hosts == [], path

@@ -14,5 +14,5 @@ class _Manifest(SingleFileSnapshotExtension):
 
 @pytest.fixture
 def manifest(snapshot: SnapshotAssertion) -> SnapshotAssertion:
-    """What the chart rendered when it was last looked at; --snapshot-update takes over what it renders now."""
+    """The chart's output as it was last reviewed; --snapshot-update takes over what it renders now."""
     return snapshot.use_extension(_Manifest)

@@ -76,4 +76,4 @@ SCHEMAS: Final = {
         "gateway.networking.k8s.io/v1",
     ),
 }
-"""By kind."""
+"""The schema of each kind of object."""

@@ -35,9 +35,9 @@ class Strict(yaml.CSafeLoader):
 
 
 def program(name: str) -> str:
-    found = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    assert found is not None, f"there is no {name}: run scripts/setup.sh --tests"
-    return found
+    path = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert path is not None, f"there is no {name}: run scripts/setup.sh --tests"
+    return path
 
 
 def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -47,9 +47,9 @@ def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 @functools.cache
 def rendered(*arguments: str | Path, chart: Path = CHART) -> str:
     """Return what a release of that name would install. Raises AssertionError with what helm said when it refuses."""
-    said = helm("template", RELEASE, chart, "--namespace", NAMESPACE, *arguments)
-    assert said.returncode == 0, said.stderr
-    return said.stdout
+    result = helm("template", RELEASE, chart, "--namespace", NAMESPACE, *arguments)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def parsed(text: str) -> list[Document]:
@@ -66,9 +66,9 @@ def key(document: Document) -> str:
     return f"{document['kind']}/{document['metadata']['name']}"
 
 
-def by_key(found: tuple[Document, ...] | list[Document]) -> dict[str, Document]:
-    objects = {key(document): document for document in found}
-    assert len(objects) == len(found), "two objects have one name"
+def by_key(documents: tuple[Document, ...] | list[Document]) -> dict[str, Document]:
+    objects = {key(document): document for document in documents}
+    assert len(objects) == len(documents), "two objects have one name"
     return objects
 
 
@@ -77,15 +77,15 @@ def of_kind(name: str, kind: str) -> list[Document]:
 
 
 def stateful_set(name: str) -> Document:
-    [found] = of_kind(name, "StatefulSet")
-    return found
+    [manifest] = of_kind(name, "StatefulSet")
+    return manifest
 
 
 def container(name: str) -> Document:
-    found, *_ = stateful_set(name)["spec"]["template"]["spec"]["containers"]
-    assert found["name"] == "authority"
-    assert isinstance(found, dict)
-    return found
+    container, *_ = stateful_set(name)["spec"]["template"]["spec"]["containers"]
+    assert container["name"] == "authority"
+    assert isinstance(container, dict)
+    return container
 
 
 def page(name: str) -> Document | None:
@@ -106,28 +106,28 @@ def global_authority(name: str) -> Document | None:
 
 
 def _deployed(name: str, part: str) -> Document | None:
-    found = [each["spec"]["template"]["spec"]["containers"] for each in of_kind(name, "Deployment")]
-    return next((only for [only] in found if only["name"] == part), None)
+    lists = [manifest["spec"]["template"]["spec"]["containers"] for manifest in of_kind(name, "Deployment")]
+    return next((only for [only] in lists if only["name"] == part), None)
 
 
 def expanded(argument: str, environment: Mapping[str, str]) -> str:
     """An argument as the kubelet hands it over: with the variables of the container's environment."""
-    return re.sub(r"\$\((\w+)\)", lambda found: environment[found[1]], argument)
+    return re.sub(r"\$\((\w+)\)", lambda match: environment[match[1]], argument)
 
 
 def paths(before: Any, after: Any, path: str = "") -> Iterator[str]:
     """Where two values differ; lists are compared as a whole."""
     if isinstance(before, dict) and isinstance(after, dict):
-        for each in sorted({*before, *after}):
-            yield from paths(before.get(each), after.get(each), f"{path}.{each}" if path else each)
+        for part in sorted({*before, *after}):
+            yield from paths(before.get(part), after.get(part), f"{path}.{part}" if path else part)
     elif before != after:
         yield path
 
 
 def changes(before: list[Document] | tuple[Document, ...], after: list[Document] | tuple[Document, ...]) -> set[str]:
-    """What an upgrade does: `+ KIND/NAME`, `- KIND/NAME`, and `KIND/NAME PATH` for each value that is not the same."""
+    """Return what an upgrade does: `+ KIND/NAME`, `- KIND/NAME`, and `KIND/NAME PATH` for each value that is not the same."""
     old, new = by_key(before), by_key(after)
-    found = {f"+ {each}" for each in new.keys() - old.keys()} | {f"- {each}" for each in old.keys() - new.keys()}
-    for each in old.keys() & new.keys():
-        found |= {f"{each} {path}" for path in paths(old[each], new[each])}
-    return found
+    differences = {f"+ {name}" for name in new.keys() - old.keys()} | {f"- {name}" for name in old.keys() - new.keys()}
+    for name in old.keys() & new.keys():
+        differences |= {f"{name} {path}" for path in paths(old[name], new[name])}
+    return differences

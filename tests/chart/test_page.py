@@ -25,9 +25,9 @@ LINES = [line for language, block in BLOCKS if language == "sh" for line in bloc
 COMMANDS = [
     line for line in (*LINES, *re.findall(r"`([^`\n]+)`", PAGE)) if re.search(r"\b(helm|kubectl) -*\w+ .", line)
 ]
-"""Those of helm and kubectl, in blocks and in sentences."""
+"""The page's commands of helm and kubectl, in blocks and in sentences."""
 FILE = "lowwater.yaml"
-"""What the page calls the file with the values."""
+"""The page's name of the file with the values."""
 WRITTEN = [yaml.safe_load(block) for language, block in BLOCKS if language == "yaml"]
 
 
@@ -44,19 +44,19 @@ def test_a_command_names_the_namespace_and_forgets_no_value(command: str) -> Non
 
 
 def test_the_values_are_taken(tmp_path: Path) -> None:
-    values = [each for each in WRITTEN if "kind" not in each]
+    values = [document for document in WRITTEN if "kind" not in document]
     assert len(values) >= 5
     arguments: list[str | Path] = []
-    for number, each in enumerate(values):
+    for number, document in enumerate(values):
         path = tmp_path / f"{number}.yaml"
-        path.write_text(yaml.safe_dump(each))
+        path.write_text(yaml.safe_dump(document))
         assert by_key(parsed(rendered("--values", path)))
         arguments += ["--values", path]
         assert by_key(parsed(rendered(*arguments)))
 
 
 def test_the_pod_that_has_the_volume() -> None:
-    [pod] = [each for each in WRITTEN if each.get("kind") == "Pod"]
+    [pod] = [document for document in WRITTEN if document.get("kind") == "Pod"]
     valid(pod, FLOOR)
     [only] = pod["spec"]["containers"]
     assert pod["spec"]["automountServiceAccountToken"] is False
@@ -65,39 +65,39 @@ def test_the_pod_that_has_the_volume() -> None:
     assert only["securityContext"]["allowPrivilegeEscalation"] is False
     assert only["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     # What the first command of the page leads to, which may write as the authority does.
-    found = by_key(parsed(rendered("--set", "fullnameOverride=lowwater", "--namespace", "lowwater")))
-    [claim] = [each["metadata"]["name"] for each in found.values() if each["kind"] == "PersistentVolumeClaim"]
+    manifests = by_key(parsed(rendered("--set", "fullnameOverride=lowwater", "--namespace", "lowwater")))
+    [claim] = [each["metadata"]["name"] for each in manifests.values() if each["kind"] == "PersistentVolumeClaim"]
     assert pod["spec"]["volumes"] == [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]
     assert only["volumeMounts"] == [{"name": "data", "mountPath": "/data"}]
-    served = found["StatefulSet/lowwater"]["spec"]["template"]["spec"]["securityContext"]
+    served = manifests["StatefulSet/lowwater"]["spec"]["template"]["spec"]["securityContext"]
     assert pod["spec"]["securityContext"].items() <= served.items()
 
 
 def test_a_journal_is_copied_to_where_the_chart_serves_it() -> None:
     redis = ("--set", "redis.existingSecret=redis-url")
-    found = by_key(parsed(rendered("--set", "fullnameOverride=lowwater", "--namespace", "lowwater", *redis)))
-    [served] = found["StatefulSet/lowwater"]["spec"]["template"]["spec"]["containers"]
+    manifests = by_key(parsed(rendered("--set", "fullnameOverride=lowwater", "--namespace", "lowwater", *redis)))
+    [served] = manifests["StatefulSet/lowwater"]["spec"]["template"]["spec"]["containers"]
     [deployment] = re.findall(r"--deployment=(\S+)", " ".join(served["args"]))
-    copies = [shlex.split(each) for each in re.findall(r"\blowwater journal (copy [^;\n]+)", "\n".join(LINES))]
+    copies = [shlex.split(match) for match in re.findall(r"\blowwater journal (copy [^;\n]+)", "\n".join(LINES))]
     sides = [(args.source, args.target) for args in map(journal_command.parser().parse_args, copies)]
     shared = f"env:STORE#{deployment}"
     assert sides == [("/data", shared), (shared, "/data")]
-    [pod] = [each for each in WRITTEN if each.get("kind") == "Pod"]
+    [pod] = [document for document in WRITTEN if document.get("kind") == "Pod"]
     [store] = pod["spec"]["containers"][0]["env"]
-    volumes = found["StatefulSet/lowwater"]["spec"]["template"]["spec"]["volumes"]
-    [url] = [each["secret"] for each in volumes if each["name"] == "redis-url"]
-    wanted = store["valueFrom"]["secretKeyRef"]
-    assert (url["secretName"], url["items"][0]["key"]) == (wanted["name"], wanted["key"])
+    volumes = manifests["StatefulSet/lowwater"]["spec"]["template"]["spec"]["volumes"]
+    [url] = [volume["secret"] for volume in volumes if volume["name"] == "redis-url"]
+    reference = store["valueFrom"]["secretKeyRef"]
+    assert (url["secretName"], url["items"][0]["key"]) == (reference["name"], reference["key"])
     assert (store["name"], store["valueFrom"]["secretKeyRef"]["optional"]) == ("STORE", True)
 
 
 def test_the_drains_ask_the_shard_by_its_name() -> None:
     redis = ("--set", "redis.existingSecret=redis-url")
-    found = by_key(parsed(rendered("--set", "fullnameOverride=lowwater", "--namespace", "lowwater", *redis)))
-    [served] = found["StatefulSet/lowwater"]["spec"]["template"]["spec"]["containers"]
+    manifests = by_key(parsed(rendered("--set", "fullnameOverride=lowwater", "--namespace", "lowwater", *redis)))
+    [served] = manifests["StatefulSet/lowwater"]["spec"]["template"]["spec"]["containers"]
     [advertised] = re.findall(r"--advertise=(\S+)", " ".join(served["args"]))
     drains = [re.sub(r".*\blowwater (drain [^'<]+).*", r"\1", line) for line in LINES if "lowwater drain" in line]
-    plain, secured = (client_parser().parse_args(shlex.split(each)) for each in drains)
+    plain, secured = (client_parser().parse_args(shlex.split(drain)) for drain in drains)
     for args in (plain, secured):
         assert args.shard == args.address == expanded(advertised, {"POD_NAME": "lowwater-2"})
     assert (plain.ca, secured.ca) == (None, Path("/etc/lowwater/tls/ca.crt"))
@@ -132,9 +132,9 @@ def test_a_backup_of_a_served_volume_is_restored(tmp_path: Path) -> None:
     with Serving(volume) as server, lowwater.connect(server.address) as lw:
         lw.register("before")
         follow(backup)
-        assert not any(each.is_dir() for each in volume.iterdir()), "nothing is left on the volume"
+        assert not any(path.is_dir() for path in volume.iterdir()), "nothing is left on the volume"
         lw.register("behind")
     follow(restore)
-    assert {each.name for each in volume.iterdir()} >= {"journal.sqlite", "lost"}
+    assert {path.name for path in volume.iterdir()} >= {"journal.sqlite", "lost"}
     with Serving(volume) as server, lowwater.connect(server.address) as lw:
         assert lw.get().keys() == {"before"}

@@ -1,4 +1,4 @@
-"""What the chart refuses, and what it says then: the value, and the way out."""
+"""The chart refuses bad values with a message that names the value, and the way out."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ REFUSED = {
         "persistence.annotations has helm.sh/resource-policy, which the chart sets itself, to keep: leave it out",
     ),
     **{
-        f"an address that no other reaches, {each}": ([f"extraArgs[0]={each}"], f"extraArgs[0] {NONE_OF}")
-        for each in ("--listen=127.0.0.1:7420", "--http=0x0x0x0:7421")
+        f"an address that no other reaches, {flag}": ([f"extraArgs[0]={flag}"], f"extraArgs[0] {NONE_OF}")
+        for flag in ("--listen=127.0.0.1:7420", "--http=0x0x0x0:7421")
     },
     "the URL of the store as an address": (["extraArgs[0]=--listen=$(LOWWATER_STORE):7420"], f"extraArgs[0] {NONE_OF}"),
     "a time too short": (["extraArgs[0]=--verbose", "extraArgs[1]=--dead-after=0.1"], f"extraArgs[1]: {DEAD_AFTER}"),
@@ -157,33 +157,33 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_values_that_cannot_be(case: str) -> None:
     values, message = REFUSED[case]
-    said = helm("template", "lw", CHART, *(part for value in values for part in ("--set", value)))
-    assert said.returncode != 0, "it was rendered"
-    assert message in said.stderr
-    assert "secret@" not in said.stderr, "a password is not repeated"
+    result = helm("template", "lw", CHART, *(part for value in values for part in ("--set", value)))
+    assert result.returncode != 0, "it was rendered"
+    assert message in result.stderr
+    assert "secret@" not in result.stderr, "a password is not repeated"
 
 
 def test_a_kubernetes_without_grpc_probes() -> None:
-    said = helm("template", "lw", CHART, "--kube-version", "1.26.9")
-    assert said.returncode != 0
-    assert "chart requires kubeVersion: >=1.27.0-0" in said.stderr
+    result = helm("template", "lw", CHART, "--kube-version", "1.26.9")
+    assert result.returncode != 0
+    assert "chart requires kubeVersion: >=1.27.0-0" in result.stderr
 
 
 def test_a_release_that_makes_names_no_service_can_have() -> None:
     name = "1day"
-    said = helm("template", name, CHART)
-    assert said.returncode != 0
-    assert f"{name}-lowwater is no name for a Service" in said.stderr
-    assert "set fullnameOverride" in said.stderr
-    said = helm("template", name, CHART, "--set", "fullnameOverride=one")
-    assert said.returncode == 0, said.stderr
+    result = helm("template", name, CHART)
+    assert result.returncode != 0
+    assert f"{name}-lowwater is no name for a Service" in result.stderr
+    assert "set fullnameOverride" in result.stderr
+    result = helm("template", name, CHART, "--set", "fullnameOverride=one")
+    assert result.returncode == 0, result.stderr
 
 
 def test_every_flag_is_the_charts_or_may_be_given() -> None:
     text = (CHART / "templates/_refusals.tpl").read_text()
     [own] = re.findall(r"has \$flag \(list ([^)]+)\)", text)
-    [given] = re.findall(r"\$allowed := list (.+) -}}", text)
-    listed = [*shlex.split(own), *(each.partition("=")[0] for each in shlex.split(given))]
+    [refused] = re.findall(r"\$allowed := list (.+) -}}", text)
+    listed = [*shlex.split(own), *(flag.partition("=")[0] for flag in shlex.split(refused))]
     assert sorted(listed) == sorted(re.findall(r"--[a-z-]+", serve_arguments.parser().format_usage()))
 
 
@@ -214,5 +214,5 @@ def test_what_is_near_a_refusal_is_not_refused() -> None:
         ["extraEnv[0].name=LOWWATER_STORED", "extraVolumes[0].name=more-data"],
         ["persistence.size=0.5Gi", "serviceMonitor.interval=10s"],
     ):
-        said = helm("template", "lw", CHART, *(part for value in values for part in ("--set", value)))
-        assert said.returncode == 0, said.stderr
+        result = helm("template", "lw", CHART, *(part for value in values for part in ("--set", value)))
+        assert result.returncode == 0, result.stderr

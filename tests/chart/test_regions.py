@@ -25,55 +25,55 @@ from tests.chart.rendering import (
 TOGETHER = by_key(documents("regions"))
 
 
-def made(found: Document | None) -> Document:
-    assert found is not None
-    return found
+def present(document: Document | None) -> Document:
+    assert document is not None
+    return document
 
 
 def secrets_of(pod: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     [container] = pod["containers"]
-    volumes = {each["name"]: each.get("secret") for each in pod["volumes"]}
-    found = {}
-    for each in container["env"]:
-        folder, _, file = each["value"].rpartition("/")
+    volumes = {volume["name"]: volume.get("secret") for volume in pod["volumes"]}
+    secrets = {}
+    for variable in container["env"]:
+        folder, _, file = variable["value"].rpartition("/")
         [mount] = [mount for mount in container["volumeMounts"] if mount["mountPath"] == folder]
         secret = volumes[mount["name"]]
         assert (mount["readOnly"], secret["items"]) == (True, [{"key": file, "path": file}])
-        found[each["name"].removesuffix("_FILE")] = (secret["secretName"], file)
-    return found
+        secrets[variable["name"].removesuffix("_FILE")] = (secret["secretName"], file)
+    return secrets
 
 
 def test_the_agent_is_a_command_with_references_that_are_taken(tmp_path: Path) -> None:
     assert [name for name in SETS if agent(name) is not None] == ["regions"]
-    container = made(agent("regions"))
+    container = present(agent("regions"))
     assert container["command"] == ["lowwater", "region"]
     args = region.parser().parse_args(container["args"])
-    services = {f"{each['metadata']['name']}.{NAMESPACE}.svc" for each in of_kind("regions", "Service")}
+    services = {f"{manifest['metadata']['name']}.{NAMESPACE}.svc" for manifest in of_kind("regions", "Service")}
     assert {args.authority.rpartition(":")[0], args.global_address.rpartition(":")[0]} < services
-    assert [str(each) for each in (args.ca, args.cert, args.key, args.tls_cert, args.tls_key)] == [
-        f"/etc/lowwater/tls/{each}" for each in ("ca.crt", "tls.crt", "tls.key", "tls.crt", "tls.key")
+    assert [str(path) for path in (args.ca, args.cert, args.key, args.tls_cert, args.tls_key)] == [
+        f"/etc/lowwater/tls/{file}" for file in ("ca.crt", "tls.crt", "tls.key", "tls.crt", "tls.key")
     ]
     spec = TOGETHER["Deployment/lw-lowwater-region"]["spec"]
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"}), "one agent speaks for a region"
-    volumes = {each["name"]: each for each in spec["template"]["spec"]["volumes"]}
-    mounts = {each["mountPath"]: volumes[each["name"]] for each in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in spec["template"]["spec"]["volumes"]}
+    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
     claim = TOGETHER[f"PersistentVolumeClaim/{mounts[str(args.state)]['persistentVolumeClaim']['claimName']}"]
     assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     config = tmp_path / args.config.name
     config.write_text(
         TOGETHER[f"ConfigMap/{mounts[str(args.config.parent)]['configMap']['name']}"]["data"][config.name]
     )
-    [kept] = read_config(config, args.name)
-    assert (kept.computation, kept.replicated) == ("hourly", "mirror-clicks")
+    [reference] = read_config(config, args.name)
+    assert (reference.computation, reference.replicated) == ("hourly", "mirror-clicks")
     assert secrets_of(spec["template"]["spec"]) == {
         "LOWWATER_TOKEN": ("lowwater-region", "local"),
         "LOWWATER_GLOBAL_TOKEN": ("lowwater-region", "global"),
         region.TOKENS: ("lowwater-region", "pipelines"),
     }
     alone = rendered("--values", SETS["regions"], "--set", "access.existingSecret=,region.globalTokenSecret.name=")
-    found = secrets_of(by_key(parsed(alone))["Deployment/lw-lowwater-region"]["spec"]["template"]["spec"])
-    assert found.pop(region.TOKENS) == ("lowwater-region", "pipelines")
-    assert found == {"LOWWATER_TOKEN": ("lowwater-region", "local")}, "for the global authority too"
+    secrets = secrets_of(by_key(parsed(alone))["Deployment/lw-lowwater-region"]["spec"]["template"]["spec"])
+    assert secrets.pop(region.TOKENS) == ("lowwater-region", "pipelines")
+    assert secrets == {"LOWWATER_TOKEN": ("lowwater-region", "local")}, "for the global authority too"
     own = rendered("--values", SETS["regions"], "--set", "region.globalAddress=,globalAuthority.redis.deployment=")
     assert f'"--global={args.global_address}"' in own, "by default that of the release"
     assert f'"--deployment={NAMESPACE}.lw-lowwater-global"' in own
@@ -85,25 +85,25 @@ def test_the_agent_is_a_command_with_references_that_are_taken(tmp_path: Path) -
 
 def test_the_global_authority_is_a_command_over_redis_or_a_volume() -> None:
     assert [name for name in SETS if global_authority(name) is not None] == ["global", "regions"]
-    shared, alone = made(global_authority("regions")), made(global_authority("global"))
+    shared, alone = present(global_authority("regions")), present(global_authority("global"))
     for container in (shared, alone):
         assert container["command"] == ["lowwater", "global"]
         args = serve.parser().parse_args(container["args"])
         assert not args.store, "the URL of Redis may hold a password"
-        assert {each["name"]: each["containerPort"] for each in container["ports"]} == {
+        assert {port["name"]: port["containerPort"] for port in container["ports"]} == {
             "grpc": int(args.listen.rpartition(":")[2]),
             "http": int(args.http.rpartition(":")[2]),
         }
     args = serve.parser().parse_args(shared["args"])
     assert (args.suspect_after, args.adopt_again_after, args.deployment) == (20, 300, "continuity")
-    assert [str(each) for each in (args.tls_cert, args.tls_client_ca, args.access)] == [
-        *(f"/etc/lowwater/tls/{each}" for each in ("tls.crt", "ca.crt")),
+    assert [str(path) for path in (args.tls_cert, args.tls_client_ca, args.access)] == [
+        *(f"/etc/lowwater/tls/{file}" for file in ("tls.crt", "ca.crt")),
         "/etc/lowwater/access/access.toml",
     ]
     assert shared["env"] == [{"name": "LOWWATER_STORE_FILE", "value": "/etc/lowwater/redis/address"}]
-    [mounted] = [each["name"] for each in shared["volumeMounts"] if each["mountPath"] == "/etc/lowwater/redis"]
+    [mounted] = [mount["name"] for mount in shared["volumeMounts"] if mount["mountPath"] == "/etc/lowwater/redis"]
     volumes = TOGETHER["Deployment/lw-lowwater-global"]["spec"]["template"]["spec"]["volumes"]
-    [secret] = [each["secret"] for each in volumes if each["name"] == mounted]
+    [secret] = [volume["secret"] for volume in volumes if volume["name"] == mounted]
     assert (secret["secretName"], secret["items"]) == ("lowwater-global-redis", [{"key": "address", "path": "address"}])
     assert "PersistentVolumeClaim/lw-lowwater-global" not in TOGETHER
     args = serve.parser().parse_args(alone["args"])
@@ -118,8 +118,8 @@ def test_the_global_authority_is_a_command_over_redis_or_a_volume() -> None:
 
 
 def test_the_probes_ask_what_both_answer() -> None:
-    encrypted, shared = made(agent("regions")), made(global_authority("regions"))
+    encrypted, shared = present(agent("regions")), present(global_authority("regions"))
     for probe in ("readinessProbe", "livenessProbe"):
         assert encrypted[probe]["httpGet"] == {"path": "/healthz", "port": "region", "scheme": "HTTPS"}
-    assert [each["name"] for each in encrypted["ports"]] == ["region"]
+    assert [port["name"] for port in encrypted["ports"]] == ["region"]
     assert shared["livenessProbe"]["tcpSocket"] == {"port": "grpc"}

@@ -29,9 +29,9 @@ def valid(document: dict[str, Any], version: str) -> None:
 
 @pytest.mark.parametrize("name", SETS)
 def test_the_linter_has_nothing_to_say(name: str) -> None:
-    said = helm("lint", "--strict", CHART, "--values", SETS[name])
-    assert said.returncode == 0, said.stdout + said.stderr
-    assert "[WARNING]" not in said.stdout
+    result = helm("lint", "--strict", CHART, "--values", SETS[name])
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "[WARNING]" not in result.stdout
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -49,13 +49,13 @@ def test_kubernetes_has_every_field(name: str) -> None:
     ],
 )
 def test_a_misspelt_field_is_found(kind: str, path: tuple[str | int, ...], value: object) -> None:
-    [found] = [each for each in yaml.safe_load_all(yaml.safe_dump_all(documents("secured"))) if each["kind"] == kind]
-    place = found
+    [document] = [each for each in yaml.safe_load_all(yaml.safe_dump_all(documents("secured"))) if each["kind"] == kind]
+    place = document
     for step in path[:-1]:
         place = place[step]
     place[path[-1]] = value
     with pytest.raises(jsonschema.ValidationError):
-        valid(found, FLOOR)
+        valid(document, FLOOR)
 
 
 @pytest.mark.parametrize("name", ["default", "everything", "regions"])
@@ -71,13 +71,13 @@ def test_the_manifest_is_as_it_was_reviewed(name: str, manifest: SnapshotAsserti
 
 
 def test_the_package_has_what_an_installation_needs(tmp_path: Path) -> None:
-    said = helm("package", CHART, "--destination", tmp_path)
-    assert said.returncode == 0, said.stderr
+    result = helm("package", CHART, "--destination", tmp_path)
+    assert result.returncode == 0, result.stderr
     [package] = tmp_path.iterdir()
     with tarfile.open(package) as archive:
         packed = {Path(name).relative_to("lowwater").as_posix() for name in archive.getnames()}
-    wanted = {path.relative_to(CHART).as_posix() for path in CHART.rglob("*") if path.is_file()}
-    assert packed == {name for name in wanted if not name.startswith("ci/")}
+    files = {path.relative_to(CHART).as_posix() for path in CHART.rglob("*") if path.is_file()}
+    assert packed == {name for name in files if not name.startswith("ci/")}
     # A release, chart and all, is kept in one Secret of at most 1 MiB.
     assert package.stat().st_size < 200_000
     assert helm("template", "lw", package).returncode == 0

@@ -21,7 +21,7 @@ KINDS: Final = {
     "/api/v1": ("ConfigMap", "PersistentVolumeClaim", "Pod", "Secret", "Service", "ServiceAccount"),
     "/apis/apps/v1": ("Deployment", "StatefulSet"),
 }
-"""What the API has: no more than the kinds of a release without anything besides."""
+"""The kinds that the API serves: no more than those of a release without anything besides."""
 
 
 @contextmanager
@@ -37,9 +37,9 @@ def cluster(*objects: Document) -> Iterator[str]:
         has = [{"name": f"{kind.lower()}s", "namespaced": True, "kind": kind, "verbs": ["get"]} for kind in kinds]
         group = path.removeprefix("/apis/").removeprefix("/api/")
         answers[path] = {"kind": "APIResourceList", "groupVersion": group, "resources": has}
-    for each in objects:
-        [path] = [path for path, kinds in KINDS.items() if each["kind"] in kinds]
-        answers[f"{path}/namespaces/{NAMESPACE}/{each['kind'].lower()}s/{each['metadata']['name']}"] = each
+    for document in objects:
+        [path] = [path for path, kinds in KINDS.items() if document["kind"] in kinds]
+        answers[f"{path}/namespaces/{NAMESPACE}/{document['kind'].lower()}s/{document['metadata']['name']}"] = document
 
     class Answering(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -52,7 +52,7 @@ def cluster(*objects: Document) -> Iterator[str]:
             self.wfile.write(body.encode())
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that it has there
-            """Nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -66,8 +66,8 @@ def cluster(*objects: Document) -> Iterator[str]:
 
 def upgraded(running: Sequence[Document], *values: str | Path) -> subprocess.CompletedProcess[str]:
     with cluster(*running) as address:
-        asked = ("--dry-run=server", "--kube-apiserver", address, "--namespace", NAMESPACE, "--is-upgrade")
-        return helm("template", RELEASE, CHART, *asked, *values)
+        options = ("--dry-run=server", "--kube-apiserver", address, "--namespace", NAMESPACE, "--is-upgrade")
+        return helm("template", RELEASE, CHART, *options, *values)
 
 
 def setting(*values: str) -> tuple[str, ...]:
@@ -75,19 +75,19 @@ def setting(*values: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def kept(*values: str | Path) -> tuple[Document, ...]:
-    found = parsed(rendered(*values))
+def lasting(*values: str | Path) -> tuple[Document, ...]:
+    documents = parsed(rendered(*values))
     return tuple(
-        each
-        for each in found
-        if each["kind"] in {"StatefulSet", "Secret"}
-        or (key(each).startswith("Deployment/") and key(each).endswith("-global"))
+        document
+        for document in documents
+        if document["kind"] in {"StatefulSet", "Secret"}
+        or (key(document).startswith("Deployment/") and key(document).endswith("-global"))
     )
 
 
 def installed(replicas: int, *values: str | Path) -> list[Document]:
-    found = kept(*values)
-    return [each | ({"spec": each["spec"] | {"replicas": replicas}} if "spec" in each else {}) for each in found]
+    documents = lasting(*values)
+    return [item | ({"spec": item["spec"] | {"replicas": replicas}} if "spec" in item else {}) for item in documents]
 
 
 def secret(name: str, url: str) -> Document:
@@ -115,12 +115,12 @@ MOVES: dict[str, tuple[list[str], list[str], str]] = {
         "uses the Redis a:26379,b:26379/main/0, and some shards would already use c:26379,b:26380/main/0: ",
     ),
     **{
-        f"a Redis for one with a bare {each} in its password": (
+        f"a Redis for one with a bare {character} in its password": (
             ONE,
-            [f"redis.url=redis://:secret{each}secret@two"],
+            [f"redis.url=redis://:secret{character}secret@two"],
             "would already use two:6379/0: ",
         )
-        for each in "#@"
+        for character in "#@"
     },
     "a Redis for that of a Secret": (ONE, GIVEN, "would already use given.data.svc:6379/0: "),
     "that of a Secret for that of another": (
@@ -141,12 +141,12 @@ SECRETS = [
 @pytest.mark.parametrize("case", MOVES)
 def test_nothing_that_runs_changes_its_journal_for_an_empty_one(case: str) -> None:
     before, after, message = MOVES[case]
-    said = upgraded([*installed(1, *setting(*before)), *SECRETS], *setting(*after))
-    assert said.returncode != 0, "it was rendered"
-    assert message in said.stderr
-    assert "scale to 0" in said.stderr
-    assert "docs/operate/helm.md, From a volume to Redis" in said.stderr
-    assert "secret" not in said.stderr, "a password is not repeated"
+    result = upgraded([*installed(1, *setting(*before)), *SECRETS], *setting(*after))
+    assert result.returncode != 0, "it was rendered"
+    assert message in result.stderr
+    assert "scale to 0" in result.stderr
+    assert "docs/operate/helm.md, From a volume to Redis" in result.stderr
+    assert "secret" not in result.stderr, "a password is not repeated"
     done = upgraded([*installed(0, *setting(*before)), *SECRETS], *setting(*after))
     assert done.returncode == 0, done.stderr
 
@@ -172,8 +172,8 @@ def test_nothing_that_runs_changes_its_journal_for_an_empty_one(case: str) -> No
 )
 def test_other_upgrades_go_on(before: list[str] | None, after: list[str]) -> None:
     running = [] if before is None else installed(1, *setting(*before))
-    said = upgraded([*running, *SECRETS], *setting(*after))
-    assert said.returncode == 0, said.stderr
+    result = upgraded([*running, *SECRETS], *setting(*after))
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize(
@@ -198,34 +198,34 @@ def test_a_global_authority_changes_for_no_empty_journal(before: list[str], afte
     running = [*installed(1, *setting(enabled, *before)), *SECRETS]
     assert upgraded(running, *setting(enabled, *before)).returncode == 0
     assert upgraded(running, *setting(enabled, *before), "--set", "tls.existingSecret=x").returncode == 0
-    said = upgraded(running, *setting(enabled, *after))
-    assert said.returncode != 0
-    assert message in said.stderr
-    assert "scale to 0 first" in said.stderr
+    result = upgraded(running, *setting(enabled, *after))
+    assert result.returncode != 0
+    assert message in result.stderr
+    assert "scale to 0 first" in result.stderr
     assert upgraded([*installed(0, *setting(enabled, *before)), *SECRETS], *setting(enabled, *after)).returncode == 0
 
 
 def test_a_secret_that_stays_is_not_read() -> None:
     closed = {"kind": "Secret", "metadata": {"name": "given"}, "code": 403}
     running = installed(1, *setting(*GIVEN))
-    said = upgraded([*running, closed], *setting(*GIVEN, "replicaCount=2"))
-    assert said.returncode == 0, said.stderr
-    said = upgraded([*running, closed], *setting("redis.existingSecret=moved"))
-    assert said.returncode != 0, "it was not asked for"
+    result = upgraded([*running, closed], *setting(*GIVEN, "replicaCount=2"))
+    assert result.returncode == 0, result.stderr
+    result = upgraded([*running, closed], *setting("redis.existingSecret=moved"))
+    assert result.returncode != 0, "it was not asked for"
 
 
 @pytest.mark.parametrize("name", ["everything", "global", "redis-secret", "sidecar"])
 def test_an_upgrade_to_the_same_values_goes_on(name: str) -> None:
-    said = upgraded(installed(1, "--values", SETS[name]), "--values", SETS[name])
-    assert said.returncode == 0, said.stderr
+    result = upgraded(installed(1, "--values", SETS[name]), "--values", SETS[name])
+    assert result.returncode == 0, result.stderr
 
 
 def test_what_is_asked_for_and_not_there_is_refused_and_not_left_out() -> None:
     with cluster() as address:
-        asked = ("--validate", "--disable-openapi-validation", "--kube-apiserver", address, "--namespace", NAMESPACE)
-        plain = helm("template", RELEASE, CHART, *asked)
+        options = ("--validate", "--disable-openapi-validation", "--kube-apiserver", address, "--namespace", NAMESPACE)
+        plain = helm("template", RELEASE, CHART, *options)
         assert plain.returncode == 0, plain.stderr
         for value, kind in (("serviceMonitor", "ServiceMonitor"), ("prometheusRule", "PrometheusRule")):
-            said = helm("template", RELEASE, CHART, *asked, *setting(f"{value}.enabled=true"))
-            assert said.returncode != 0
-            assert f'no matches for kind "{kind}"' in said.stderr
+            result = helm("template", RELEASE, CHART, *options, *setting(f"{value}.enabled=true"))
+            assert result.returncode != 0
+            assert f'no matches for kind "{kind}"' in result.stderr

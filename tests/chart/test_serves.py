@@ -35,7 +35,7 @@ PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 
 class Contained(Serving):
-    """What the container of a set of values runs, with its folders below one of the test."""
+    """A server as the container of a set of values runs it, with its folders below one of the test."""
 
     def __init__(self, folder: Path, name: str) -> None:
         # Below the ports that the system gives to connections: with Redis its address is known before it starts.
@@ -51,7 +51,7 @@ class Contained(Serving):
 
     def mapped(self, arguments: Sequence[str]) -> list[str]:
         address = re.compile(r"^(--(?:advertise|address))=.*:7420$")
-        return [address.sub(rf"\1={self.address}", each).replace("=/", f"={self.folder}/") for each in arguments]
+        return [address.sub(rf"\1={self.address}", word).replace("=/", f"={self.folder}/") for word in arguments]
 
     def got(self, path: str, **headers: str) -> int:
         """The status of a page over HTTPS, asked as the kubelet does: it does not look at the certificate."""
@@ -86,8 +86,8 @@ def test_the_secured_command_serves_and_minds_no_lost_redis(tmp_path: Path, monk
     (secrets / "tls/tls.key").chmod(0o440)
     for pem in certificate.cert_chain_pems:
         pem.write_to_path(secrets / "tls/tls.crt", append=True)
-    [given] = (each for each in of_kind("secured", "Secret") if "access.toml" in each["data"])
-    config = b64decode(given["data"]["access.toml"]).decode()
+    [texts] = (manifest for manifest in of_kind("secured", "Secret") if "access.toml" in manifest["data"])
+    config = b64decode(texts["data"]["access.toml"]).decode()
     scraper = sha256(b"scraper").hexdigest()
     config = config.replace("a" * 64, scraper) + dedent(f"""
         [[principal]]
@@ -101,19 +101,19 @@ def test_the_secured_command_serves_and_minds_no_lost_redis(tmp_path: Path, monk
     (secrets / "access/access.toml").write_text(config)
     with RedisServer(tmp_path / "redis", *DURABLE) as redis:
         redis.start()
-        given = {"LOWWATER_STORE_FILE": redis.url, "LOWWATER_PEER_TOKEN_FILE": "x" * 43}
-        for each in container("secured")["env"]:
-            if text := given.pop(each["name"], ""):
-                file = tmp_path / each["value"].lstrip("/")
+        texts = {"LOWWATER_STORE_FILE": redis.url, "LOWWATER_PEER_TOKEN_FILE": "x" * 43}
+        for variable in container("secured")["env"]:
+            if text := texts.pop(variable["name"], ""):
+                file = tmp_path / variable["value"].lstrip("/")
                 file.parent.mkdir()
                 file.write_text(text)
-                monkeypatch.setenv(each["name"], str(file))
-        assert not given
+                monkeypatch.setenv(variable["name"], str(file))
+        assert not texts
         with Contained(tmp_path, "secured") as server:
             assert server.metrics.startswith("https:")
             startup, readiness, liveness = (server.container[probe] for probe in PROBES)
             assert {server.got(probe["httpGet"]["path"]) for probe in (startup, readiness)} == {200}
-            ports = {each["name"]: each["containerPort"] for each in server.container["ports"]}
+            ports = {port["name"]: port["containerPort"] for port in server.container["ports"]}
             assert ports[liveness["tcpSocket"]["port"]] == 7420
             host, port = server.address.rsplit(":", 1)
             socket.create_connection((host, int(port)), timeout=30).close()
@@ -125,8 +125,8 @@ def test_the_secured_command_serves_and_minds_no_lost_redis(tmp_path: Path, monk
             test, _ = pod["spec"]["containers"]
             command = [program(test["command"][0]), *test["command"][1:], *server.mapped(test["args"])]
             environment = {**os.environ, "LOWWATER_TOKEN": "reader"}
-            said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-            assert said.returncode == 0, said.stderr
+            result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+            assert result.returncode == 0, result.stderr
 
             # Redis goes away. Probes that fail now would restart every shard at once, and take away what they have in memory.
             redis.kill()

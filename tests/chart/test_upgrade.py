@@ -75,7 +75,7 @@ def test_an_upgrade_changes_only_what_it_should(case: str) -> None:
 def test_no_upgrade_changes_what_cannot_be_changed(name: str) -> None:
     may = {"replicas", "minReadySeconds", "template", "updateStrategy"}
     old, new = (
-        {part: each for part, each in stateful_set(one)["spec"].items() if part not in may} for one in ("default", name)
+        {part: item for part, item in stateful_set(one)["spec"].items() if part not in may} for one in ("default", name)
     )
     assert new == old
     assert old.keys() == {"serviceName", "podManagementPolicy", "selector"}
@@ -87,10 +87,10 @@ def test_a_new_version_of_the_chart_with_the_same_image_restarts_nothing(tmp_pat
     version = text.split("version: ")[1].split()[0]
     (newer / "Chart.yaml").write_text(text.replace(f"version: {version}", "version: 9.9.9"))
     values = ("--values", SETS["redis"], "--set", "image.tag=pinned")
-    found = changes(parsed(rendered(*values)), parsed(rendered(*values, chart=newer)))
-    assert found, "the chart's version is in the labels"
+    differences = changes(parsed(rendered(*values)), parsed(rendered(*values, chart=newer)))
+    assert differences, "the chart's version is in the labels"
     # The checksum is of the URL alone, not of the labels around it.
-    assert {each.split()[1] for each in found} == {"metadata.labels.helm.sh/chart"}
+    assert {difference.split()[1] for difference in differences} == {"metadata.labels.helm.sh/chart"}
 
 
 def test_the_redis_of_a_pod_is_found_in_a_variable_of_older_charts_too(tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_the_redis_of_a_pod_is_found_in_a_variable_of_older_charts_too(tmp_path:
         {"volumes": [{"name": "redis-url", "secret": {"secretName": "redis", "items": [{"key": "url"}]}}]},
     ]
     chart = shutil.copytree(CHART, tmp_path / "lowwater")
-    found = [f'{{{{ include "lowwater.store" (fromJson {json.dumps(json.dumps(pod))}) }}}}' for pod in pods]
-    text = f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: found}}\ndata: [{', '.join(found)}]\n"
+    calls = [f'{{{{ include "lowwater.store" (fromJson {json.dumps(json.dumps(pod))}) }}}}' for pod in pods]
+    text = f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: found}}\ndata: [{', '.join(calls)}]\n"
     (chart / "templates/found.yaml").write_text(text)
-    [data] = [each["data"] for each in parsed(rendered(chart=chart)) if each["metadata"]["name"] == "found"]
+    [data] = [document["data"] for document in parsed(rendered(chart=chart)) if document["metadata"]["name"] == "found"]
     assert data == [secret] * len(pods)

@@ -25,7 +25,7 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
 
 def explained() -> set[str]:
-    return {each.path for each in document_values.values(VALUES)}
+    return {document_value.path for document_value in document_values.values(VALUES)}
 
 
 def in_the_schema(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -35,18 +35,18 @@ def in_the_schema(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
         yield prefix
         return
     assert node.get("additionalProperties") is False, f"{prefix or 'the top'} is open"
-    for name, each in node["properties"].items():
-        yield from in_the_schema(each, f"{prefix}.{name}" if prefix else name)
+    for name, property_ in node["properties"].items():
+        yield from in_the_schema(property_, f"{prefix}.{name}" if prefix else name)
 
 
 def test_the_schema_is_closed_and_has_exactly_the_values() -> None:
     documented = explained()
     # What is one value in the table, and two mappings in the schema.
-    known = {re.sub(r"(?<=resources)[.]\w+$", "", path) for path in in_the_schema(SCHEMA)}
-    assert known - documented == {"global", "enabled"}, (
+    listed = {re.sub(r"(?<=resources)[.]\w+$", "", path) for path in in_the_schema(SCHEMA)}
+    assert listed - documented == {"global", "enabled"}, (
         "a chart that has this one as a part gives these; all others stand in values.yaml"
     )
-    assert documented <= known
+    assert documented <= listed
 
 
 def test_rule7_the_memory_that_clients_can_make_a_process_hold_is_below_its_limit() -> None:
@@ -72,8 +72,8 @@ def test_the_sets_between_them_set_what_there_is() -> None:
     def below(node: Any, prefix: str = "") -> Iterator[str]:
         yield prefix
         if isinstance(node, dict):
-            for name, each in node.items():
-                yield from below(each, f"{prefix}.{name}" if prefix else name)
+            for name, value in node.items():
+                yield from below(value, f"{prefix}.{name}" if prefix else name)
 
     tried = {path for source in SETS.values() for path in below(yaml.safe_load(source.read_text()))}
     assert explained() <= tried
@@ -91,5 +91,5 @@ def test_another_chart_may_have_it_as_a_part(tmp_path: Path, enabled: bool) -> N
     (tmp_path / "Chart.yaml").write_text(yaml.safe_dump({**parent, "dependencies": [part]}))
     (tmp_path / "values.yaml").write_text(yaml.safe_dump({"lowwater": {"enabled": enabled, "logFormat": "text"}}))
     shutil.copytree(CHART, tmp_path / "charts/lowwater")
-    found = parsed(rendered(chart=tmp_path))
-    assert [each["metadata"]["name"] for each in found if each["kind"] == "StatefulSet"] == ["lw-lowwater"] * enabled
+    items = parsed(rendered(chart=tmp_path))
+    assert [item["metadata"]["name"] for item in items if item["kind"] == "StatefulSet"] == ["lw-lowwater"] * enabled

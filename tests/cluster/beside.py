@@ -63,7 +63,7 @@ class Beside(Group):
 
     def __init__(self, folder: Path, job: Copying, brokers: str, topic: str, classpath: str, address: str) -> None:
         super().__init__(folder / "sidecar.log")
-        said = {
+        query = {
             "name": "copied",
             "checkpoint": str(job.output.checkpoint),
             "inputs": [topic],
@@ -79,7 +79,7 @@ class Beside(Group):
         }
         declared = folder / "queries.toml"
         # The values of TOML that are needed here are written as in JSON.
-        lines = ["[[query]]", *(f"{key} = {json.dumps(value)}" for key, value in said.items())]
+        lines = ["[[query]]", *(f"{key} = {json.dumps(value)}" for key, value in query.items())]
         lines += ["[[query.sources]]", 'kind = "kafka"', f"topics = {json.dumps([topic])}", "[query.sources.options]"]
         lines += [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in options.items()]
         declared.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -26,33 +26,33 @@ def run(
 ) -> dict[str, Any]:
     """Run until so many faults have taken effect; return the result. Stops at the first round in which anything is wrong."""
     began = time.monotonic()
-    with streams(folder, seed, ship(folder / "shipped") if shipped is None else shipped) as made:
-        made.start()
-        made.put()
-        made.promise()
-        made.recovered()
-        tally = made.tally
+    with streams(folder, seed, ship(folder / "shipped") if shipped is None else shipped) as pipeline:
+        pipeline.start()
+        pipeline.put()
+        pipeline.promise()
+        pipeline.recovered()
+        tally = pipeline.tally
         wrong: list[str] = []
         rounds = 0
         while tally.total < faults and not wrong and tally.missed.total() <= faults:
-            kinds = made.plan(faults)
+            kinds = pipeline.plan(faults)
             since = time.monotonic()
-            made.round(kinds)
-            wrong = made.wrong()
+            pipeline.round(kinds)
+            wrong = pipeline.wrong()
             rounds += 1
             say(f"round {rounds} {'+'.join(kinds)}: {tally.total} counted, {time.monotonic() - since:.1f} s")
         if not wrong:
-            made.finish()
-            wrong = made.wrong(finished=True)
-        for each in wrong[:20]:
-            say(f"WRONG: {each}")
+            pipeline.finish()
+            wrong = pipeline.wrong(finished=True)
+        for line in wrong[:20]:
+            say(f"WRONG: {line}")
         return {
             "seed": seed,
-            **tally.said(),
-            "rows": len(made.puts),
-            "windows": len(hours_of(made.puts)),
-            "batches": sum(output.commits() for output in made.outputs.values()),
-            "published": sum(len(values) for values in made.watching.seen.values()),
+            **tally.summary(),
+            "rows": len(pipeline.puts),
+            "windows": len(hours_of(pipeline.puts)),
+            "batches": sum(output.commits() for output in pipeline.outputs.values()),
+            "published": sum(len(values) for values in pipeline.watching.published.values()),
             "violations": len(wrong),
             "seconds": round(time.monotonic() - began, 1),
         }

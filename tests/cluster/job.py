@@ -1,4 +1,4 @@
-"""What the application's tasks run. It is shipped to the executors by --py-files, with nothing else of the repository."""
+"""The tasks of the application. It is shipped to the executors by --py-files, with nothing else of the repository."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def look_around(settings: lowwater.Settings, batches: Iterable[pa.RecordBatch]) 
     for _ in batches:
         pass
     here = settings.read()
-    contents = [each or b"" for each in (here.root_certificates, here.private_key, here.certificate_chain)]
-    found = {
+    contents = [part or b"" for part in (here.root_certificates, here.private_key, here.certificate_chain)]
+    facts = {
         "place": str(Path.cwd()),
         "python": sys.executable,
         "lowwater": str(lowwater.__file__),
         "spark": str(lowwater_spark.__file__),
         "settings": json.dumps([settings.address, settings.token, settings.namespace, settings.encrypted]),
-        "credentials": json.dumps([hashlib.sha256(each).hexdigest() for each in contents]),
+        "credentials": json.dumps([hashlib.sha256(content).hexdigest() for content in contents]),
     }
-    yield pa.RecordBatch.from_pylist([found])
+    yield pa.RecordBatch.from_pylist([facts])

@@ -1,4 +1,4 @@
-"""What may be published and written, by plain Python from the files alone. It knows nothing of how the system came to it."""
+"""An oracle of what may be published and written, by plain Python from the files alone. It knows nothing of how the system came to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Put(NamedTuple):
     time: int
     """Its event time, microseconds; as everywhere here."""
     number: int = -1
-    """What no other row has, where rows are handed on one by one."""
+    """A number that no other row has, where rows are handed on one by one."""
 
 
 class Written(NamedTuple):
@@ -29,7 +29,7 @@ class Written(NamedTuple):
     time: int
     number: int
     committed: float
-    """As of a window."""
+    """The time of the commit, as in :class:`Emitted`."""
 
 
 class Emitted(NamedTuple):
@@ -51,19 +51,19 @@ def hours_of(puts: Sequence[Put]) -> dict[tuple[str, int], int]:
     return dict(Counter((put.key, put.time // HOUR * HOUR) for put in puts))
 
 
-def judge_source(puts: Sequence[Put], seen: Sequence[Seen]) -> list[str]:
-    return [*_monotone(seen), *_ahead([(put.time, put.at, _row(put)) for put in puts], seen)]
+def judge_source(puts: Sequence[Put], published: Sequence[Seen]) -> list[str]:
+    return [*_monotone(published), *_ahead([(put.time, put.at, _row(put)) for put in puts], published)]
 
 
 def judge_rows(
-    puts: Sequence[Put], written: Sequence[Written], seen: Sequence[Seen], *, finished: bool = False
+    puts: Sequence[Put], written: Sequence[Written], published: Sequence[Seen], *, finished: bool = False
 ) -> list[str]:
     """Return what is wrong with rows that a stage hands on, and with its watermarks; empty when nothing is.
 
     Each row is there once and as it was put; before a watermark above its time was seen, it was committed; ``finished``: all rows are there.
     """
-    put = {each.number: each for each in puts}
-    wrong = _monotone(seen)
+    put = {put.number: put for put in puts}
+    wrong = _monotone(published)
     committed: dict[int, float] = {}
     for row in written:
         if row.number not in put or put[row.number][1:] != row[:3]:
@@ -71,14 +71,14 @@ def judge_rows(
         elif row.number in committed:
             wrong.append(f"{_row(put[row.number])} is written twice")
         committed[row.number] = min(row.committed, committed.get(row.number, NEVER))
-    wrong += _ahead([(each.time, committed.get(each.number, NEVER), _row(each)) for each in puts], seen)
+    wrong += _ahead([(put.time, committed.get(put.number, NEVER), _row(put)) for put in puts], published)
     if finished:
-        wrong += [f"{_row(each)} was never written" for each in puts if each.number not in committed]
+        wrong += [f"{_row(put)} was never written" for put in puts if put.number not in committed]
     return wrong
 
 
 def judge_windows(
-    puts: Sequence[Put], emitted: Sequence[Emitted], seen: Sequence[Seen], *, finished: bool = False
+    puts: Sequence[Put], emitted: Sequence[Emitted], published: Sequence[Seen], *, finished: bool = False
 ) -> list[str]:
     """Return what is wrong with hourly windows and their stage's watermarks; empty when nothing is.
 
@@ -90,7 +90,7 @@ def judge_windows(
     O(rows + windows x log of the watermarks).
     """
     answer = hours_of(puts)
-    wrong = _monotone(seen)
+    wrong = _monotone(published)
     committed: dict[tuple[str, int], float] = {}
     for window in emitted:
         name = (window.key, window.hour)
@@ -99,7 +99,7 @@ def judge_windows(
         elif window.rows != answer.get(name, 0):
             wrong.append(f"{_window(*name)} is written with {window.rows} rows, and has {answer.get(name, 0)}")
         committed[name] = min(window.committed, committed.get(name, NEVER))
-    wrong += _ahead([(name[1], committed.get(name, NEVER), _window(*name)) for name in answer], seen)
+    wrong += _ahead([(name[1], committed.get(name, NEVER), _window(*name)) for name in answer], published)
     if finished:
         wrong += [f"{_window(*name)} was never written" for name in answer if name not in committed]
     return wrong
@@ -113,19 +113,19 @@ def _window(key: str, hour: int) -> str:
     return f"the window of {key} at {hour}"
 
 
-def _monotone(seen: Sequence[Seen]) -> list[str]:
+def _monotone(published: Sequence[Seen]) -> list[str]:
     """Whoever received a value is never shown a lower one afterwards."""
-    return [f"{after} came after {before}" for before, after in itertools.pairwise(seen) if after[1:] < before[1:]]
+    return [f"{after} came after {before}" for before, after in itertools.pairwise(published) if after[1:] < before[1:]]
 
 
-def _ahead(stamped: Sequence[tuple[int, float, str]], seen: Sequence[Seen]) -> list[str]:
+def _ahead(stamped: Sequence[tuple[int, float, str]], published: Sequence[Seen]) -> list[str]:
     """Return what was not there when a watermark above its stamp was received. ``stamped``: stamp, since when it is there, its name."""
     # The first moment at which each greater value had been received.
     steps: list[Seen] = []
-    for each in seen:
-        if each.low != MIN and (not steps or each.low > steps[-1].low):
-            steps.append(each)
-    lows = [each.low for each in steps]
+    for value in published:
+        if value.low != MIN and (not steps or value.low > steps[-1].low):
+            steps.append(value)
+    lows = [step.low for step in steps]
     wrong = []
     for stamp, since, name in stamped:
         above = bisect_right(lows, stamp)

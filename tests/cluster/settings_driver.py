@@ -22,9 +22,9 @@ def main(found: str) -> None:
     settings = connection(lambda name: spark.conf.get(name, None))
     # More tasks than there are slots: each executor has some.
     rows = spark.range(0, 4, 1, 4).mapInArrow(partial(look_around, settings), FOUND).collect()
-    said = {"driver": str(lws.__file__), "executors": [row.asDict() for row in rows]}
+    facts = {"driver": str(lws.__file__), "executors": [row.asDict() for row in rows]}
     beside = Path(found).with_suffix(".tmp")
-    beside.write_text(json.dumps(said), encoding="utf-8")
+    beside.write_text(json.dumps(facts), encoding="utf-8")
     beside.rename(found)
     spark.stop()
 

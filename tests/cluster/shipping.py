@@ -1,4 +1,4 @@
-"""What an application brings along to a cluster: an archive with our wheels and what they need, and its own code."""
+"""The files that an application brings along to a cluster: an archive with our wheels and what they need, and its own code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.compatibility.environments import ROOT, build, uv
 
 ENVIRONMENT = "lowwater-env"
-"""What the archive is called where it is unpacked: in the working directory of each executor, and of the driver."""
+"""The archive's name where it is unpacked: in the working directory of each executor, and of the driver."""
 
 CODE = (
     "tests/__init__.py",
@@ -24,7 +24,7 @@ CODE = (
 """The modules of the application that its tasks import."""
 
 WHEELS = ("grpcio", "protobuf", "typing-extensions", "confluent-kafka")
-"""What our wheels need beside PySpark; the last for ``batch.write_kafka`` alone."""
+"""The packages that our wheels need beside PySpark; the last for ``batch.write_kafka`` alone."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class Standalone:
     def __init__(self, folder: Path, *, cores: int = 2, memory: str = "1g") -> None:
         self.folder = folder
         self.sizes = ["--cores", str(cores), "--memory", memory]
-        """Of the worker."""
+        """The worker's options for its size."""
         self.url = ""
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         """Master and worker by name."""
@@ -38,9 +38,9 @@ class Standalone:
             (self.folder / name).mkdir(parents=True)
         place = ["--host", HOST, "--port", "0", "--webui-port", "0"]
         self._start("master", MASTER, *place)
-        self.url = eventually(lambda: self._found(_SERVING), "the master serves")[0]
+        self.url = eventually(lambda: self._matches(_SERVING), "the master serves")[0]
         self._start("worker", WORKER, *place, *self.sizes, "--work-dir", str(self.folder / "work"), self.url)
-        eventually(lambda: self._found(_REGISTERED), "the worker is registered")
+        eventually(lambda: self._matches(_REGISTERED), "the worker is registered")
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -51,7 +51,7 @@ class Standalone:
             _kill(pid)
 
     def executors(self, application: str = "") -> list[int]:
-        found = []
+        pids = []
         work = os.fsencode(self.folder / "work" / application)
         for process in Path("/proc").iterdir():
             if process.name.isdecimal():
@@ -59,12 +59,12 @@ class Standalone:
                     if EXECUTOR.encode() in (process / "cmdline").read_bytes() and os.fsencode(
                         (process / "cwd").readlink()
                     ).startswith(work):
-                        found.append(int(process.name))
+                        pids.append(int(process.name))
                 except OSError:
                     continue  # it has ended, or is none of ours
-        return found
+        return pids
 
-    def _found(self, pattern: re.Pattern[str]) -> list[str]:
+    def _matches(self, pattern: re.Pattern[str]) -> list[str]:
         return pattern.findall((self.folder / "master.log").read_text(encoding="utf-8", errors="replace"))
 
     def _start(self, name: str, main: str, *arguments: str) -> None:

@@ -57,7 +57,7 @@ STEPS: Final[Mapping[str, Sequence[str]]] = {
 }
 """Where the driver of a stage can be told to kill itself."""
 
-CLASSPATH: Final = os.pathsep.join(str(jar) for each in ("kafka", "delta") for jar in jars(each))
+CLASSPATH: Final = os.pathsep.join(str(jar) for kind in ("kafka", "delta") for jar in jars(kind))
 CONF: Final[Mapping[str, str]] = {
     **delta.SETTINGS,
     "spark.driver.extraClassPath": CLASSPATH,
@@ -90,7 +90,7 @@ SHARES: Final = {
     "leader": 2,
     "broker": 2,
 }
-"""How often each kind of fault is planned. In this order they strike, and what they have taken away comes back; a stalled partition does so when all else is back."""
+"""The planned number of faults of each kind, in the order in which they strike and end; a stalled partition goes on when all else is back."""
 CALLED: Final = {
     "stall": "partitions_stalled",
     "sidecar": "sidecar_kills",
@@ -140,7 +140,7 @@ class Streams:
         self.orders.mkdir()
         self.puts: list[Put] = []
         self.lows = [START] * PARTITIONS
-        """What each partition of the producer's has promised."""
+        """The promise of each of the producer's partitions."""
         self.stalled: int | None = None
         self.tally = Tally(SHARES, CALLED)
         self._faults: Mapping[str, Callable[[], Fault]] = {
@@ -154,7 +154,7 @@ class Streams:
             "broker": self._restart_broker,
         }
         self._struck: set[Group] = set()
-        """What is killed in this round: it ends, and is started again."""
+        """The groups that are killed in this round and started again."""
         self._hit: set[str] = set()
         """Stages to which something happens in this round."""
         self._number = 0
@@ -204,7 +204,7 @@ class Streams:
     def promise(self) -> None:
         """Move the low watermark of all partitions that are not stalled by an hour or more, durably."""
         step = self.random.choice([60, 60, 75, 100]) * MINUTE
-        self.lows = [low + (0 if each == self.stalled else step) for each, low in enumerate(self.lows)]
+        self.lows = [low + (0 if partition == self.stalled else step) for partition, low in enumerate(self.lows)]
         self.lease.advance(None, oldest=None, frontier=self.low)
         self.lease.flush(PATIENCE)
 
@@ -212,15 +212,15 @@ class Streams:
         hour = now // HOUR * HOUR
         times = [now, hour + HOUR - 1, hour + HOUR, hour + 2 * HOUR]
         times += [now + self.random.randrange(150 * MINUTE) for _ in range(self.random.randrange(5, 15))]
-        times = [max(now, each) for each in times]
-        return [(partition, Put(0.0, f"k{self.random.randrange(8)}", each)) for each in times]
+        times = [max(now, time) for time in times]
+        return [(partition, Put(0.0, f"k{self.random.randrange(8)}", time)) for time in times]
 
     def _write(self, rows: Sequence[tuple[int, Put]]) -> None:
         numbered = [
             (partition, put._replace(number=len(self.puts) + place)) for place, (partition, put) in enumerate(rows)
         ]
         epoch = datetime(1970, 1, 1, tzinfo=UTC)
-        said = [
+        messages = [
             Row(
                 json.dumps(
                     {
@@ -235,9 +235,9 @@ class Streams:
             for partition, put in numbered
         ]
         # A broker that is frozen is left alone after seconds.
-        self.kafka.put("fed", said, socket_timeout_ms=10_000, request_timeout_ms=5_000)
-        there = time.time()
-        self.puts += [put._replace(at=there) for _, put in numbered]
+        self.kafka.put("fed", messages, socket_timeout_ms=10_000, request_timeout_ms=5_000)
+        landed = time.time()
+        self.puts += [put._replace(at=landed) for _, put in numbered]
 
     def recovered(self) -> None:
         """Wait until all have come as far as the producer: what is not stuck has recovered."""
@@ -260,33 +260,33 @@ class Streams:
         return [*self.applications.values(), self.copying, self.beside]
 
     def check(self) -> None:
-        for each in self.groups:
-            if each not in self._struck:
-                each.check()
+        for group in self.groups:
+            if group not in self._struck:
+                group.check()
 
     def await_that(self, condition: Callable[[], object], what: str) -> None:
         try:
             eventually(condition, what, seconds=PATIENCE, check=self.check)
         except AssertionError as failure:
             lows = {name: self.watching.low(name) for name in NAMES}
-            tails = "\n".join(f"--- {each.log}\n{each.tail()}" for each in self.groups)
+            tails = "\n".join(f"--- {group.log}\n{group.tail()}" for group in self.groups)
             msg = f"{failure}; published: {lows}\n{tails}"
             raise AssertionError(msg) from None
 
     def wrong(self, *, finished: bool = False) -> list[str]:
         # What was seen is taken first: what is read afterwards can only have more in it.
-        seen = {name: list(values) for name, values in self.watching.seen.items()}
+        published = {name: list(values) for name, values in self.watching.published.items()}
         rows = {"landed": self.tables["landed"].written(), "copied": self.copying.output.written()}
         rows["relayed"] = [_written(row) for row in self.kafka.rows("relayed")]
-        found = [f"fed: {each}" for each in judge_source(self.puts, seen["fed"])]
+        wrong = [f"fed: {problem}" for problem in judge_source(self.puts, published["fed"])]
         for name, written in rows.items():
-            found += [f"{name}: {each}" for each in judge_rows(self.puts, written, seen[name], finished=finished)]
-        windows = judge_windows(self.puts, self.tables["hourly"].emitted(), seen["hourly"], finished=finished)
-        found += [f"hourly: {each}" for each in windows]
+            wrong += [f"{name}: {line}" for line in judge_rows(self.puts, written, published[name], finished=finished)]
+        windows = judge_windows(self.puts, self.tables["hourly"].emitted(), published["hourly"], finished=finished)
+        wrong += [f"hourly: {line}" for line in windows]
         for name, table in self.tables.items():
             if _same(table.snapshot()) != _same([row for row, _ in table.rows()]):
-                found.append(f"{name}: a reader that begins now has other rows than the batches have written")
-        return found
+                wrong.append(f"{name}: a reader that begins now has other rows than the batches have written")
+        return wrong
 
     # -- faults -----------------------------------------------------------------------------------------------------
 
@@ -303,7 +303,7 @@ class Streams:
             self.put()
             self.promise()
         # What takes longest to come back comes first, and what only waits until all else is there comes last.
-        for _, fault in sorted(struck, key=lambda each: each[0] == "stall"):
+        for _, fault in sorted(struck, key=lambda pair: pair[0] == "stall"):
             next(fault)
         self._struck.clear()
         self._hit.clear()
@@ -319,14 +319,14 @@ class Streams:
     def _stall(self) -> Fault:
         """Stall a partition: nothing comes in it and nothing is promised, while the others go on. Its rows come late."""
         self.stalled = late = self.random.randrange(PARTITIONS)
-        held = self.lows[late]
+        low = self.lows[late]
         yield
         landed = self.tables["landed"]
         self.await_that(lambda: len(landed.written()) >= len(self.puts), "all but what is stalled is handed on")
-        passed = [row for row in landed.written() if row.time > held + HOUR]
-        holds = all(self.watching.low(name) <= held for name in NAMES)
+        passed = [row for row in landed.written() if row.time > low + HOUR]
+        holds = all(self.watching.low(name) <= low for name in NAMES)
         self.stalled = None
-        self._write(self._rows(late, held) + self._rows(late, held + HOUR))
+        self._write(self._rows(late, low) + self._rows(late, low + HOUR))
         self.lows[late] = max(self.lows)
         yield
         return holds and bool(passed)
@@ -368,11 +368,11 @@ class Streams:
         order = self.orders / f"driver-{self._next():04}.{name}.{self.random.choice(STEPS[name])}"
         order.touch()
         yield
-        taken = order.with_suffix(".taken")
+        accepted = order.with_suffix(".taken")
         process = application.process
         assert process is not None
-        self.await_that(lambda: taken.exists() or process.poll() is not None, f"the driver takes {order.name}")
-        if not taken.exists():
+        self.await_that(lambda: accepted.exists() or process.poll() is not None, f"the driver takes {order.name}")
+        if not accepted.exists():
             application.check()  # it has ended by itself
         killed = application.wait() == -signal.SIGKILL
         before = self.outputs[name].commits()
@@ -421,10 +421,10 @@ class Streams:
     def _leading(self) -> tuple[Broker, set[tuple[str, int]]]:
         """Return a broker and the partitions of the pipeline that it leads; all are in sync."""
         self._in_sync()
-        found = self._partitions()
-        number = self.random.choice(sorted({leader for leader, _ in found.values()}))
-        [broker] = [each for each in self.kafka.brokers if each.number == number]
-        return broker, {name for name, (leader, _) in found.items() if leader == number}
+        partitions = self._partitions()
+        number = self.random.choice(sorted({leader for leader, _ in partitions.values()}))
+        [broker] = [broker for broker in self.kafka.brokers if broker.number == number]
+        return broker, {name for name, (leader, _) in partitions.items() if leader == number}
 
     def _others_lead(self, broker: Broker, led: set[tuple[str, int]]) -> None:
         eventually(
@@ -440,8 +440,8 @@ class Streams:
     def _in_sync(self) -> None:
 
         def behind() -> int:
-            found = self._partitions(all_topics=True).values()
-            return sum(copies < len(self.kafka.brokers) for _, copies in found) if found else -1
+            partitions = self._partitions(all_topics=True).values()
+            return sum(copies < len(self.kafka.brokers) for _, copies in partitions) if partitions else -1
 
         eventually(lambda: behind() == 0, "all brokers are in sync", seconds=PATIENCE)
 
@@ -452,10 +452,10 @@ class Streams:
         except KafkaException:
             return {}
         return {
-            (name, number): (each.leader, len(each.isrs))
+            (name, number): (partition.leader, len(partition.isrs))
             for name, topic in topics.items()
             if all_topics or name in ("fed", "relayed")
-            for number, each in topic.partitions.items()
+            for number, partition in topic.partitions.items()
         }
 
     def _stage(self) -> str:
@@ -474,16 +474,16 @@ class Streams:
             return False
 
     def close(self) -> None:
-        for each in self.groups:
-            each.kill()
+        for group in self.groups:
+            group.kill()
         self.watching.stop()
         self.client.close()
 
 
 def _written(row: Row) -> Written:
-    said = json.loads(row.value)
+    fields = json.loads(row.value)
     assert row.time is not None
-    return Written(said["key"], micros(datetime.fromisoformat(said["t"])), said["number"], row.time / 1000)
+    return Written(fields["key"], micros(datetime.fromisoformat(fields["t"])), fields["number"], row.time / 1000)
 
 
 def _same(rows: Sequence[Mapping[str, Any]]) -> Counter[str]:
@@ -498,8 +498,8 @@ def streams(folder: Path, seed: int, shipped: Shipped) -> Iterator[Streams]:
         Sharded(folder / "authority", 2) as authority,
         Standalone(folder / "cluster", cores=6, memory="2g") as cluster,
     ):
-        made = Streams(folder, shipped, cluster, authority, kafka, seed)
+        pipeline = Streams(folder, shipped, cluster, authority, kafka, seed)
         try:
-            yield made
+            yield pipeline
         finally:
-            made.close()
+            pipeline.close()

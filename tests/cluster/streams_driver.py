@@ -62,8 +62,8 @@ class Streams:
         if name in TABLES:
             batch.write_table(rows, str(self.folder / name))
             return
-        said = rows.select("key", sf.to_json(sf.struct("*"), {"timestampFormat": ISO}).alias("value"))
-        batch.write_kafka(said, name, options={"kafka.bootstrap.servers": self.brokers}, slots=2)
+        values = rows.select("key", sf.to_json(sf.struct("*"), {"timestampFormat": ISO}).alias("value"))
+        batch.write_kafka(values, name, options={"kafka.bootstrap.servers": self.brokers}, slots=2)
 
 
 ISO = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"

@@ -19,15 +19,15 @@ class Version(NamedTuple):
 
 
 class Table(Committed):
-    """What a stage writes by ``batch.write_table``. Its log keeps every version of the days that a run lasts."""
+    """A table that a stage writes by ``batch.write_table``. Its log keeps every version of the days that a run lasts."""
 
     def __init__(self, folder: Path, checkpoint: Path) -> None:
         super().__init__(checkpoint)
         self.folder = folder
         self.versions: list[Version] = []
-        """Those that were there at the last look."""
+        """The versions of the last look."""
         self._rows: dict[int, list[Row]] = {}
-        """By the version that has brought them: a VACUUM may remove the files later."""
+        """The rows by the version that has brought them: a VACUUM may remove the files later."""
 
     def look(self) -> None:
         while (commit := self.folder / "_delta_log" / f"{len(self.versions):020}.json").exists():
@@ -64,10 +64,10 @@ class Table(Committed):
 
 def _version(commit: Path) -> Version:
     actions: list[Mapping[str, Any]] = [json.loads(line) for line in commit.read_text(encoding="utf-8").splitlines()]
-    found: dict[str, list[Any]] = {kind: [each[kind] for each in actions if kind in each] for kind in _KINDS}
-    added, removed = (tuple(each["path"] for each in found[kind]) for kind in ("add", "remove"))
-    brings = any(each["dataChange"] for each in found["add"])
-    batches = [each["version"] for each in found["txn"]]
+    by_kind: dict[str, list[Any]] = {kind: [action[kind] for action in actions if kind in action] for kind in _KINDS}
+    added, removed = (tuple(action["path"] for action in by_kind[kind]) for kind in ("add", "remove"))
+    brings = any(action["dataChange"] for action in by_kind["add"])
+    batches = [action["version"] for action in by_kind["txn"]]
     assert not brings or len(batches) == 1, f"{commit} has rows, and not of one batch"
     return Version(added, removed, batches[0] if brings else None)
 

@@ -1,4 +1,4 @@
-"""How many faults of each kind have taken effect, and which kind is behind its share."""
+"""The number of faults of each kind that have taken effect, and which kind is behind its share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Tally:
         self.shares = shares
         self.names = names
         self.counted: Counter[str] = Counter()
-        """By kind: with evidence that it took effect, and a recovery afterwards."""
+        """The faults by kind that took effect, with evidence, and were recovered from."""
         self.missed: Counter[str] = Counter()
         """Faults that were planned and took no effect, or left no evidence."""
 
@@ -23,13 +23,13 @@ class Tally:
         """Return the kind that is furthest behind its share, with those that are planned already."""
         so_far = self.counted + Counter(planned)
         standing = {kind: (so_far[kind] + rng.random() / 4) / self.shares[kind] for kind in sorted(possible)}
-        return min(standing, key=lambda each: standing[each])
+        return min(standing, key=lambda kind: standing[kind])
 
     @property
     def total(self) -> int:
         return self.counted.total()
 
-    def said(self) -> dict[str, object]:
+    def summary(self) -> dict[str, object]:
         return {
             "faults": self.total,
             "by_kind": {self.names[kind]: count for kind, count in sorted(self.counted.items())},

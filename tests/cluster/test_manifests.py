@@ -27,20 +27,20 @@ def jvm() -> Iterator[Any]:
 
 def documents(jvm: Any, name: str) -> list[dict[str, Any]]:
     text = (EXAMPLES / name).read_text(encoding="utf-8")
-    found = []
+    manifests = []
     parsed = jvm.org.yaml.snakeyaml.Yaml().loadAll(text).iterator()
     while parsed.hasNext():
-        found.append(json.loads(jvm.io.fabric8.kubernetes.client.utils.Serialization.asJson(parsed.next())))
-    return found
+        manifests.append(json.loads(jvm.io.fabric8.kubernetes.client.utils.Serialization.asJson(parsed.next())))
+    return manifests
 
 
 def modelled(jvm: Any, document: Mapping[str, Any]) -> dict[str, Any]:
-    """What is left of a document when only the fields are kept that its model has, and those it must have are there."""
+    """Return a document with the fields alone that its model has, after checking that the required ones are there."""
     kind = jvm.java.lang.Class.forName(f"io.fabric8.kubernetes.api.model.{document['kind']}")
     mapper = jvm.com.fasterxml.jackson.databind.ObjectMapper()
     model = mapper.readValue(json.dumps(document), kind)
-    found: dict[str, Any] = json.loads(mapper.writeValueAsString(model))
-    return found
+    fields: dict[str, Any] = json.loads(mapper.writeValueAsString(model))
+    return fields
 
 
 def mounted(spec: Mapping[str, Any]) -> dict[str, str]:
@@ -57,9 +57,9 @@ def test_the_spark_application(jvm: Any) -> None:
     assert spec["driver"]["serviceAccount"]
     conf = spec["sparkConf"]
     assert all(isinstance(value, str) for value in conf.values()), "the operator takes strings alone"
-    for each in (spec["driver"], spec["executor"]):
+    for pod in (spec["driver"], spec["executor"]):
         # A file is named by its path only when it is at the same one everywhere, and so are the checkpoints.
-        assert mounted(each) == {"lowwater": str(Path(conf["spark.lowwater.ca"]).parent), "data": "/data"}
+        assert mounted(pod) == {"lowwater": str(Path(conf["spark.lowwater.ca"]).parent), "data": "/data"}
     assert {volume["name"] for volume in spec["volumes"]} == {"lowwater", "data"}
     assert conf["spark.lowwater.address"].endswith(":7420")
 
@@ -70,7 +70,7 @@ def test_the_drivers_pod(jvm: Any) -> None:
         assert modelled(jvm, document) == document, "Kubernetes would drop a field, or has it otherwise"
     [container] = pod["spec"]["containers"]
     script = container["args"][0]
-    conf = dict(each.split("=", 1) for each in script.split() if each.startswith("spark.") and "=" in each)
+    conf = dict(word.split("=", 1) for word in script.split() if word.startswith("spark.") and "=" in word)
     assert mounted(container)["lowwater"] == str(Path(conf["spark.lowwater.ca"]).parent)
     assert conf["spark.kubernetes.executor.secrets.lowwater-client"] == mounted(container)["lowwater"]
     volume = "spark.kubernetes.executor.volumes.persistentVolumeClaim.data"
@@ -82,5 +82,5 @@ def test_the_drivers_pod(jvm: Any) -> None:
     assert service["spec"]["selector"] == pod["metadata"]["labels"]
     assert conf["spark.driver.host"].startswith(f"{service['metadata']['name']}.{service['metadata']['namespace']}.")
     ports = {int(conf["spark.driver.port"]), int(conf["spark.driver.blockManager.port"])}
-    assert ports == {each["port"] for each in service["spec"]["ports"]}
+    assert ports == {port["port"] for port in service["spec"]["ports"]}
     assert "spark.lowwater.token=" not in script, "a token in an argument can be read by others"

@@ -1,4 +1,4 @@
-"""What an executor has of the application: the shipped code, and how to reach the authority."""
+"""An executor has the application's shipped code, and knows how to reach the authority."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def test_executors_have_the_shipped_code_and_the_settings(tmp_path: Path, shippe
         "spark.lowwater.key": str(files["key"]),
         "spark.lowwater.certificate": str(files["certificate"]),
     }
-    found = tmp_path / "found.json"
+    path = tmp_path / "found.json"
     with Standalone(tmp_path / "cluster") as cluster:
         program = Path(__file__).with_name("settings_driver.py")
         application = Application(cluster, shipped, tmp_path, program)
-        application.start({"found": str(found)}, conf, "--files", str(files["ca"]))
+        application.start({"found": str(path)}, conf, "--files", str(files["ca"]))
         assert application.wait(300) == 0, application.tail()
-    said = json.loads(found.read_text(encoding="utf-8"))
-    assert Path(said["driver"]).is_relative_to(shipped.site)
-    for task in said["executors"]:
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    assert Path(facts["driver"]).is_relative_to(shipped.site)
+    for task in facts["executors"]:
         # The executor's own directory, which Spark has unpacked the archive in.
         assert Path(task["place"]).is_relative_to(tmp_path / "cluster/work")
         assert task["python"] == shipped.python

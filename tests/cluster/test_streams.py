@@ -24,9 +24,9 @@ def test_rounds_are_planned_until_all_faults_are_counted(seed: int) -> None:
         kinds = plan(rng, tally, 100)
         assert 0 < len(kinds) <= min(MOST, 100 - tally.total)
         assert kinds.count("broker") + kinds.count("leader") <= 1
-        assert all(kinds.count(each) <= (2 if each == "executor" else 1) for each in kinds)
-        for each in kinds:
-            tally.count(each, True)
+        assert all(kinds.count(kind) <= (2 if kind == "executor" else 1) for kind in kinds)
+        for kind in kinds:
+            tally.count(kind, True)
     assert all(tally.counted[kind] >= share * 2 for kind, share in SHARES.items())
 
 

@@ -25,7 +25,7 @@ class Watching:
     """
 
     def __init__(self, addresses: str, names: Sequence[str]) -> None:
-        self.seen: dict[str, list[Seen]] = {name: [] for name in names}
+        self.published: dict[str, list[Seen]] = {name: [] for name in names}
         self._epochs: dict[str, list[int]] = {name: [] for name in names}
         self._stopping = threading.Event()
         self._calls: dict[str, grpc.Call] = {}
@@ -38,7 +38,7 @@ class Watching:
             thread.start()
 
     def low(self, name: str) -> int:
-        return self.seen[name][-1].low if self.seen[name] else MIN
+        return self.published[name][-1].low if self.published[name] else MIN
 
     def stop(self) -> None:
         self._stopping.set()
@@ -58,7 +58,7 @@ class Watching:
         # Shares nothing with another channel, neither its connection nor how long it waits after a failure.
         with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
             stub = watermarks_pb2_grpc.WatermarkServiceStub(channel)
-            call = self._calls[address] = stub.Watch(watermarks_pb2.WatchRequest(computations=list(self.seen)))
+            call = self._calls[address] = stub.Watch(watermarks_pb2.WatchRequest(computations=list(self.published)))
             if self._stopping.is_set():
                 call.cancel()
             for message in call:
@@ -69,4 +69,4 @@ class Watching:
                             epochs = self._epochs[mark.computation]
                             place = bisect_right(epochs, mark.epoch)
                             epochs.insert(place, mark.epoch)
-                            self.seen[mark.computation].insert(place, Seen(now, mark.incarnation, mark.low_micros))
+                            self.published[mark.computation].insert(place, Seen(now, mark.incarnation, mark.low_micros))

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: wheels and environments, made once, and two servers."""
+"""Fixtures that the tests of this folder share: wheels and environments, made once, and two servers."""
 
 from __future__ import annotations
 

@@ -90,9 +90,9 @@ def released() -> dict[str, list[Path]]:
 
 
 def released_environment(version: str) -> Environment:
-    made = environment(f"released-{version}", released()[version])
-    assert {made.versions()[name] for name in ("lowwater", "lowwater-authority")} == {version}
-    return made
+    environment_ = environment(f"released-{version}", released()[version])
+    assert {environment_.versions()[name] for name in ("lowwater", "lowwater-authority")} == {version}
+    return environment_
 
 
 def clean_environ() -> dict[str, str]:

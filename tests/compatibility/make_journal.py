@@ -131,7 +131,7 @@ def mass(hour: int, recent: int) -> workers_pb2.Mass:
 
 def begin(peer: Peer, part: str) -> None:
     names = {
-        each: f"{part}/{each}" for each in ("flights", "weather", "enriched", "hourly", "retired", "reset", "reader")
+        name: f"{part}/{name}" for name in ("flights", "weather", "enriched", "hourly", "retired", "reset", "reader")
     }
     flights, enriched, hourly = names["flights"], names["enriched"], names["hourly"]
     peer.register(flights)
@@ -173,7 +173,7 @@ def begin(peer: Peer, part: str) -> None:
 
 def go_on(peer: Peer, part: str, claims: dict[str, int]) -> None:
     flights, enriched, hourly, retired, reset = (
-        f"{part}/{each}" for each in ("flights", "enriched", "hourly", "retired", "reset")
+        f"{part}/{name}" for name in ("flights", "enriched", "hourly", "retired", "reset")
     )
     peer.report(flights, claims[f"{part} flights"], 17, 18, handles=[0, 2], mass=mass(17, 200))
     peer.report(flights, claims[f"{part} flights"], 16, handles=[2])
@@ -189,9 +189,9 @@ def ask(peer: Peer) -> Answers:
     topology = _dict(peer.topology.GetTopology(topology_pb2.GetTopologyRequest()))
     watermarks = _dict(peer.watermarks.GetWatermarks(watermarks_pb2.GetWatermarksRequest()))
     del watermarks["time_micros"]
-    for each in watermarks["watermarks"]:
-        del each["epoch"]
-    names = [each["name"] for each in topology["computations"]]
+    for watermark in watermarks["watermarks"]:
+        del watermark["epoch"]
+    names = [computation["name"] for computation in topology["computations"]]
     ranges = {
         name: _dict(peer.watermarks.ListRanges(watermarks_pb2.ListRangesRequest(computation=name))) for name in names
     }

@@ -30,11 +30,11 @@ def at(hour: int) -> datetime:
     return datetime(2013, 1, 9, hour, tzinfo=UTC)
 
 
-async def of(answer: Any) -> Any:
+async def done(answer: Any) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-async def each(stream: Any) -> AsyncGenerator[Any, None]:
+async def stream_of(stream: Any) -> AsyncGenerator[Any, None]:
     """The items of a stream of either client, whose iterator is closed at the end."""
     if hasattr(stream, "__aiter__"):
         try:
@@ -58,12 +58,12 @@ class Program:
         self.saw: dict[str, list[int]] = {"flights": [], "enriched": [], "hourly": []}
 
     async def look(self) -> dict[str, list[int]]:
-        for name, view in (await of(self.lw.get(*self.saw))).items():
+        for name, view in (await done(self.lw.get(*self.saw))).items():
             self.saw[name].append(view.low.micros)
         return self.saw
 
     async def until(self, name: str, arrived: Callable[[Watermark], bool]) -> None:
-        stream = each(self.lw.watch(name))
+        stream = stream_of(self.lw.watch(name))
         async for view in stream:
             self.saw[name].append(view.low.micros)
             if arrived(view.low):
@@ -71,86 +71,86 @@ class Program:
         await stream.aclose()
 
     async def batch(self, number: int, oldest: datetime | None) -> None:
-        seen = await of(self.hourly_worker.inputs())
+        inputs = await done(self.hourly_worker.inputs())
         sequencer, task = self.hourly.sequencer, TaskAttempt(1, 0, number)
-        await of(self.lw.stage_task("hourly", sequencer, number, task, handles=[0], oldest=[oldest], finished=5))
-        missing = await of(
+        await done(self.lw.stage_task("hourly", sequencer, number, task, handles=[0], oldest=[oldest], finished=5))
+        missing = await done(
             self.lw.prepare_batch(
                 "hourly",
                 sequencer,
                 number,
                 digest=b"plan %d" % number,
                 tasks=[task],
-                bound=seen.low,
-                seen=seen,
+                bound=inputs.low,
+                seen=inputs,
                 covers_all=True,
             )
         )
         assert missing == (), missing
         for _ in range(2):
-            assert await of(self.lw.commit_batch("hourly", sequencer, number)) == ()
+            assert await done(self.lw.commit_batch("hourly", sequencer, number)) == ()
 
     async def begin(self) -> None:
         lw = self.lw
-        await of(lw.register("flights"))
-        await of(lw.register("enriched", inputs=["flights"], heuristics=[0.5, 0.99]))
-        await of(lw.register("hourly", inputs=["enriched"]))
-        assert set((await of(lw.topology())).computations) >= {f"{lw.settings.namespace}/{name}" for name in self.saw}
+        await done(lw.register("flights"))
+        await done(lw.register("enriched", inputs=["flights"], heuristics=[0.5, 0.99]))
+        await done(lw.register("hourly", inputs=["enriched"]))
+        assert set((await done(lw.topology())).computations) >= {f"{lw.settings.namespace}/{name}" for name in self.saw}
         self.injector, self.worker = lw.worker("flights", name="injector"), lw.worker("enriched", name="exec-7")
         self.hourly_worker = lw.worker("hourly", identity="query", generation=3)
-        self.flights = await of(self.injector.claim())
-        self.enriched = await of(self.worker.claim(bounds=BOUNDS))
-        self.hourly = await of(self.hourly_worker.claim())
+        self.flights = await done(self.injector.claim())
+        self.enriched = await done(self.worker.claim(bounds=BOUNDS))
+        self.hourly = await done(self.hourly_worker.claim())
         await self.look()
 
         self.flights.advance(None, oldest=None, frontier=at(14))
-        assert (await of(lw.wait("flights", at(14), timeout=SECONDS))).low == Watermark.of(at(14))
-        seen = await of(self.worker.inputs())
-        self.enriched.advance(seen, oldest=[None, at(13), None], pending=[at(13)], finished=99)
-        await of(self.enriched.flush())
+        assert (await done(lw.wait("flights", at(14), timeout=SECONDS))).low == Watermark.of(at(14))
+        inputs = await done(self.worker.inputs())
+        self.enriched.advance(inputs, oldest=[None, at(13), None], pending=[at(13)], finished=99)
+        await done(self.enriched.flush())
         await self.until("enriched", lambda low: low == Watermark.of(at(13)))
-        assert (await of(lw.get("enriched")))["enriched"].heuristic[0.5] == Watermark.of(at(14))
-        found = await of(lw.complete("enriched", at(14)))
-        assert (found.complete, found.holding, found.holders[0].start) == (False, 1, b"\x40")
-        assert (await of(lw.complete("enriched", at(13)))).complete
-        assert "owned by exec-7" in str(await of(lw.why("enriched")))
-        assert len(await of(lw.ranges("enriched"))) == 3
+        assert (await done(lw.get("enriched")))["enriched"].heuristic[0.5] == Watermark.of(at(14))
+        completeness = await done(lw.complete("enriched", at(14)))
+        assert (completeness.complete, completeness.holding, completeness.holders[0].start) == (False, 1, b"\x40")
+        assert (await done(lw.complete("enriched", at(13)))).complete
+        assert "owned by exec-7" in str(await done(lw.why("enriched")))
+        assert len(await done(lw.ranges("enriched"))) == 3
         await self.batch(0, at(12))
-        await of(lw.wait("hourly", at(12), timeout=SECONDS))
+        await done(lw.wait("hourly", at(12), timeout=SECONDS))
         await self.look()
 
     async def end(self) -> None:
         lw = self.lw
         await self.look()
         self.flights.advance(None, oldest=None, frontier=at(16))
-        await of(self.flights.flush(SECONDS))
-        await of(lw.wait("flights", at(16), timeout=SECONDS))
-        self.enriched.advance(await of(self.worker.inputs()), oldest=None)
-        await of(lw.wait("enriched", at(16), timeout=SECONDS))
+        await done(self.flights.flush(SECONDS))
+        await done(lw.wait("flights", at(16), timeout=SECONDS))
+        self.enriched.advance(await done(self.worker.inputs()), oldest=None)
+        await done(lw.wait("enriched", at(16), timeout=SECONDS))
         await self.batch(1, None)
-        await of(lw.wait("hourly", at(16), timeout=SECONDS))
+        await done(lw.wait("hourly", at(16), timeout=SECONDS))
         await self.look()
 
         try:
-            await of(lw.wait("flights", at(17), timeout=0.01))
+            await done(lw.wait("flights", at(17), timeout=0.01))
         except lowwater.Timeout:
             pass
         else:
             raise AssertionError("nobody said that 17:00 is complete")
-        taken = await of(lw.worker("flights", name="second").claim())
+        second = await done(lw.worker("flights", name="second").claim())
         try:
             self.flights.advance(None, oldest=None, frontier=at(17))
-            await of(self.flights.flush(SECONDS))
+            await done(self.flights.flush(SECONDS))
         except lowwater.StaleSequencer:
             pass
         else:
             raise AssertionError("a claim that was taken over still counts")
-        await of(taken.finish())
+        await done(second.finish())
         await self.until("flights", lambda low: low.finished)
-        self.enriched.advance(await of(self.worker.inputs()), oldest=None)
-        await of(self.enriched.flush(SECONDS))
-        await of(lw.wait("enriched", Watermark.FINISHED, timeout=SECONDS))
-        await of(self.hourly.finish())
+        self.enriched.advance(await done(self.worker.inputs()), oldest=None)
+        await done(self.enriched.flush(SECONDS))
+        await done(lw.wait("enriched", Watermark.FINISHED, timeout=SECONDS))
+        await done(self.hourly.finish())
         await self.look()
         assert [lows[-1] for lows in self.saw.values()] == [Watermark.FINISHED.micros] * 3
 
@@ -168,7 +168,7 @@ async def main(kind: str, address: str, namespace: str) -> None:
         await program.end()
         print(json.dumps(program.saw), flush=True)
     finally:
-        await of(lw.close())
+        await done(lw.close())
 
 
 if __name__ == "__main__":

@@ -51,10 +51,10 @@ class Installed(Serving):
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        found = READY.match(line)
-        assert found, f"no ready line but {line!r}:\n{log.read_text()}"
-        self.port = int(found[1].rpartition(":")[2])
-        self.metrics = found[3]
+        match = READY.match(line)
+        assert match, f"no ready line but {line!r}:\n{log.read_text()}"
+        self.port = int(match[1].rpartition(":")[2])
+        self.metrics = match[3]
         return self
 
 
@@ -93,7 +93,7 @@ class Running:
         return saw
 
     def _errors(self) -> str:
-        """What it wrote to standard error until its end; a few lines at most, so the pipe never fills."""
+        """Return what the program wrote to standard error until its end; a few lines at most, so the pipe never fills."""
         assert self._process.stderr is not None
         return self._process.stderr.read()
 

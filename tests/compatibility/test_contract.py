@@ -57,23 +57,23 @@ def test_an_image_is_the_contract_of_the_released_wheels(old: Environment) -> No
     image = FileDescriptorSet.FromString((PROTO / f"released/{version}.binpb").read_bytes())
     expected = {file.name: file for file in image.file if file.package.startswith("lowwater.")}
     assert len(expected) >= 6
-    for name, wanted in expected.items():
+    for name, released_file in expected.items():
         package = "lowwater_authority" if "journal" in name else "lowwater"
         module = f"{package}._pb.{name.removesuffix('.proto').replace('/', '.')}_pb2"
         if version != "0.1.0":
             module = module.replace("._pb.lowwater.journal.v1.", ".records.").replace("._pb.lowwater.", ".")
         code = f"import sys, {module} as m; sys.stdout.buffer.write(m.DESCRIPTOR.serialized_pb)"
         done = subprocess.run([old.python, "-I", "-c", code], capture_output=True, check=True, env=clean_environ())
-        found = FileDescriptorProto.FromString(done.stdout)
-        assert _plain(found) == _plain(wanted), name
+        built = FileDescriptorProto.FromString(done.stdout)
+        assert _plain(built) == _plain(released_file), name
 
 
 def _plain(file: FileDescriptorProto) -> FileDescriptorProto:
     """Without the JSON names, which only buf writes, and the extensions of its images."""
     file.DiscardUnknownFields()
     for message in file.message_type:
-        for each in (message, *message.nested_type):
-            for field in each.field:
+        for kind in (message, *message.nested_type):
+            for field in kind.field:
                 field.ClearField("json_name")
     return file
 

@@ -1,4 +1,4 @@
-"""What `make dist` builds: the same again, complete, and enough for a machine that has nothing else of the project."""
+"""`make dist` builds the same files again, complete, and enough for a machine that has nothing else of the project."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_each_distribution_is_there_as_wheel_and_source_with_its_licence(built: 
 
 def test_the_checksums_are_those_of_all_files(built: Path) -> None:
     lines = [line.split("  ") for line in (built / "SHA256SUMS").read_text().splitlines()]
-    told = {name: digest for digest, name in lines}
-    found = {
+    listed = {name: digest for digest, name in lines}
+    digests = {
         path.relative_to(built).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in built.rglob("*")
         if path.is_file() and path.name not in {"SHA256SUMS", dist.MARKER}
     }
-    assert told == found
+    assert listed == digests
 
 
 def test_helm_takes_the_chart_and_its_index(built: Path) -> None:
@@ -70,9 +70,9 @@ def test_helm_takes_the_chart_and_its_index(built: Path) -> None:
 def test_a_bill_of_materials_names_what_is_needed_with_hashes(built: Path) -> None:
     parts: dict[str, dict[str, Any]] = {}
     for name in (*dist.DISTRIBUTIONS, "image"):
-        told = json.loads((built / f"sbom/{name}.cdx.json").read_text())
-        assert told["bomFormat"] == "CycloneDX"
-        parts = {each["name"]: each for each in told["components"]}
+        bill = json.loads((built / f"sbom/{name}.cdx.json").read_text())
+        assert bill["bomFormat"] == "CycloneDX"
+        parts = {component["name"]: component for component in bill["components"]}
         assert parts["grpcio"]["version"]
         hashed = [one for one in parts["grpcio"]["externalReferences"] if one.get("hashes")]
         assert hashed, name
@@ -82,7 +82,7 @@ def test_a_bill_of_materials_names_what_is_needed_with_hashes(built: Path) -> No
 
 
 def test_an_environment_of_the_folder_alone_serves_and_asks(built: Path, tmp_path: Path) -> None:
-    """By ``--find-links`` and the index page: our own names are found there, and nowhere else."""
+    """Our own names are found by ``--find-links`` and on the index page, and nowhere else."""
     uv("venv", "--quiet", "--python", sys.executable, str(tmp_path / "venv"))
     python = str(tmp_path / "venv/bin/python")
     uv("pip", "install", "--quiet", "--python", python, "--find-links", str(built / "packages"), *dist.DISTRIBUTIONS)
@@ -112,9 +112,9 @@ def test_a_folder_of_somebody_else_is_not_replaced(tmp_path: Path, capsys: pytes
     assert "--out" in capsys.readouterr().err
     assert (tmp_path / "SHA256SUMS").read_text() == "mine"
     (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
-    for each in (tmp_path / "link", tmp_path / "SHA256SUMS"):
+    for folder in (tmp_path / "link", tmp_path / "SHA256SUMS"):
         with pytest.raises(SystemExit):
-            dist.main(["--out", str(each)])
+            dist.main(["--out", str(folder)])
         assert "--out" in capsys.readouterr().err
 
 

@@ -21,8 +21,8 @@ CLIENTS = ("sync", "aio")
 
 def floors(member: str) -> dict[str, str]:
     project = tomllib.loads((ROOT / member / "pyproject.toml").read_text())["project"]
-    found = map(re.compile(r"([\w-]+)>=([\d.]+)").match, project["dependencies"])
-    return {each[1]: each[2] for each in found if each}
+    matches = map(re.compile(r"([\w-]+)>=([\d.]+)").match, project["dependencies"])
+    return {match[1]: match[2] for match in matches if match}
 
 
 def numbers(version: str) -> tuple[int, ...]:

@@ -58,11 +58,11 @@ def without_added(answer: Any) -> Any:
         if "newest_claim" in answer:  # and the incarnation came with it
             answer = {key: value for key, value in answer.items() if key != "incarnation"}
         return {key: without_added(value) for key, value in answer.items() if key not in ADDED}
-    return [without_added(each) for each in answer] if isinstance(answer, list) else answer
+    return [without_added(item) for item in answer] if isinstance(answer, list) else answer
 
 
 def lows_of(answer: dict[str, Any]) -> dict[str, int]:
-    return {each["computation"]: int(each["low_micros"]) for each in answer["watermarks"]["watermarks"]}
+    return {watermark["computation"]: int(watermark["low_micros"]) for watermark in answer["watermarks"]["watermarks"]}
 
 
 def test_every_release_has_a_journal() -> None:
@@ -75,20 +75,20 @@ def test_the_server_answers_what_the_release_answered(release: str, peer: Peer) 
 
 
 def test_a_repeated_claim_of_then_is_recognised(release: str, peer: Peer) -> None:
-    told = answered(release)["claims"]
-    assert peer.claim("records flights", "records/flights") == told["records flights"]
-    assert peer.claim("snapshot flights", "snapshot/flights") == told["snapshot flights"]
+    answers = answered(release)["claims"]
+    assert peer.claim("records flights", "records/flights") == answers["records flights"]
+    assert peer.claim("snapshot flights", "snapshot/flights") == answers["snapshot flights"]
 
 
 def test_owners_of_then_go_on(release: str, server: Serving, peer: Peer) -> None:
-    told = answered(release)
-    before = lows_of(told)
+    answers = answered(release)
+    before = lows_of(answers)
     assert len({low for low in before.values() if low != MIN}) >= 3
     for part in ("snapshot", "records"):
-        peer.report(f"{part}/flights", told["claims"][f"{part} flights"], 19, 20, handles=[0, 2])
-        peer.batch(f"{part}/hourly", told["claims"][f"{part} hourly"], 2, 11, version=1)
+        peer.report(f"{part}/flights", answers["claims"][f"{part} flights"], 19, 20, handles=[0, 2])
+        peer.batch(f"{part}/hourly", answers["claims"][f"{part} hourly"], 2, 11, version=1)
     newer = peer.claim("newer", "records/flights", *BOUNDS)
-    assert newer > max(told["claims"].values())
+    assert newer > max(answers["claims"].values())
     peer.report("records/flights", newer, 21, handles=[0])
     server.kill()
     peer.close()

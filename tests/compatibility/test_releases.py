@@ -37,7 +37,7 @@ def test_the_old_client_works_with_the_new_server(old: Environment, current: Ser
     version = old.versions()["lowwater"]
     run(old.python, "sync", current.address, f"old-client-{version}")
     with lowwater.connect(current.address, namespace=f"old-client-{version}") as lw:
-        assert [each.through for each in lw.history("enriched")][-1].finished
+        assert [moment.through for moment in lw.history("enriched")][-1].finished
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
@@ -65,11 +65,11 @@ def test_the_first_release_says_that_it_knows_no_layouts_and_a_stage_keeps_its_r
                 assert stage.commit(batch, "", [RangeLoad(0, 0x8000, 9, 9, 9)]) == ""
                 assert (stage.wanted, stage.problem) == (None, "")
             assert len(lw.ranges("stage")) == 2
-            asked: list[Callable[[], object]] = [
+            requests: list[Callable[[], object]] = [
                 lambda: lw.layout("stage"),
                 lambda: lw.change_layout("stage", 1, Layout(0, (0, 0x4000))),
             ]
-            for ask in asked:
+            for ask in requests:
                 with pytest.raises(lowwater.LowwaterError, match="it is older than this client") as refused:
                     ask()
                 assert refused.value.reason == "UNIMPLEMENTED"
@@ -86,8 +86,8 @@ def test_the_old_client_owns_what_it_claimed_whatever_layout_is_wanted(old: Envi
             for name in ("enriched", "hourly"):
                 before = list(lw.ranges(name))
                 assert lw.change_layout(name, 1, Layout(0, (0, 0x1000, 0x9000))) == 1
-                assert [(each.start, each.watermark) for each in lw.ranges(name)] == [
-                    (each.start, each.watermark) for each in before
+                assert [(key_range.start, key_range.watermark) for key_range in lw.ranges(name)] == [
+                    (key_range.start, key_range.watermark) for key_range in before
                 ]
                 assert lw.layout(name).current is None, "it follows none"
         never_back(program.end())
@@ -119,21 +119,21 @@ def test_the_new_server_replaces_the_old_below_a_running_client(old: Environment
                 moments = list(lw.history("enriched"))
     never_back(saw)
     assert moments[0].after.unknown, "the old server's records tell when their steps became complete, too"
-    assert [each.through for each in moments][-2:] == [
+    assert [moment.through for moment in moments][-2:] == [
         Watermark.of(datetime(2013, 1, 9, 16, tzinfo=UTC)),
         Watermark.FINISHED,
     ]
 
 
 def test_the_first_release_refuses_what_the_new_one_wrote(oldest: Environment, tmp_path: Path) -> None:
-    """It would replay an added input without lowering what stands beyond it: it says so, and the new one goes on."""
+    """The first release would replay an added input without lowering the values beyond it. It refuses, and the new one goes on."""
     with Serving(tmp_path / "data") as new, Running(sys.executable, "sync", new.address, NAMESPACE) as program:
         half = program.half()
         new.kill()
-        code, said = Installed(oldest, tmp_path / "data", port=new.port).refuse()
+        code, message = Installed(oldest, tmp_path / "data", port=new.port).refuse()
         assert code == 1
-        assert "has format 2" in said
-        assert "upgrade lowwater-authority" in said
+        assert "has format 2" in message
+        assert "upgrade lowwater-authority" in message
         with Serving(tmp_path / "data", port=new.port) as again:
             assert lows(again) == last(half)
             never_back(program.end())

@@ -33,14 +33,14 @@ class Step:
 
     @property
     def arguments(self) -> list[str]:
-        """What a RUN, ENTRYPOINT or CMD starts. Raises ValueError when that needs a shell."""
-        found = json.loads(self.text[self.text.index("[") :])
-        assert isinstance(found, list)
-        return [str(each) for each in found]
+        """The command of a RUN, ENTRYPOINT or CMD. Raises ValueError when that needs a shell."""
+        words = json.loads(self.text[self.text.index("[") :])
+        assert isinstance(words, list)
+        return [str(word) for word in words]
 
     @property
     def settings(self) -> dict[str, str]:
-        return dict(each.split("=", 1) for each in shlex.split(self.text))
+        return dict(word.split("=", 1) for word in shlex.split(self.text))
 
 
 def steps(text: str) -> list[Step]:
@@ -50,18 +50,18 @@ def steps(text: str) -> list[Step]:
     [Step(stage=1, word='FROM', text='a'), Step(stage=1, word='ENV', text='X=1      Y=2')]
     """
     lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    found: list[Step] = []
+    steps_: list[Step] = []
     stage = 0
     for line in lines.replace("\\\n", " ").splitlines():
         word, _, rest = line.strip().partition(" ")
         stage += word == "FROM"
         if word:
-            found.append(Step(stage, word, rest.strip()))
-    return found
+            steps_.append(Step(stage, word, rest.strip()))
+    return steps_
 
 
 def ignored(path: str, patterns: list[str]) -> bool:
-    """Whether a .dockerignore keeps a path out of the context: the last pattern that names it, or a folder it is in, says."""
+    """Return True if a .dockerignore keeps a path out of the context: the last pattern decides that names it, or a folder above it."""
     parts = path.split("/")
     ways = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
     out = False
@@ -86,7 +86,7 @@ class Image:
     leave: frozenset[tuple[str, ...]]
     """The beginnings of steps that are not run."""
     environment: dict[str, str] = field(default_factory=dict)
-    left: list[str] = field(default_factory=list)
+    unrun: list[str] = field(default_factory=list)
     """Steps that were not run."""
     where: str = "/"
 
@@ -109,9 +109,9 @@ class Image:
         for shared in Path(str(sysconfig.get_config_var("LIBDIR"))).glob("libpython3*.so*"):
             shutil.copy2(shared, local / "lib")
 
-    def build(self, found: list[Step], outside: Mapping[str, str]) -> None:
+    def build(self, steps_: list[Step], outside: Mapping[str, str]) -> None:
         """Run the steps; ``outside`` are more variables for them, which are not the image's."""
-        for step in found:
+        for step in steps_:
             if step.word == "FROM":
                 self.environment, self.where = {}, "/"
             elif step.word == "ENV":
@@ -140,11 +140,11 @@ class Image:
                 shutil.copy2(path, target / inside)
 
     def _run(self, arguments: list[str], outside: Mapping[str, str]) -> None:
-        if any(tuple(arguments[: len(each)]) == each for each in self.leave):
-            self.left.append(" ".join(arguments))
+        if any(tuple(arguments[: len(prefix)]) == prefix for prefix in self.leave):
+            self.unrun.append(" ".join(arguments))
             return
         done = subprocess.run(
-            [self.place(each) for each in arguments],
+            [self.place(argument) for argument in arguments],
             cwd=self.place(self.where) if self.where != "/" else self.folder,
             env={**outside, **self.environment},
             capture_output=True,

@@ -27,7 +27,7 @@ IMAGE = re.compile(r"lowwater:\d\S*")
 
 
 def commands(page: Path) -> list[list[str]]:
-    found = []
+    calls = []
     for language, block in BLOCK.findall(page.read_text()):
         if language != "sh":
             continue
@@ -35,15 +35,15 @@ def commands(page: Path) -> list[list[str]]:
             words = shlex.split(line)
             for at, word in enumerate(words):
                 if (word == "lowwater" and at in (0, 1)) or (IMAGE.fullmatch(word) and words[1] == "run"):
-                    found.append(words[at + 1 :])
-    return [each for each in found if each]
+                    calls.append(words[at + 1 :])
+    return [call for call in calls if call]
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
 def test_every_command_is_one(page: Path) -> None:
-    found = commands(page)
-    assert len(found) >= 2
-    for command, *arguments in found:
+    calls = commands(page)
+    assert len(calls) >= 2
+    for command, *arguments in calls:
         if command == "serve":
             serve_arguments.parser().parse_args(arguments)
         elif command == "journal":
@@ -79,14 +79,14 @@ def test_the_tests_that_are_named_exist() -> None:
 
 def test_the_alarms_of_the_guide_are_rules_about_metrics_that_exist(tmp_path: Path) -> None:
     (block,) = [block for language, block in BLOCK.findall(OPERATIONS) if language == "yaml"]
-    there = {alert.alert for group in groups(Settings())["alerts"] for alert in group.alerts}
+    alerts = {alert.alert for group in groups(Settings())["alerts"] for alert in group.alerts}
     exported = {figure.name for figure in FIGURES} | {"process_resident_memory_bytes", "process_cpu_seconds_total"}
     rules = [rule for group in yaml.safe_load(block)["groups"] for rule in group["rules"]]
     for rule in rules:
         used = set(re.findall(r"\b(?:lowwater|process)_\w+", rule["expr"]))
         assert used, rule
         assert used <= exported, rule
-        assert rule["alert"] not in there
+        assert rule["alert"] not in alerts
     (tmp_path / "rules.yaml").write_text(block)
     command = ["promtool", "check", "rules", str(tmp_path / "rules.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

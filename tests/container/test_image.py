@@ -26,24 +26,24 @@ DOCKERFILE = steps((ROOT / "container/Dockerfile").read_text())
 FINAL = [step for step in DOCKERFILE if step.stage == 2]
 
 NOT_RUN = frozenset({("python3.11", "-m", "pip", "install"), ("python3.11", "-m", "pip", "uninstall")})
-"""They bring uv into the base, and take pip out of it; docs/operate/operations.md says so."""
+"""Steps that bring uv into the base, and take pip out of it; docs/operate/operations.md says so."""
 
 INSTALLED = {
     *("lowwater", "lowwater-server", "lowwater-authority", "lowwater-page", "lowwater-regions", "aiohttp", "numpy"),
     *("redis", "opentelemetry-sdk"),
 }
-"""Of ours, of what they need, and of the extras redis and otel."""
+"""Some of our packages, of those that they need, and of the extras redis and otel."""
 KEPT_OUT = {"lowwater-spark", "lowwater-pipeline", "pyspark", "pandas", "pyarrow", "pip", "setuptools", "uv"}
 
 MOST_BYTES = 200_000_000
-"""Of /opt/lowwater. It was 126 MB when this was written."""
+"""The greatest size of /opt/lowwater. It was 126 MB when this was written."""
 
 AT = datetime(2013, 1, 9, 14, tzinfo=UTC)
 
 
 def only(word: str) -> str:
-    (found,) = [step for step in FINAL if step.word == word]
-    return found.text
+    (step,) = [step for step in FINAL if step.word == word]
+    return step.text
 
 
 def test_both_stages_have_one_base_of_a_whole_version() -> None:
@@ -66,7 +66,7 @@ def test_what_the_image_starts_and_as_whom() -> None:
     assert [args.listen.rpartition(":")[2], args.http.rpartition(":")[2]] == ["7420", "7421"]
     (labels,) = [step.settings for step in FINAL if step.word == "LABEL"]
     assert labels.keys() == {
-        f"org.opencontainers.image.{each}" for each in ("title", "description", "licenses", "version", "revision")
+        f"org.opencontainers.image.{label}" for label in ("title", "description", "licenses", "version", "revision")
     }
 
 
@@ -111,15 +111,15 @@ def test_what_the_context_holds() -> None:
 def image() -> Iterator[Image]:
     with tempfile.TemporaryDirectory(prefix="lowwater-image-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
-        made = Image(Path(folder).resolve(), NOT_RUN)
-        made.base()
+        built = Image(Path(folder).resolve(), NOT_RUN)
+        built.base()
         # uv of this machine for the image's own; and where a Python with a shared library finds it.
         outside = {name: value for name, value in clean_environ().items() if not name.startswith("PYTHON")}
-        outside["LD_LIBRARY_PATH"] = made.place("/usr/local/lib")
-        outside["PATH"] = f"{made.place('/usr/local/bin')}:{Path(UV).parent}:/usr/bin:/bin"
-        made.build(DOCKERFILE, outside)
-        made.environment["LD_LIBRARY_PATH"] = made.place("/usr/local/lib")
-        yield made
+        outside["LD_LIBRARY_PATH"] = built.place("/usr/local/lib")
+        outside["PATH"] = f"{built.place('/usr/local/bin')}:{Path(UV).parent}:/usr/bin:/bin"
+        built.build(DOCKERFILE, outside)
+        built.environment["LD_LIBRARY_PATH"] = built.place("/usr/local/lib")
+        yield built
 
 
 class Contained(Serving):
@@ -139,20 +139,20 @@ class Contained(Serving):
 
 
 def test_every_step_was_run_but_those_of_the_base(image: Image) -> None:
-    assert [left.split()[3] for left in image.left] == ["install", "uninstall"]
+    assert [step.split()[3] for step in image.unrun] == ["install", "uninstall"]
     assert not Path(image.place("/usr/local/lib/python3.11/ensurepip")).exists()
 
 
 def test_what_is_installed(image: Image) -> None:
     folder = Path(image.place("/opt/lowwater"))
-    found = {}
+    packages = {}
     for metadata in folder.glob("lib/*/site-packages/*.dist-info/METADATA"):
         about = Parser().parsestr(metadata.read_text(), headersonly=True)
-        found[about["Name"].lower().replace("_", "-")] = about
+        packages[about["Name"].lower().replace("_", "-")] = about
         assert (metadata.parent / "RECORD").exists(), "whoever makes a list of materials reads these"
         assert about["License-Expression"] or about["License"] or about.get_all("Classifier"), about["Name"]
-    assert found.keys() >= INSTALLED
-    assert not found.keys() & KEPT_OUT
+    assert packages.keys() >= INSTALLED
+    assert not packages.keys() & KEPT_OUT
     size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     print(f"/opt/lowwater: {size / 1e6:.0f} MB")
     assert size < MOST_BYTES

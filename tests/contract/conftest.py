@@ -12,14 +12,14 @@ from tests.contract.journal_stores import SUBJECTS, SharedSubject, StoreSubject
 
 @pytest.fixture(params=SUBJECTS)
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StoreSubject]:
-    made = SUBJECTS[request.param](tmp_path)
-    yield made
-    await made.close()
+    subject = SUBJECTS[request.param](tmp_path)
+    yield subject
+    await subject.close()
 
 
-@pytest.fixture(params=[name for name, made in SUBJECTS.items() if issubclass(made, SharedSubject)])
+@pytest.fixture(params=[name for name, kind in SUBJECTS.items() if issubclass(kind, SharedSubject)])
 async def shared(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SharedSubject]:
-    made = SUBJECTS[request.param](tmp_path)
-    assert isinstance(made, SharedSubject)
-    yield made
-    await made.close()
+    subject = SUBJECTS[request.param](tmp_path)
+    assert isinstance(subject, SharedSubject)
+    yield subject
+    await subject.close()

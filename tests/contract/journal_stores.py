@@ -43,21 +43,21 @@ def loaded(log: str, first: int, last: int, *, snapshot: bytes | None = None) ->
 
 
 async def fenced(*calls: Awaitable[object]) -> list[dict[str, tuple[int, int]]]:
-    said = []
+    reasons = []
     for call in calls:
         with pytest.raises(JournalFenced) as refused:
             await call
-        said.append(refused.value.owners)
-    return said
+        reasons.append(refused.value.owners)
+    return reasons
 
 
 async def lost(*calls: Awaitable[object]) -> list[dict[str, tuple[int, int]]]:
-    said = []
+    reasons = []
     for call in calls:
         with pytest.raises(JournalLost) as refused:
             await call
-        said.append(refused.value.logs)
-    return said
+        reasons.append(refused.value.logs)
+    return reasons
 
 
 def writes(journal: Journal, log: str, position: int) -> list[Awaitable[object]]:
@@ -339,8 +339,8 @@ class RedisSubject(SharedSubject):
         return sorted(self.server.execute("HKEYS", f"{self.TAG}:parts:{log}"))
 
     def records(self, log: str) -> dict[int, bytes]:
-        found = self.server.execute("XRANGE", f"{self.TAG}:records:{log}", "-", "+")
-        return {int(place.partition(b"-")[0]): fields[b"f"] for place, fields in found}
+        entries = self.server.execute("XRANGE", f"{self.TAG}:records:{log}", "-", "+")
+        return {int(place.partition(b"-")[0]): fields[b"f"] for place, fields in entries}
 
     def rewrite(self, log: str, records: dict[int, bytes]) -> None:
         """Replace all records: a stream does not change in the middle."""

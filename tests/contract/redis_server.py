@@ -17,7 +17,7 @@ DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 """Acknowledged means synced."""
 
 QUIET = ("--save", "", "--auto-aof-rewrite-percentage", "0", "--repl-diskless-sync-delay", "0")
-"""Nothing that forks by itself."""
+"""Options that keep Redis from forking by itself."""
 
 
 class RedisServer(Program):

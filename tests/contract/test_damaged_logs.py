@@ -126,8 +126,8 @@ async def lives_again(store: StoreSubject, shard: Shard, run: asyncio.Task[None]
     await stopped(shard, run)
     async with serving(store.make()) as again:
         views = {name: again.served.view(name) for name in again.served.names()}
-        found = {name: (view.incarnation, view.low) for name, view in views.items() if view}
-        assert found == {"x": (2, 3), "y": (1, 10)}
+        lows = {name: (view.incarnation, view.low) for name, view in views.items() if view}
+        assert lows == {"x": (2, 3), "y": (1, 10)}
 
 
 @pytest.mark.parametrize("damaged", [True, False])
@@ -147,9 +147,9 @@ async def test_a_log_that_was_not_shortened_is_by_the_next_process(store: StoreS
     await shard.held.endings.ended("x")
     loaded = await journal.load("x")
     assert loaded.records == []
-    kept = recovery.recover(Spec("x", incarnation=2), loaded.snapshot, [], epoch_base=0)
-    assert kept.last_sequencer >= sequencer
-    assert bool(kept.granted) == (not damaged), "what could be read is kept"
+    recovered = recovery.recover(Spec("x", incarnation=2), loaded.snapshot, [], epoch_base=0)
+    assert recovered.last_sequencer >= sequencer
+    assert bool(recovered.granted) == (not damaged), "what could be read is kept"
     before = journal.statistics().snapshots
     shard.end_dropped()
     await shard.held.endings.ended("x")

@@ -22,7 +22,7 @@ A, B, C = (Member(f"{letter}1", f"{letter}:1") for letter in "abc")
 
 
 class DirectorySubject:
-    """What keeps a deployment's view, and the directories that a test opened over it."""
+    """A store of a deployment's view, and the directories that a test opened over it."""
 
     def __init__(self) -> None:
         self._opened: list[Directory] = []
@@ -112,9 +112,9 @@ async def redis(tmp_path: Path) -> AsyncIterator[RedisDirectorySubject]:
 
 @pytest.fixture(params=SUBJECTS)
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DirectorySubject]:
-    made = SUBJECTS[request.param](tmp_path)
-    yield made
-    await made.close()
+    subject = SUBJECTS[request.param](tmp_path)
+    yield subject
+    await subject.close()
 
 
 async def join(directory: Directory, member: Member) -> View:

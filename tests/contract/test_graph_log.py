@@ -32,8 +32,8 @@ async def test_a_log_of_changes_that_do_not_fit_is_healed_from_memory(
         await other.confirmation.confirm(())
         await other.graph.register(Spec("b", ("a",)))
         await one.confirmation.confirm(())
-        known = one.topology
-        strange = replace(known.reset("a")[0], version=known.version) if same_version else known.register(Spec("lost"))
+        graph = one.topology
+        strange = replace(graph.reset("a")[0], version=graph.version) if same_version else graph.register(Spec("lost"))
         stranger = await shared.connect()
         last = (await stranger.load(GRAPH)).last
         await stranger.append([Entry(GRAPH, last + 1, strange.register(Spec("new")).encode(strange), strong=True)])
@@ -72,7 +72,7 @@ async def test_changes_that_the_store_has_lost_are_put_back(shared: SharedSubjec
         last = (await one.journal.load(GRAPH)).last
         shared.forget(GRAPH, last - lost)
         await other.graph.register(Spec("new", ("b",)))
-        for each in (one, other, one):
-            await each.confirmation.confirm(())
+        for process in (one, other, one):
+            await process.confirmation.confirm(())
         assert one.topology == other.topology == await stored(one)
         assert {"a", "b", "c", "new", *(f"lost{number}" for number in range(lost))} == one.topology.computations.keys()

@@ -68,22 +68,22 @@ async def test_a_cancelled_snapshot_leaves_the_old_one(store: StoreSubject) -> N
     await asyncio.gather(writing, return_exceptions=True)
     store.crash()
     journal = await store.open()
-    found = await journal.load("a")
-    assert found in (loaded("a", 2, 3, snapshot=b"old"), loaded("a", 4, 3, snapshot=b"n" * (40 * PART_BYTES)))
+    log = await journal.load("a")
+    assert log in (loaded("a", 2, 3, snapshot=b"old"), loaded("a", 4, 3, snapshot=b"n" * (40 * PART_BYTES)))
     await journal.snapshot("a", 3, b"final")
     assert (await journal.load("a")).last == 3
 
 
 @pytest.mark.parametrize("position", [3, 6])
-@pytest.mark.parametrize(("hurt", "said"), [("damage", "is damaged"), ("remove", "missing")])
+@pytest.mark.parametrize(("hurt", "message"), [("damage", "is damaged"), ("remove", "missing")])
 async def test_damaged_or_lost_records_are_refused_by_place(
-    store: StoreSubject, position: int, hurt: str, said: str
+    store: StoreSubject, position: int, hurt: str, message: str
 ) -> None:
     journal = await store.open()
     await journal.append([entry("a", n) for n in range(1, 7)])
     await journal.snapshot("a", 2, b"")
     getattr(store, hurt)("a", position)
-    with pytest.raises(JournalCorrupt, match=said) as refused:
+    with pytest.raises(JournalCorrupt, match=message) as refused:
         await journal.load("a")
     assert (refused.value.log, refused.value.position) == ("a", position)
 
@@ -177,17 +177,17 @@ async def test_what_is_known_and_was_lost_since_is_not_taken_for_what_is_there(s
         await journal.append([entry(log, n) for n in range(1, 4)])
         if snapshot:
             await journal.snapshot(log, snapshot, b"")
-        known = await journal.load(log)
+        older = await journal.load(log)
         await journal.close()
         for lose in (store.supplant, store.forget):
             lose(log, 3 if lose == store.supplant else 2)
             journal = await store.open(log)
-            found = await journal.load(log, before=known)
-            assert found == await journal.load(log)
-            assert found != known
-            if found.last == 2:
+            now = await journal.load(log, before=older)
+            assert now == await journal.load(log)
+            assert now != older
+            if now.last == 2:
                 await journal.append([entry(log, 3, b"three"), entry(log, 4)])
-                assert (await journal.load(log, before=known)).records[-2:] == [(3, b"three"), (4, f"{log}:4".encode())]
+                assert (await journal.load(log, before=older)).records[-2:] == [(3, b"three"), (4, f"{log}:4".encode())]
             await journal.close()
 
 
@@ -226,9 +226,9 @@ async def test_what_is_in_the_newest_format_is_refused_by_who_does_not_know_it(
         await journal.snapshot(GRAPH, 1, many, newest=True)
     else:
         await journal.restore(GRAPH, 2, many, newest=True)
-    found = await journal.load(GRAPH)
-    assert found.snapshot == (None if written == "a record" else many)
-    last = found.last
+    log = await journal.load(GRAPH)
+    assert log.snapshot == (None if written == "a record" else many)
+    last = log.last
     with older_release():
         with pytest.raises(JournalVersion, match="upgrade lowwater-authority"):
             await journal.load(GRAPH)
@@ -242,7 +242,7 @@ async def test_rule2_what_was_read_is_there_after_a_crash(store: StoreSubject) -
     writer = await store.open("a")
     reader = await store.connect() if writer.shared else writer
     await writer.append([entry("a", 1), entry(GRAPH, 1)])
-    found = [await reader.load(log) for log in ("a", GRAPH)]
+    logs = [await reader.load(log) for log in ("a", GRAPH)]
     store.crash()
     again = await store.open("a")
-    assert [await again.load(log) for log in ("a", GRAPH)] == found == [loaded("a", 1, 1), loaded(GRAPH, 1, 1)]
+    assert [await again.load(log) for log in ("a", GRAPH)] == logs == [loaded("a", 1, 1), loaded(GRAPH, 1, 1)]

@@ -57,9 +57,9 @@ def newest(graph: LoadedLog) -> bytes:
     return graph.records[-1][1] if graph.records else graph.snapshot or b""
 
 
-def copied(found: dict[str, LoadedLog]) -> dict[str, LoadedLog]:
-    """What a copy holds: of the graph only what it ends with."""
-    return found | {GRAPH: LoadedLog(found[GRAPH].last, newest(found[GRAPH]), [])}
+def copied(logs: dict[str, LoadedLog]) -> dict[str, LoadedLog]:
+    """Return what a copy of these logs holds: the graph's log has only its newest state."""
+    return logs | {GRAPH: LoadedLog(logs[GRAPH].last, newest(logs[GRAPH]), [])}
 
 
 def sibling(store: StoreSubject, directory: Path, token: str) -> Journal:
@@ -124,17 +124,17 @@ async def test_everything_goes_along_and_every_epoch_is_greater(tmp_path: Path, 
         target = sibling(store, tmp_path, token) if direction == "to" else await reopened(MemoryDisk(), token)
         if direction == "to":
             await target.open()
-        seen: list[Progress] = []
-        await Copy(source, facts, target, progress=seen.append, whole=newest).run()
+        steps: list[Progress] = []
+        await Copy(source, facts, target, progress=steps.append, whole=newest).run()
         assert await contents(target) == copied(await contents(source))
         assert target.server_token == token
-        logs = [each for each in facts if each.log != GRAPH]
-        for each in logs:
-            newer = await target.take(each.log)
-            assert newer.epoch > each.owner.epoch >= 1
-        total = sum(each.bytes for each in facts)
-        assert seen[-1] == Progress(3, 3, total, total)
-        assert [step.bytes for step in seen] == sorted(step.bytes for step in seen)
+        logs = [fact for fact in facts if fact.log != GRAPH]
+        for log in logs:
+            newer = await target.take(log.log)
+            assert newer.epoch > log.owner.epoch >= 1
+        total = sum(fact.bytes for fact in facts)
+        assert steps[-1] == Progress(3, 3, total, total)
+        assert [step.bytes for step in steps] == sorted(step.bytes for step in steps)
         await target.close()
         await memory.close()
     finally:
@@ -144,7 +144,7 @@ async def test_everything_goes_along_and_every_epoch_is_greater(tmp_path: Path, 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.LOST, Outcome.WRITTEN])
 async def test_a_copy_that_is_cut_off_anywhere_is_continued(old: Journal, outcome: Outcome) -> None:
     facts = await survey(old, fence=True)
-    wanted = copied(await contents(old))
+    whole = copied(await contents(old))
     writes = 0
     while True:
         disk = MemoryDisk()
@@ -155,16 +155,16 @@ async def test_a_copy_that_is_cut_off_anywhere_is_continued(old: Journal, outcom
             await Copy(old, facts, target, whole=newest).run()
         except CopyRefused as error:
             refused = str(error)
-        found = await contents(target)
+        present = await contents(target)
         if not refused:
-            assert found == wanted
+            assert present == whole
             break
         assert ("run this command again" in refused) == (outcome is not Outcome.FAILED)
         # What a server would find: everything, or no graph.
-        assert found == wanted or GRAPH not in found
+        assert present == whole or GRAPH not in present
         again = await reopened(disk, old.server_token)
         await Copy(old, facts, again, whole=newest).run()
-        assert await contents(again) == wanted
+        assert await contents(again) == whole
         writes += 1
     # Three logs are taken, two of them restored, four appends, the graph.
     assert writes == 3 + 2 + 4 + 1
@@ -186,12 +186,12 @@ async def test_an_unfinished_copy_is_known_as_one(old: Journal) -> None:
     facts = await survey(old, fence=True)
     disk = await half(old, facts, 1)
     unfinished = await reopened(disk, old.server_token)
-    found = await survey(unfinished, fence=True)
-    assert is_unfinished(found)
+    partial_facts = await survey(unfinished, fence=True)
+    assert is_unfinished(partial_facts)
     assert not is_unfinished(facts)
     assert not is_unfinished([])
     with pytest.raises(CopyRefused, match="is itself an unfinished copy"):
-        await Copy(unfinished, found, await reopened(MemoryDisk(), old.server_token), whole=newest).run()
+        await Copy(unfinished, partial_facts, await reopened(MemoryDisk(), old.server_token), whole=newest).run()
 
 
 async def test_an_unfinished_copy_of_an_older_state_is_refused(old: Journal) -> None:
@@ -220,8 +220,8 @@ async def test_a_target_that_is_not_empty_is_refused(old: Journal, token: str) -
     target = await reopened(MemoryDisk(), token or old.server_token)
     await target.append([entry(GRAPH, 1)])
     before = await contents(target)
-    said = "the deployment another" if token else "this deployment in another state"
-    with pytest.raises(TargetNotEmpty, match=f"not empty: it holds 1 log of {said}"):
+    holder = "the deployment another" if token else "this deployment in another state"
+    with pytest.raises(TargetNotEmpty, match=f"not empty: it holds 1 log of {holder}"):
         await Copy(old, facts, target, whole=newest).run()
     assert await contents(target) == before
 
@@ -231,7 +231,7 @@ async def test_a_source_that_is_written_to_meanwhile_is_refused(shared: SharedSu
     source, shard = await shared.connect(), await shared.connect()
     await fill(source)
     facts = await survey(source, fence=True)
-    end = next(each.last for each in facts if each.log == log)
+    end = next(fact.last for fact in facts if fact.log == log)
     if log != GRAPH:
         await shard.take(log)
     await shard.load(log)
@@ -256,7 +256,7 @@ async def test_the_survey_fences_whoever_wrote_before(shared: SharedSubject) -> 
 
 class Forgetful(MemoryJournal):
     async def append(self, entries: Sequence[Entry], *, beside: Iterable[str] = ()) -> None:
-        await super().append([Entry(each.log, each.position, each.payload + b"!", each.strong) for each in entries])
+        await super().append([Entry(e.log, e.position, e.payload + b"!", e.strong) for e in entries])
 
 
 async def test_a_target_that_returns_something_else_is_refused(old: Journal) -> None:

@@ -81,8 +81,8 @@ async def test_a_store_that_knows_an_older_epoch_only_has_lost_it(shared: Shared
     before = await journal.take("a")
     mine = await journal.take("a")
     await journal.append([entry("a", 1)])
-    for found in (before, Ownership()):
-        shared.give("a", found)
+    for owner in (before, Ownership()):
+        shared.give("a", owner)
         calls = [*writes(journal, "a", 2), journal.load("a"), journal.confirm(["a"]), journal.take("a")]
         assert await lost(*calls) == 6 * [{"a": (1, 1)}]
     healed = await journal.restore("a", 2, b"two", view=3, address="one:4711")
@@ -136,20 +136,20 @@ async def test_a_restore_spares_what_was_acknowledged_since_the_log_was_read(sto
     store.forget(log, 3)
     journal.release(log)
     await journal.take("a")
-    seen = (await journal.load(log)).end
+    end = (await journal.load(log)).end
     await journal.append([entry(log, 4)])
     with pytest.raises(JournalPosition, match="it has changed since it was read"):
-        await journal.restore(log, 9, b"memory", over=seen)
+        await journal.restore(log, 9, b"memory", over=end)
     assert await journal.load(log) == loaded(log, 1, 4)
-    seen = (await journal.load(log)).end
+    end = (await journal.load(log)).end
     store.supplant(log, 4)
     with pytest.raises(JournalPosition, match="it has changed since it was read"):
-        await journal.restore(log, 9, b"memory", over=seen)
+        await journal.restore(log, 9, b"memory", over=end)
     journal.release(log)
     await journal.take("a")
-    seen = (await journal.load_behind(log, 3)).end
-    await journal.restore(log, 9, b"memory", over=seen)
-    healed = await journal.restore(log, 9, b"memory", over=seen)  # as after an unknown outcome
+    end = (await journal.load_behind(log, 3)).end
+    await journal.restore(log, 9, b"memory", over=end)
+    healed = await journal.restore(log, 9, b"memory", over=end)  # as after an unknown outcome
     assert await journal.owners([log]) == {log: healed}
     assert await journal.load(log) == LoadedLog(9, b"memory", [])
     assert (await journal.load(log)).end.last == 9
@@ -157,7 +157,7 @@ async def test_a_restore_spares_what_was_acknowledged_since_the_log_was_read(sto
         assert isinstance(store, SharedSubject)
         store.clear()
         with pytest.raises(JournalPosition, match="it has changed since it was read"):
-            await journal.restore(log, 12, b"memory", over=seen)
+            await journal.restore(log, 12, b"memory", over=end)
         await journal.restore(log, 12, b"memory", over=End())
     assert (await journal.restore(log, 13, b"memory", over=(await journal.load(log)).end)).epoch or log == GRAPH
 

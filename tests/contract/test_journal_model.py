@@ -24,7 +24,7 @@ PAYLOADS = st.binary(max_size=20)
 
 
 class JournalMachine(RuleBasedStateMachine):
-    """What the store must hold: every acknowledged payload of each log, and where its snapshot stands."""
+    """The content that the store must hold: every acknowledged payload of each log, and where its snapshot stands."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.snapshots: dict[str, tuple[int, bytes]] = {}
         self.epochs = {"a": 0, "b": 0}
         self.last_call: list[Entry] = []
-        self.known: dict[str, LoadedLog] = {}
+        self.loaded: dict[str, LoadedLog] = {}
 
     def make_store(self) -> StoreSubject:
         raise NotImplementedError
@@ -132,12 +132,12 @@ class JournalMachine(RuleBasedStateMachine):
         assert self.run(self.journal.confirm(self.epochs)) == len(self.payloads.get(GRAPH, []))
         assert self.run(self.journal.logs()) == sorted(log for log, payloads in self.payloads.items() if payloads)
         for log, payloads in self.payloads.items():
-            found = self.run(self.journal.load(log))
+            stored = self.run(self.journal.load(log))
             position, snapshot = self.snapshots.get(log, (0, None))
-            assert (found.snapshot_position, found.snapshot) == (position, snapshot)
-            assert found.records == list(enumerate(payloads, 1))[position:]
-            assert self.run(self.journal.load(log, before=self.known.get(log))) == found
-            self.known[log] = found
+            assert (stored.snapshot_position, stored.snapshot) == (position, snapshot)
+            assert stored.records == list(enumerate(payloads, 1))[position:]
+            assert self.run(self.journal.load(log, before=self.loaded.get(log))) == stored
+            self.loaded[log] = stored
 
     def teardown(self) -> None:
         if hasattr(self, "store"):

@@ -35,12 +35,12 @@ async def test_taking_an_own_log_again_fences_what_was_done_before(store: StoreS
 
 async def test_an_older_view_cannot_take_a_log_back(store: StoreSubject) -> None:
     one = await store.open("a")
-    taken = await one.take("a", view=5)
+    owner = await one.take("a", view=5)
     for call in (one.take("a", view=4), one.take("a"), one.restore("a", 9, b"", view=4)):
         with pytest.raises(JournalOutvoted) as refused:
             await call
         assert (refused.value.log, refused.value.newest) == ("a", 5)
-    assert await one.owners(["a"]) == {"a": taken}
+    assert await one.owners(["a"]) == {"a": owner}
     await one.append([entry("a", 1)])
     assert (await one.take("a", view=5)).view == 5
 
@@ -74,7 +74,7 @@ async def test_taking_fences_the_owner_of_that_log_only(shared: SharedSubject) -
     await one.append([entry("a", 1), entry("b", 1)])
     two = await shared.connect()
     await one.append([entry("a", 2)])
-    taken = await two.take("a", address="two:4711")
+    owner = await two.take("a", address="two:4711")
     calls = [
         one.append([entry("a", 3)]),
         one.append([entry("b", 2), entry("a", 3)]),
@@ -83,7 +83,7 @@ async def test_taking_fences_the_owner_of_that_log_only(shared: SharedSubject) -
         one.confirm(["b", "a"]),
     ]
     assert await fenced(*calls) == 5 * [{"a": (1, 2)}]
-    assert (await one.owners("ab"))["a"] == (await two.owners("a"))["a"] == taken
+    assert (await one.owners("ab"))["a"] == (await two.owners("a"))["a"] == owner
     await one.append([entry("b", 2)])
     await one.snapshot("b", 1, b"one")
     await one.confirm(["b"])
@@ -128,10 +128,10 @@ async def test_two_owners_of_one_epoch_are_told_apart(shared: SharedSubject) -> 
 
 async def test_many_processes_take_one_log_at_once(shared: SharedSubject) -> None:
     journals = [await shared.connect() for _ in range(5)]
-    taken = await asyncio.gather(*(journal.take("a") for journal in journals))
-    assert sorted(owner.epoch for owner in taken) == [1, 2, 3, 4, 5]
+    owners = await asyncio.gather(*(journal.take("a") for journal in journals))
+    assert sorted(owner.epoch for owner in owners) == [1, 2, 3, 4, 5]
     ended = await asyncio.gather(*(journal.append([entry("a", 1)]) for journal in journals), return_exceptions=True)
-    assert [owner.epoch for owner, error in zip(taken, ended, strict=True) if error is None] == [5]
+    assert [owner.epoch for owner, error in zip(owners, ended, strict=True) if error is None] == [5]
 
 
 async def test_the_graph_is_compared_and_set(shared: SharedSubject) -> None:

@@ -74,7 +74,7 @@ async def test_a_stale_change_is_refused_with_the_version_that_is_wanted(memory:
         results = await asyncio.gather(
             *(shard.owners.change_layout("x", 1, 1, [0, start], []) for start in range(1, 20)), return_exceptions=True
         )
-        assert [each for each in results if each == 2] == [2], "of all that change one version one wins"
+        assert [result for result in results if result == 2] == [2], "of all that change one version one wins"
 
 
 async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(memory: StoreSubject) -> None:
@@ -82,7 +82,7 @@ async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(memory: Stor
     async def tell(sequencer: int, batch: int, layout: Layout) -> LayoutReport | None:
         shard.owners.prepare("x", Prepare(sequencer, batch, b"d", (), 5 * HOUR, False, NO_FOLD, 0, {}))
         await shard.owners.commit("x", sequencer, batch, LayoutReport(layout, "", batch))
-        return await shard.reads.ask("x", lambda found, _: found.layout_report)
+        return await shard.reads.ask("x", lambda computation, _: computation.layout_report)
 
     async with serving(memory.make()) as shard:
         await shard.graph.register(Spec("x"))
@@ -103,7 +103,7 @@ async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(memory: Stor
 
 
 @pytest.mark.parametrize(
-    ("wanted", "told", "differs"),
+    ("asked", "told", "differs"),
     [
         (Layout(), Layout(0, (0, 5)), False),
         (Layout(1, (0, 5)), Layout(0, (0, 5)), True),
@@ -116,5 +116,5 @@ async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(memory: Stor
         (Layout(1), Layout(0, (0, 5)), True),
     ],
 )
-def test_a_layout_is_compared_by_content_and_not_by_version_alone(wanted: Layout, told: Layout, differs: bool) -> None:
-    assert wanted.differs(told) == differs
+def test_a_layout_is_compared_by_content_and_not_by_version_alone(asked: Layout, told: Layout, differs: bool) -> None:
+    assert asked.differs(told) == differs

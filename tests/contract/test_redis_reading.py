@@ -19,9 +19,9 @@ from tests.contract.journal_stores import RedisSubject, entry
 
 @pytest.fixture
 async def redis(tmp_path: Path) -> AsyncIterator[RedisSubject]:
-    made = RedisSubject(tmp_path)
-    yield made
-    await made.close()
+    subject = RedisSubject(tmp_path)
+    yield subject
+    await subject.close()
 
 
 def before_records(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[object]]) -> None:

@@ -41,7 +41,7 @@ class Deployment:
         self.opened: list[Registry] = []
 
     async def start(self, journal: MemoryJournal | None = None) -> Registry:
-        made = Registry(
+        registry = Registry(
             self.store.make() if journal is None else journal,
             clock=lambda: 7,
             monotonic=lambda: int(self.clock() * SECOND),
@@ -50,13 +50,13 @@ class Deployment:
             lately=600 * SECOND,
             snapshot_records=self.snapshot_records,
         )
-        self.opened.append(made)
-        await made.open()
-        return made
+        self.opened.append(registry)
+        await registry.open()
+        return registry
 
     async def close(self) -> None:
-        for each in self.opened:
-            await each.close()
+        for registry in self.opened:
+            await registry.close()
 
     def caller(self, registry: Registry, region: str = "A", seen: int = 0) -> Caller:
         self.turn += 1
@@ -68,36 +68,36 @@ class Deployment:
 
     async def register(self, registry: Registry) -> None:
         caller = self.caller(registry)
-        wanted = Reference("hourly", ("clicks",), ("A", "B"), LOCAL, "A", sinks=(Sink("lake", fences=True),))
-        await registry.change(lambda core: core.register(caller, wanted, registry.monotonic(), registry.position))
+        reference = Reference("hourly", ("clicks",), ("A", "B"), LOCAL, "A", sinks=(Sink("lake", fences=True),))
+        await registry.change(lambda core: core.register(caller, reference, registry.monotonic(), registry.position))
 
     async def report(self, registry: Registry, low: int, number: int = 1) -> Change:
         caller = self.caller(registry)
-        told = [Progress(HOURLY, number, 1, low)]
+        progress = [Progress(HOURLY, number, 1, low)]
         return await registry.change(
-            lambda core: core.progress(caller, told, {}, registry.monotonic(), registry.position)
+            lambda core: core.progress(caller, progress, {}, registry.monotonic(), registry.position)
         )
 
 
 @pytest.fixture
 async def deployment(store: StoreSubject) -> AsyncIterator[Deployment]:
-    made = Deployment(store)
-    yield made
-    await made.close()
+    subject = Deployment(store)
+    yield subject
+    await subject.close()
 
 
 @pytest.fixture
 async def shared_deployment(shared: SharedSubject) -> AsyncIterator[Deployment]:
-    made = Deployment(shared)
-    yield made
-    await made.close()
+    subject = Deployment(shared)
+    yield subject
+    await subject.close()
 
 
 @pytest.fixture
 async def memory() -> AsyncIterator[Deployment]:
-    made = Deployment(MemorySubject())
-    yield made
-    await made.close()
+    subject = Deployment(MemorySubject())
+    yield subject
+    await subject.close()
 
 
 def journal_of(deployment: Deployment, plan: FaultPlan) -> MemoryJournal:
@@ -196,12 +196,12 @@ async def test_a_store_that_lost_records_gets_them_back(memory: Deployment) -> N
 
 async def test_an_older_copy_of_the_store_is_found_out(memory: Deployment) -> None:
     registry = await ready(memory)
-    seen = registry.position
+    position = registry.position
     await registry.close()
-    memory.store.forget(LOG, seen - 1)
+    memory.store.forget(LOG, position - 1)
     again = await memory.start()
     with pytest.raises(errors.Recovering):
-        await memory.confirm(again, number=1, seen=seen)
+        await memory.confirm(again, number=1, seen=position)
     await again.close()
     third = await memory.start()
     with pytest.raises(errors.Recovering):
@@ -244,10 +244,10 @@ async def test_a_store_of_json_records_is_read_and_becomes_messages(tmp_path: Pa
     deployment = Deployment(store)
     registry = await deployment.start()
     core, damaged = registry.references, written["damaged"]
-    assert {name: json.loads(encode(each)) for name, each in core.references.items()} == {
+    assert {name: json.loads(encode(reference)) for name, reference in core.references.items()} == {
         name: record for name, record in written["put"].items() if name not in damaged
     }
-    assert core.forgotten == {name: Tombstone(*each) for name, each in written["forget"].items()}
+    assert core.forgotten == {name: Tombstone(*fields) for name, fields in written["forget"].items()}
     assert json.loads(json.dumps(core.store._asdict())) == written["store"]
     assert list(core.damaged) == damaged
     before, position = core.snapshot(), registry.position

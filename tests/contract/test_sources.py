@@ -1,4 +1,4 @@
-"""What every kind of source answers, alike: the contract of :mod:`lowwater_spark.sources.base`.
+"""Every kind of source gives the same answers: the contract of :mod:`lowwater_spark.sources.base`.
 
 A kind joins by a class like :class:`Files` below, which can write rows, take them into a batch, and take rows away, and by a line in ``FILES`` or
 ``NAMED``. No Spark here: what Spark writes into a checkpoint, the tests write themselves.
@@ -45,7 +45,7 @@ class Kind:
     """A source, a writer, and a Spark that plans batches of it."""
 
     of_plan: Source
-    """As a query's plan has it, which nobody has asked to wait for inputs."""
+    """The source as a query's plan has it, before anybody asked it to wait for inputs."""
 
     def __init__(self, base: Path) -> None:
         self.checkpoint, self.folder = base / "ck", base / "in"
@@ -96,8 +96,8 @@ class Kind:
         """Take rows into a batch, and give the line of it."""
         raise NotImplementedError
 
-    def names(self, said: str, name: str) -> bool:
-        return name in Path(said).name
+    def names(self, message: str, name: str) -> bool:
+        return name in Path(message).name
 
 
 class Files(Kind):
@@ -193,8 +193,8 @@ class Delta(Kind):
     def __init__(self, base: Path) -> None:
         super().__init__(base)
         self.versions: list[int] = []
-        """How many files each adds."""
-        self.taken = -1
+        """The number of files that each version adds."""
+        self.planned = -1
         self.log = FolderLog(self.folder / "_delta_log")
         self.of_plan = DeltaSource(os.fspath(self.folder), {}, self.log)
         self.put()
@@ -227,8 +227,8 @@ class Delta(Kind):
         (self.folder / "_delta_log" / f"{len(self.versions) - 2}.json").unlink()
 
     def plan(self, *names: str) -> Line:
-        self.taken += len(names)
-        version, index = 1, self.taken
+        self.planned += len(names)
+        version, index = 1, self.planned
         while version < len(self.versions) and index >= self.versions[version] - 1:
             index -= self.versions[version]
             version += 1
@@ -251,9 +251,9 @@ class Iceberg(Kind):
     def __init__(self, base: Path) -> None:
         super().__init__(base)
         self.snapshots: list[dict[str, Any]] = []
-        self.held: dict[str, int] = {}
-        """By name: the snapshot that it is in."""
-        self.taken = 0
+        self.places: dict[str, int] = {}
+        """The snapshot of each file, by the file's name."""
+        self.planned = 0
         self.expired = 0
         self.id = "t"
         self.of_plan = IcebergSource("t", {}, FolderTable(self.folder))
@@ -271,13 +271,13 @@ class Iceberg(Kind):
         # Their numbers say nothing of their order.
         number = 1000 - 7 * len(self.snapshots)
         self.snapshots.append({"snapshot-id": number, **last, "summary": summary})
-        self.held |= dict.fromkeys(names, number)
+        self.places |= dict.fromkeys(names, number)
         self.show(number)
 
     def show(self, current: int) -> None:
-        said = {"table-uuid": self.id, "location": "/t", "current-snapshot-id": current}
+        metadata = {"table-uuid": self.id, "location": "/t", "current-snapshot-id": current}
         fresh = self.folder / "fresh.json"
-        fresh.write_text(json.dumps({**said, "snapshots": self.snapshots[self.expired :]}))
+        fresh.write_text(json.dumps({**metadata, "snapshots": self.snapshots[self.expired :]}))
         fresh.replace(self.folder / "metadata.json")
 
     def replace(self) -> None:
@@ -296,17 +296,17 @@ class Iceberg(Kind):
         self.put("last")
 
     def plan(self, *names: str) -> Line:
-        self.taken += len(names)
-        at, left = 0, self.taken
-        added = [int(each["summary"]["added-data-files"]) for each in self.snapshots]
-        while left > added[at]:
-            left -= added[at]
+        self.planned += len(names)
+        at, rest = 0, self.planned
+        added = [int(snapshot["summary"]["added-data-files"]) for snapshot in self.snapshots]
+        while rest > added[at]:
+            rest -= added[at]
             at += 1
-        found = {"version": 1, "snapshot_id": self.snapshots[at]["snapshot-id"], "position": left}
-        return json.dumps({**found, "scan_all_files": False})
+        offset = {"version": 1, "snapshot_id": self.snapshots[at]["snapshot-id"], "position": rest}
+        return json.dumps({**offset, "scan_all_files": False})
 
-    def names(self, said: str, name: str) -> bool:
-        return f"snapshot {self.held[name]} " in said
+    def names(self, message: str, name: str) -> bool:
+        return f"snapshot {self.places[name]} " in message
 
 
 class Kafka(Kind):
@@ -315,7 +315,7 @@ class Kafka(Kind):
         self.answers = Answers()
         self.of_plan = KafkaSource(OPTIONS, self.answers)
         self.offsets: dict[str, int] = {}
-        self.taken = 0
+        self.planned = 0
         self.begin("sources/0/0", f"v1\n{self.plan()}")
 
     def put(self, *names: str) -> None:
@@ -333,11 +333,11 @@ class Kafka(Kind):
         self.answers.end = 0
 
     def plan(self, *names: str) -> Line:
-        self.taken += len(names)
-        return json.dumps({"t": {"0": self.taken}})
+        self.planned += len(names)
+        return json.dumps({"t": {"0": self.planned}})
 
-    def names(self, said: str, name: str) -> bool:
-        return said.startswith("partition 0 of t (read to ") and self.offsets[name] == self.answers.end
+    def names(self, message: str, name: str) -> bool:
+        return message.startswith("partition 0 of t (read to ") and self.offsets[name] == self.answers.end
 
 
 class Toy(Kind):
@@ -347,13 +347,13 @@ class Toy(Kind):
         super().__init__(base)
         self.tape = Tape(self.folder)
         self.of_plan = TapeInput(os.fspath(self.folder))
-        self.held: list[str] = []
-        self.taken = 0
+        self.places: list[str] = []
+        self.planned = 0
         self.begin("sources/0/begun", "")
 
     def put(self, *names: str) -> None:
         self.tape.put(*(row(name, 9) for name in names))
-        self.held += names
+        self.places += names
 
     def replace(self) -> None:
         self.lose()
@@ -363,11 +363,11 @@ class Toy(Kind):
         self.folder.write_text("")
 
     def plan(self, *names: str) -> Line:
-        self.taken += len(names)
-        return json.dumps({TAPE: {"line": self.taken}})
+        self.planned += len(names)
+        return json.dumps({TAPE: {"line": self.planned}})
 
-    def names(self, said: str, name: str) -> bool:
-        return said.endswith(f"row {self.held.index(name)}")
+    def names(self, message: str, name: str) -> bool:
+        return message.endswith(f"row {self.places.index(name)}")
 
 
 FILES: dict[str, type[Kind]] = {"files": Files, "sink": SinkLog}
@@ -517,7 +517,7 @@ def test_what_cannot_be_known_is_an_error_of_the_system_and_holds_all_sources(ki
 
 
 def test_another_source_of_the_same_name_holds_and_is_refused(named: Kind) -> None:
-    """What was read belongs to the one before: under a run, when its batch is committed, and at the next start."""
+    """Rows that were read belong to the source before: under a run, when its batch is committed, and at the next start."""
     named.put("a")
     source = named.open()
     head = source.wait(source.head(NONE), None)
@@ -542,9 +542,9 @@ def test_a_planned_line_names_the_table_that_is_pinned(tmp_path: Path) -> None:
         delta.open().read_to(delta.plan().replace('"t"', '"another"'))
 
 
-@pytest.mark.parametrize("known", [Delta, Iceberg, Kafka])
-def test_a_checkpoint_that_has_read_without_a_pin_is_refused(known: type[Kind], tmp_path: Path) -> None:
-    read = known(tmp_path)
+@pytest.mark.parametrize("kind", [Delta, Iceberg, Kafka])
+def test_a_checkpoint_that_has_read_without_a_pin_is_refused(kind: type[Kind], tmp_path: Path) -> None:
+    read = kind(tmp_path)
     begun(read.checkpoint).keep(read.of_plan.kind, None)
     with pytest.raises(CheckpointMismatch, match=r"has no (record of the versions|ids of these topics)"):
         read.open()
@@ -668,10 +668,10 @@ def test_a_writer_whom_the_inputs_do_not_name_is_refused_and_holds_when_it_comes
         waiting.check_writers()
     assert "ame it in inputs" in refusal.value.fix or "Name default/other in inputs" in refusal.value.fix
     try:
-        said = source.missing(source.wait(source.head(NONE), None), 5)
-    except OSError as held:
-        said = [str(held)]
-    assert [each for each in said if "default/other" in each and "inputs do not name" in each]
+        reasons = source.missing(source.wait(source.head(NONE), None), 5)
+    except OSError as refused:
+        reasons = [str(refused)]
+    assert [reason for reason in reasons if "default/other" in reason and "inputs do not name" in reason]
 
 
 def test_rows_of_nobody_hold_for_good_once_a_writer_has_left_its_name(table: Kind) -> None:

@@ -12,7 +12,7 @@ from tests.compatibility.environments import ROOT, UV, clean_environ
 
 KEPT = ROOT / ".tools/floors"
 CLIENTS = ("./client", "./spark_listener[pyspark]")
-"""What a cluster has: the driver's side without an authority, which asks for a newer numpy than old versions of pandas can use."""
+"""The packages on a cluster: the driver's side without an authority, which needs a newer numpy than old versions of pandas can use."""
 NOTEBOOK = ("./client", "./server", "./authority", "./spark_listener[embedded,pyspark]")
 """All of it, with the authority that attach starts beside the driver."""
 # What uv says when a package is neither in its cache nor to be had: the network is away, or it was told not to use it.
@@ -37,7 +37,7 @@ def environment(pyspark: str, members: tuple[str, ...], *others: str, name: str 
     """
     needs = [f"pyspark=={pyspark}", *others]
     projects = [(ROOT / member.partition("[")[0] / "pyproject.toml").read_text() for member in members]
-    found = hashlib.sha256("\n".join([sys.version, sys.platform, *needs, *members, *projects]).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join([sys.version, sys.platform, *needs, *members, *projects]).encode()).hexdigest()
     folder = KEPT / (name or pyspark)
     python = str(folder / "bin/python")
     KEPT.mkdir(parents=True, exist_ok=True)
@@ -45,12 +45,12 @@ def environment(pyspark: str, members: tuple[str, ...], *others: str, name: str 
     with (KEPT / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         complete = folder / "complete"
-        if not complete.exists() or complete.read_text() != found:
+        if not complete.exists() or complete.read_text() != digest:
             shutil.rmtree(folder, ignore_errors=True)
             _uv("venv", "--quiet", "--python", sys.executable, str(folder))
             ours = [argument for member in members for argument in ("--editable", member)]
             _uv("pip", "install", "--quiet", "--python", python, *needs, *ours)
-            complete.write_text(found)
+            complete.write_text(digest)
     return python
 
 

@@ -150,7 +150,7 @@ class Smoke:
         await_stage(query, lambda: self.low("enriched") == mark(11), "it follows its input without a batch")
         query.stop()
         written = self.spark.read.schema(SCHEMA).option("recursiveFileLookup", "true").parquet(str(out))
-        assert sorted(each.key for each in written.collect())[-3:] == ["a", "b", "late"]
+        assert sorted(row.key for row in written.collect())[-3:] == ["a", "b", "late"]
         tell("foreach_batch: the stage follows its input, and the late row is counted")
 
     def windows(self) -> None:
@@ -159,7 +159,7 @@ class Smoke:
 
         def write(frame: DataFrame, batch: lws.Batch) -> None:
             emitted = batch.stateful(frame, close_hours, HOURLY).collect()
-            closed.extend((f"{each.hour.astimezone(dt.UTC):%H:%M}", each.key, each.n) for each in emitted)
+            closed.extend((f"{row.hour.astimezone(dt.UTC):%H:%M}", row.key, row.n) for row in emitted)
 
         def start() -> lws.TrackedQuery:
             return self.stage("windows", stamp=HOUR).foreach_batch(
@@ -201,8 +201,8 @@ class Smoke:
         )
         query.stop()
         written = self.spark.read.schema("key string, t timestamp, count long").json(str(self.folder / "plain"))
-        found = sorted((each.key, each["count"]) for each in written.collect())
-        assert found == [("a", 2), ("b", 1)], found
+        counted = sorted((row.key, row["count"]) for row in written.collect())
+        assert counted == [("a", 2), ("b", 1)], counted
         tell("start: a plain query with windows of Spark's own reports no more than it has let go of")
 
     def refused(self) -> None:
@@ -228,9 +228,9 @@ class Smoke:
                 frame, checkpoint=self.folder / "driven.ck", format="json", path=self.folder / "driven"
             )
 
-        def found() -> list[tuple[str, int, int]]:
+        def counts() -> list[tuple[str, int, int]]:
             written = self.spark.read.schema("key string, t timestamp, count long").json(str(self.folder / "driven"))
-            return sorted((each.key, each.t.astimezone(dt.UTC).hour, each["count"]) for each in written.collect())
+            return sorted((row.key, row.t.astimezone(dt.UTC).hour, row["count"]) for row in written.collect())
 
         feed.put(("a", at(9)), ("a", at(9, 59)), ("b", at(10)), ("c", at(13)))
         query = start()
@@ -240,17 +240,17 @@ class Smoke:
             lambda: self.low("driven") == mark(10),
             "the hour from nine is written, which is stamped by its start",
         )
-        assert found() == [("a", 9, 2)], "what the rows say of the time closes nothing"
+        assert counts() == [("a", 9, 2)], "what the rows say of the time closes nothing"
         query.stop()
         # A new run goes on from the value that Spark has logged; a row exactly at the watermark is none that it has passed.
         feed.put(("b", at(10)), ("b", at(10, 30)))
         query = start()
         self.promise(at(11))
         await_stage(query, lambda: self.low("driven") == mark(11), "the hour from ten, over a restart")
-        assert found() == [("a", 9, 2), ("b", 10, 3)]
+        assert counts() == [("a", 9, 2), ("b", 10, 3)]
         self._lease.finish()
         await_stage(query, lambda: self.low("driven").finished, "the input is finished, and so is all that was open")
-        assert found() == [("a", 9, 2), ("b", 10, 3), ("c", 13, 1)]
+        assert counts() == [("a", 9, 2), ("b", 10, 3), ("c", 13, 1)]
         assert query.stage_status().dropped_rows == 0
         query.stop()
         tell("drive: Spark's windows follow the input exactly, over a restart and to the end")
@@ -268,9 +268,9 @@ def close_hours(
     over = pc.less_equal(ends, pa.scalar(at(0) if low.unknown else low.datetime(), ends.type))
     done = pa.table({"hour": hours, "key": rows["key"]}).filter(over)
     counted = done.group_by(["hour", "key"]).aggregate([([], "count_all")]).rename_columns(["hour", "key", "n"])
-    kept = pc.invert(over)
-    rest = rows.filter(kept)
-    return rest, counted, pc.min(hours.filter(kept)).as_py(), rest["t"]
+    open_hours = pc.invert(over)
+    rest = rows.filter(open_hours)
+    return rest, counted, pc.min(hours.filter(open_hours)).as_py(), rest["t"]
 
 
 def quick(pyspark: str) -> dict[str, str]:
@@ -284,9 +284,9 @@ def quick(pyspark: str) -> dict[str, str]:
 def main() -> None:
     place, address, expected, *steps = sys.argv[1:]
     started = time.monotonic()
-    for name, version in (each.split("==") for each in expected.split(",")):
-        found = importlib.metadata.version(name)
-        assert found == version, f"the environment has {name} {found}"
+    for name, version in (word.split("==") for word in expected.split(",")):
+        installed = importlib.metadata.version(name)
+        assert installed == version, f"the environment has {name} {installed}"
     builder = SparkSession.builder.master("local[2]").appName("lowwater-floor")
     for name, value in {**SETTINGS, **quick(importlib.metadata.version("pyspark"))}.items():
         builder = builder.config(name, value)

@@ -21,10 +21,10 @@ from tests.process.serving import serving
 from tests.spark.support import Feed, Upstream, low, row
 
 OLDEST = "3.5.7"
-"""Of the line that is the oldest whose checkpoints are read. Nothing else of lowwater runs on it."""
+"""A patch of the oldest line whose checkpoints are read. Nothing else of lowwater runs on it."""
 
 WITH: dict[str, tuple[Any, ...]] = {OLDEST: ((),), TRACKED: (CLIENTS, *LOWEST)}
-"""What the environments have besides: those that `test_floor.py` makes are used again."""
+"""The packages of each environment besides PySpark. The environments that `test_floor.py` makes are used again."""
 
 JOB = Path(__file__).with_name("job.py")
 
@@ -46,7 +46,7 @@ def follow(tmp_path: Path, lw: lowwater.Client) -> Iterator[Follow]:
     sidecars: list[lws.Sidecar] = []
 
     def start(**declared: Any) -> lws.Sidecar:
-        said: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "checkpoint": str(tmp_path / "ck"),
             "inputs": ["source"],
             "sources": [f"files:{tmp_path / 'in'}"],
@@ -54,7 +54,7 @@ def follow(tmp_path: Path, lw: lowwater.Client) -> Iterator[Follow]:
             "output": str(tmp_path / "out"),
             "state": tmp_path / "state",
         }
-        sidecars.append(lws.track("stage", client=lw, **{**said, **declared}))
+        sidecars.append(lws.track("stage", client=lw, **{**defaults, **declared}))
         return sidecars[-1]
 
     yield start

@@ -16,7 +16,7 @@ SMOKE = Path(__file__).with_name("smoke.py")
 TRACKED = "4.0.5"
 """The newest patch of the oldest PySpark for attach and tracked stages."""
 BETWEEN = "4.1.1"
-"""Of the line after it, which is the newest with a connector for Iceberg."""
+"""The newest patch of the line after it, which is the newest line with a connector for Iceberg."""
 NEWEST = "4.3.0"
 """The newest that `spark_listener/pyproject.toml` admits."""
 LOWEST = ("pandas==2.0.0", "pyarrow==15.0.0")

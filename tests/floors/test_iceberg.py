@@ -22,8 +22,8 @@ pytestmark = pytest.mark.timeout(3600)
 def test_tables_of_iceberg_are_tracked_and_written(tmp_path: Path, which: str) -> None:
     locked = (ROOT / "uv.lock").read_text(encoding="utf-8")
     pinned = [
-        f"{tool}=={found[1]}"
-        if (found := re.search(rf'^name = "{tool}"\nversion = "(.+)"$', locked, re.MULTILINE))
+        f"{tool}=={match[1]}"
+        if (match := re.search(rf'^name = "{tool}"\nversion = "(.+)"$', locked, re.MULTILINE))
         else tool
         for tool in TOOLS
     ]

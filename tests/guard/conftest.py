@@ -27,7 +27,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 @pytest.fixture
 def in_postgres(postgres: Postgres) -> Iterator[PostgresStore]:
-    store = PostgresStore(postgres, "tests", patience=0.3, there=True)
+    store = PostgresStore(postgres, "tests", patience=0.3, exists=True)
     store.end_others()
     store.clear()
     yield store
@@ -48,5 +48,5 @@ def in_files(tmp_path: Path) -> FileStore:
 
 @pytest.fixture(params=["postgres", "redis", "files"])
 def store(request: pytest.FixtureRequest) -> Store:
-    found: Store = request.getfixturevalue(f"in_{request.param}")
-    return found
+    store_: Store = request.getfixturevalue(f"in_{request.param}")
+    return store_

@@ -26,9 +26,9 @@ WHOLE: Sequence[bytes] = (b"", b"")
 Steps = int | Mapping[int, int]
 
 
-def claim(token: int, nonce: str = "", **said: Any) -> Claim:
+def claim(token: int, nonce: str = "", **fields: Any) -> Claim:
     """A claim of the tests' one computation. The nonce is another for each token, if it is not said."""
-    return replace(Claim("deployment", "default/hourly", 1, token, nonce or f"of {token}"), **said)
+    return replace(Claim("deployment", "default/hourly", 1, token, nonce or f"of {token}"), **fields)
 
 
 class Store(Protocol):
@@ -46,26 +46,26 @@ class Store(Protocol):
 
 
 class PostgresStore:
-    def __init__(self, server: Postgres, database: str, *, patience: float = 10.0, there: bool = False) -> None:
-        if not there:
+    def __init__(self, server: Postgres, database: str, *, patience: float = 10.0, exists: bool = False) -> None:
+        if not exists:
             server.execute(f'CREATE DATABASE "{database}"')
         self.database = database
         self.dsn = f"{server.dsn} dbname={database}"
         self.patience = patience
         self._guards: list[PostgresGuard] = []
         self._beside = psycopg.connect(self.dsn, autocommit=True)
-        if not there:
+        if not exists:
             self.ask("CREATE TABLE written (id bigserial PRIMARY KEY, guard text, value integer)")
 
     @classmethod
     def again(cls, server: Postgres, database: str) -> PostgresStore:
         """One that is there: the server was started anew, or has taken over."""
-        return cls(server, database, there=True)
+        return cls(server, database, exists=True)
 
     def guard(self, name: str = "hourly", slots: int = 1) -> PostgresGuard:
-        made = PostgresGuard(self.dsn, name, slots=slots, patience=self.patience)
-        self._guards.append(made)
-        return made
+        guard = PostgresGuard(self.dsn, name, slots=slots, patience=self.patience)
+        self._guards.append(guard)
+        return guard
 
     def raise_(
         self, claim: Claim, *, guard: str = "hourly", slots: int = 1, bounds: Iterable[bytes] = WHOLE, begin: int = 0
@@ -77,14 +77,14 @@ class PostgresStore:
 
     def _shared(self, name: str, slots: int) -> PostgresGuard:
         """One connection for all whose transactions do not overlap."""
-        found = [each for each in self._guards if (each.name, each.slots) == (name, slots)]
-        return found[0] if found else self.guard(name, slots)
+        guards = [guard for guard in self._guards if (guard.name, guard.slots) == (name, slots)]
+        return guards[0] if guards else self.guard(name, slots)
 
     def write(self, writer: PostgresWriter, batch: Steps, digest: str, values: Sequence[int]) -> bool:
         name = writer.guard.name
 
         def fill(cursor: psycopg.Cursor[Any]) -> None:
-            cursor.executemany("INSERT INTO written (guard, value) VALUES (%s, %s)", [(name, each) for each in values])
+            cursor.executemany("INSERT INTO written (guard, value) VALUES (%s, %s)", [(name, item) for item in values])
 
         return writer.write(batch, digest, fill)
 
@@ -114,8 +114,8 @@ class PostgresStore:
         self.ask("TRUNCATE written RESTART IDENTITY")
 
     def close(self) -> None:
-        for each in self._guards:
-            each.close()
+        for guard in self._guards:
+            guard.close()
         self._beside.close()
 
 
@@ -141,8 +141,8 @@ class GuardedRedis:
         return writer.write(batch, digest, [("RPUSH", key, *values)] if values else [])
 
     def values(self, guard: str = "hourly") -> list[int]:
-        found: Any = self.client.lrange(f"written:{{{guard}}}", 0, -1)
-        return [int(value) for value in found]
+        values: Any = self.client.lrange(f"written:{{{guard}}}", 0, -1)
+        return [int(value) for value in values]
 
     def rows(self, guard: str = "hourly", slots: int = 1) -> dict[int, Row | None]:
         return self.guard(guard, slots).rows()
@@ -182,7 +182,7 @@ class FileStore:
     def values(self, guard: str = "hourly") -> list[int]:
         slots = self._slots(guard)
         directories = self.guard(guard, slots).directories() if slots else []
-        return [int(line) for each in directories for line in (each / "values").read_text().splitlines()]
+        return [int(line) for directory in directories for line in (directory / "values").read_text().splitlines()]
 
     def rows(self, guard: str = "hourly", slots: int = 1) -> dict[int, Row | None]:
         return self.guard(guard, slots).rows()
@@ -197,7 +197,7 @@ class FileStore:
         newest.write_text(json.dumps(entry))
 
     def _slots(self, guard: str) -> int:
-        """With how many slots a guard was made; 0: there is none."""
+        """Return the number of slots of a guard; 0: no such guard."""
         log = self.guard(guard).log
         return int(json.loads(max(log.iterdir()).read_bytes())["slots"]) if log.exists() and any(log.iterdir()) else 0
 

@@ -1,4 +1,4 @@
-"""What a writer shows a store, and the slots of the key space."""
+"""The claim that a writer shows a store, and the slots of the key space."""
 
 from __future__ import annotations
 

@@ -21,17 +21,17 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("delayed", ["filled", "judged"])
 def test_figure_12_the_delayed_entry_of_a_zombie_is_never_named(in_files: FileStore, delayed: str) -> None:
     zombie = in_files.guard().raise_(claim(5))
-    there, go = threading.Event(), threading.Event()
+    reached, go = threading.Event(), threading.Event()
 
     def probe(point: str) -> None:
         if point == delayed:
-            there.set()
+            reached.set()
             go.wait()
 
     zombie.guard.probe = probe
     with ThreadPoolExecutor(1) as pool:
         written = pool.submit(in_files.write, zombie, 0, "a", [1])
-        there.wait()
+        reached.wait()
         successor = in_files.raise_(claim(6))
         scanned = in_files.values()
         go.set()
@@ -77,7 +77,7 @@ def test_what_the_caller_raises_leaves_nothing(in_files: FileStore) -> None:
 
 @pytest.mark.parametrize("named", [False, True])
 def test_kill_9_before_and_after_the_entry(in_files: FileStore, named: bool) -> None:
-    """What has no entry is not there, and is written again. What has one is there."""
+    """A batch without an entry does not count and is written again. A batch with an entry counts."""
     program = f"""
 import os, signal, sys
 from lowwater_pipeline.guard import Claim, files
@@ -97,15 +97,15 @@ writer.write(0, "a", lambda directory: (directory / "values").write_text("1\\n")
     assert in_files.values() == [1]
 
 
-@pytest.mark.parametrize("gone", [0, 1])
-def test_a_log_that_lacks_an_entry_is_damaged_and_nobody_raises_over_it(in_files: FileStore, gone: int) -> None:
-    """It would read as if it ended before, and a zombie would find nothing that is newer."""
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_log_that_lacks_an_entry_is_damaged_and_nobody_raises_over_it(in_files: FileStore, lost: int) -> None:
+    """A reader would take the log for one that ended before, and a zombie's write would pass."""
     writer, neighbour = in_files.raise_(claim(9)), in_files.raise_(claim(5), guard="daily")
     for batch in range(2):
         in_files.write(writer, batch, f"digest {batch}", [batch])
-    (in_files.guard().log / f"{gone:020}").unlink()
+    (in_files.guard().log / f"{lost:020}").unlink()
     for refused in (lambda: in_files.raise_(claim(8)), in_files.guard().directories, in_files.guard().rows):
-        with pytest.raises(Damaged, match=f"the entry {gone} is not there, and 2 is"):
+        with pytest.raises(Damaged, match=f"the entry {lost} is not there, and 2 is"):
             refused()
     assert in_files.write(neighbour, 0, "a", [1])
 

@@ -39,17 +39,17 @@ class Paused:
     """A write in a thread of its own, which stops at a point of its transaction until it is let go."""
 
     def __init__(self, store: PostgresStore, writer: PostgresWriter, batch: int, value: int, point: str) -> None:
-        self.there, self.go = threading.Event(), threading.Event()
+        self.arrived, self.go = threading.Event(), threading.Event()
         self._pool = ThreadPoolExecutor(1)
 
         def probe(reached: str) -> None:
-            if reached == point and not self.there.is_set():
-                self.there.set()
+            if reached == point and not self.arrived.is_set():
+                self.arrived.set()
                 self.go.wait()
 
         writer.guard.probe = probe
         self._done = self._pool.submit(store.write, writer, batch, f"digest {batch} of {value}", [value])
-        self.there.wait()
+        self.arrived.wait()
 
     def outcome(self) -> object:
         """Let it go on, and return what it came to: an error, or whether it has written."""
@@ -136,10 +136,10 @@ def test_who_may_not_be_ended_is_named(postgres: Postgres, in_postgres: Postgres
     with guard, psycopg.connect(in_postgres.dsn) as holding:
         writer = guard.raise_(claim(5))
         holding.execute("SELECT * FROM lowwater_guard FOR UPDATE")
-        said = str(holding.info.backend_pid)
-        with pytest.raises(Blocked, match=f"{said}.* a write ends no session"):
+        pid = str(holding.info.backend_pid)
+        with pytest.raises(Blocked, match=f"{pid}.* a write ends no session"):
             writer.write(0, "a", lambda cursor: None)
-        with pytest.raises(Blocked, match=f"{said}.* could not end them"):
+        with pytest.raises(Blocked, match=f"{pid}.* could not end them"):
             guard.raise_(claim(6))
         holding.rollback()
         assert writer.write(0, "a", lambda cursor: None)
@@ -171,14 +171,14 @@ def test_a_writer_that_notes_its_last_batch_may_leave_some_out(in_postgres: Post
 def test_the_lock_sees_what_was_committed_whatever_isolation_the_role_has(in_postgres: PostgresStore) -> None:
     dsn = f"{in_postgres.dsn} options='-c default_transaction_isolation=serializable -c synchronous_commit=off'"
     with PostgresGuard(dsn, "hourly") as guard:
-        zombie, said = guard.raise_(claim(5)), []
+        zombie, settings = guard.raise_(claim(5)), []
 
         def fill(cursor: psycopg.Cursor[Any]) -> None:
             for setting in ("transaction_isolation", "synchronous_commit"):
-                said.extend(cursor.execute(f"SHOW {setting}").fetchall())
+                settings.extend(cursor.execute(f"SHOW {setting}").fetchall())
 
         assert zombie.write(0, "a", fill)
-        assert said == [("read committed",), ("on",)]
+        assert settings == [("read committed",), ("on",)]
 
 
 @contextmanager
@@ -213,11 +213,11 @@ def test_a_look_waits_for_a_commit_that_is_under_way(postgres: Postgres, in_post
 
 
 def ended_at(store: PostgresStore, writer: PostgresWriter, point: str, times: int = 1) -> None:
-    left = [times]
+    remaining = [times]
 
     def probe(reached: str) -> None:
-        if reached == point and left[0]:
-            left[0] -= 1
+        if reached == point and remaining[0]:
+            remaining[0] -= 1
             store.end_others()
 
     writer.guard.probe = probe
@@ -267,23 +267,23 @@ def test_who_ends_the_transaction_himself_is_refused(in_postgres: PostgresStore)
 
 
 def test_a_standby_that_takes_over_is_another_life() -> None:
-    """It may lack the last raise. So everybody claims anew."""
+    """A standby may lack the last raise. So every writer claims anew."""
     with Postgres() as primary, Postgres() as standby:
         store = PostgresStore(primary, "own")
         writer = raised_by_itself(store, 5)
         assert store.write(writer, 0, "a", [1])
         standby.follow(primary)
         standby.execute("SELECT pg_promote()")
-        there = PostgresStore.again(standby, "own")
-        writer.guard.dsn = there.dsn
+        promoted = PostgresStore.again(standby, "own")
+        writer.guard.dsn = promoted.dsn
         writer.guard.close()
         with pytest.raises(StoreReplaced):
-            there.write(writer, 1, "b", [2])
-        newer = there.guard().raise_(claim(6))
-        assert not there.write(newer, 0, "a", [1])
-        assert there.write(newer, 1, "b", [2])
-        assert there.values() == [1, 2]
-        there.close()
+            promoted.write(writer, 1, "b", [2])
+        newer = promoted.guard().raise_(claim(6))
+        assert not promoted.write(newer, 0, "a", [1])
+        assert promoted.write(newer, 1, "b", [2])
+        assert promoted.values() == [1, 2]
+        promoted.close()
         store.close()
 
 
@@ -305,16 +305,16 @@ for batch in range(10):
 
 
 @pytest.mark.parametrize(
-    ("point", "batch", "there"),
+    ("point", "batch", "written"),
     [("raise checked", -1, 0), ("checked", 4, 4), ("filled", 4, 4), ("before commit", 4, 4), ("committed", 4, 5)],
 )
-def test_kill_9_loses_and_doubles_nothing(in_postgres: PostgresStore, point: str, batch: int, there: int) -> None:
+def test_kill_9_loses_and_doubles_nothing(in_postgres: PostgresStore, point: str, batch: int, written: int) -> None:
     """Its successor raises, reads how far the store is, and makes the last batch once more."""
     in_postgres.patience = 60  # a killed session ends by itself
     command = [sys.executable, "-c", WORKER, in_postgres.dsn, point, str(batch)]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == -9
     successor = raised_by_itself(in_postgres, 6)
-    assert successor.found[0].batch == there - 1
-    for number in range(max(0, there - 1), 10):
-        assert in_postgres.write(successor, number, f"digest {number}", [number]) is (number >= there)
+    assert successor.found[0].batch == written - 1
+    for number in range(max(0, written - 1), 10):
+        assert in_postgres.write(successor, number, f"digest {number}", [number]) is (number >= written)
     assert in_postgres.values() == list(range(10))

@@ -43,7 +43,7 @@ def on_the_wire(
         wire.swallow()
         try:
             sent = pool.submit(store.write, writer, batch, f"digest of {value}", [value])
-            eventually(lambda: wire.held)
+            eventually(lambda: wire.holds)
             yield sent
         finally:
             wire.heal()
@@ -105,7 +105,7 @@ def test_a_key_of_another_type_writes_nothing(in_redis: GuardedRedis, commands: 
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "text"),
     [
         (("INCR", "n:{hourly}"), "cannot be written under a guard"),
         (("SET", "n:{daily}", "1"), "has not {hourly} in it"),
@@ -116,9 +116,9 @@ def test_a_key_of_another_type_writes_nothing(in_redis: GuardedRedis, commands: 
         (("RPUSH", "n:{hourly}", *range(5_000)), "at most 4,000"),
     ],
 )
-def test_what_could_fail_half_way_writes_nothing(in_redis: GuardedRedis, command: guarded.Command, said: str) -> None:
+def test_what_could_fail_half_way_writes_nothing(in_redis: GuardedRedis, command: guarded.Command, text: str) -> None:
     writer = in_redis.raise_(claim(5))
-    with pytest.raises(Unfit, match=said):
+    with pytest.raises(Unfit, match=text):
         writer.write(0, "a", [("SET", TEXT, "new"), command])
     assert in_redis.client.get(TEXT) is None
     row = in_redis.rows()[0]

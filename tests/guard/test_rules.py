@@ -1,4 +1,4 @@
-"""What every store refuses, and what it lets pass: the rules of a guard, one by one, in each."""
+"""Every store refuses and admits the same writes: the rules of a guard, one by one, in each."""
 
 from __future__ import annotations
 

@@ -24,15 +24,15 @@ if not HERE:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """That PySpark leaves the connections of its threads to be closed by whoever collects garbage."""
+    """Let PySpark leave the connections of its threads to be closed by the garbage collection."""
     if HERE:
         config.addinivalue_line("filterwarnings", "ignore:.*<socket.socket:pytest.PytestUnraisableExceptionWarning")
 
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    given = SETTINGS | QUICK | iceberg.settings(tmp_path_factory.getbasetemp() / "warehouse")
-    session = spark_session("lowwater-iceberg", "local[2,3]", given)
+    options = SETTINGS | QUICK | iceberg.settings(tmp_path_factory.getbasetemp() / "warehouse")
+    session = spark_session("lowwater-iceberg", "local[2,3]", options)
     yield session
     for query in session.streams.active:
         query.stop()
@@ -40,7 +40,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def table(flow: Flow) -> Iterator[TableFlow]:
-    made = TableFlow(flow)
-    yield made
-    made.flow.stop()
-    made.drop()
+    table_ = TableFlow(flow)
+    yield table_
+    table_.flow.stop()
+    table_.drop()

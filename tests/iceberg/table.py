@@ -28,8 +28,8 @@ class TableFlow(Readable):
         self.create()
 
     def create(self, *properties: str) -> None:
-        said = f" tblproperties ({', '.join(properties)})" if properties else ""
-        self.flow.spark.sql(f"create table {self.name} ({COLUMNS}) using iceberg{said}")
+        clause = f" tblproperties ({', '.join(properties)})" if properties else ""
+        self.flow.spark.sql(f"create table {self.name} ({COLUMNS}) using iceberg{clause}")
 
     def drop(self) -> None:
         self.flow.spark.sql(f"drop table if exists {self.name} purge")
@@ -48,23 +48,23 @@ class TableFlow(Readable):
         self.flow.spark.sql(statement.format(table=self.name))
 
     def call(self, procedure: str, **arguments: object) -> None:
-        said = "".join(f", {name} => {value}" for name, value in arguments.items())
-        self.flow.spark.sql(f"call {CATALOG}.system.{procedure}(table => '{self.short}'{said})")
+        more = "".join(f", {name} => {value}" for name, value in arguments.items())
+        self.flow.spark.sql(f"call {CATALOG}.system.{procedure}(table => '{self.short}'{more})")
 
     def expire(self) -> None:
         self.call("expire_snapshots", older_than="timestamp '2999-01-01 00:00:00'", retain_last=1)
 
     @property
     def log(self) -> IcebergLog:
-        found = find(self.flow.spark, self.name)
-        assert found is not None
-        return found
+        log = find(self.flow.spark, self.name)
+        assert log is not None
+        return log
 
     @property
     def head(self) -> int:
-        found = self.log.table().current
-        assert found is not None
-        return found
+        snapshot = self.log.table().current
+        assert snapshot is not None
+        return snapshot
 
     def read(self, **options: str) -> DataFrame:
         return self.flow.spark.readStream.format("iceberg").options(**options).load(self.name)

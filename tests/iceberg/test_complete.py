@@ -1,4 +1,4 @@
-"""How far an Iceberg table is complete, as its snapshots say: known while nobody has taken rows away, and then not."""
+"""An Iceberg table's snapshots say how far it is complete: known until somebody takes rows away."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 class Appender:
-    """What a stage writes, without the query: a batch for each hour."""
+    """A writer of what a stage writes, without the query: a batch for each hour."""
 
     def __init__(self, table: TableFlow) -> None:
         self.table, self.batch = table, 0
@@ -57,7 +57,7 @@ def test_who_reads_the_snapshot_of_the_answer_has_all_of_it(table: TableFlow, fi
     table.sql("refresh table {table}")
     read = spark.read.option("versionAsOf", str(answer.version)).table(table.name)
     assert sorted(r.t for r in read.where("key = 'k'").collect()) == [
-        each.replace(tzinfo=None) for each in (at(9), at(10))
+        hour.replace(tzinfo=None) for hour in (at(9), at(10))
     ]
     assert asked_in_sql(table) == at(10).replace(tzinfo=None)
     for name in (f"{table.name}.branch_aside", f"{table.name}.snapshot_id_{last}"):

@@ -73,16 +73,16 @@ def test_a_table_is_known_however_it_is_named(table: TableFlow) -> None:
     name = table.name
     path = table.log.table().location
     limited = spark.readStream.option("streaming-max-files-per-micro-batch", "1").table(name)
-    for frame, said in ((table.read(), name), (limited, name), (spark.readStream.format("iceberg").load(path), path)):
+    for frame, text in ((table.read(), name), (limited, name), (spark.readStream.format("iceberg").load(path), path)):
         [source] = check_plan(spark, frame).sources
-        assert (source.kind, source.name) == ("iceberg", f"the Iceberg table {said}")
+        assert (source.kind, source.name) == ("iceberg", f"the Iceberg table {text}")
         source.waiting_for(frozenset({"default/source"}))
-    for setting, said in (
+    for setting, text in (
         ("spark.datasource.iceberg.streaming-skip-overwrite-snapshots", "with the option streaming-skip-overwrite"),
         ("spark.sql.iceberg.async-micro-batch-planning-enabled", "in a session where"),
     ):
         spark.conf.set(setting, "true")
-        with pytest.raises(Unsupported, match=said):
+        with pytest.raises(Unsupported, match=text):
             table.track()
         spark.conf.unset(setting)
     table.sql("alter table {table} create branch aside")

@@ -94,11 +94,11 @@ def test_a_batch_is_synced_before_it_counts(table: TableFlow, monkeypatch: pytes
     for name in ("sync_file", "sync_directory"):
         monkeypatch.setattr(table_out, name, synced.add)
     root = Path(table.log.table().location)
-    there = {*(root / "metadata").iterdir()}
+    before = {*(root / "metadata").iterdir()}
     assert run_of(table).write(table.rows(("a", 9), ("b", 9)), 0)
     rows = {Path(path) for path in table.log.files(table.head)}
     assert len(rows) == 2
-    new = {*(root / "metadata").iterdir()} - there
+    new = {*(root / "metadata").iterdir()} - before
     assert {path.suffix for path in new} >= {".json", ".avro"}
     folders = {root, root.parent, root / "metadata", root / "data", *(path.parent for path in rows)}
     assert synced >= {*rows, *new, *folders, root / "metadata/version-hint.text"}
@@ -118,14 +118,14 @@ def test_a_table_that_could_not_tell_is_refused_and_nothing_is_written(table: Ta
 
 def test_a_directory_whose_table_cannot_be_read_now_is_not_taken_for_an_empty_one(table: TableFlow) -> None:
     folder = Path(table.log.table().location.removeprefix("file:")) / "metadata"
-    kept = {path: path.read_bytes() for path in folder.iterdir() if ".metadata.json" in path.name}
+    metadata = {path: path.read_bytes() for path in folder.iterdir() if ".metadata.json" in path.name}
     try:
-        for path in kept:
+        for path in metadata:
             path.write_text("{")
         with pytest.raises(OSError, match=r"whether an Iceberg table is in .* cannot be known"):
             find(table.flow.spark, str(folder.parent))
     finally:
-        for path, content in kept.items():
+        for path, content in metadata.items():
             path.write_bytes(content)
     assert find(table.flow.spark, str(folder.parent)) is not None
     assert find(table.flow.spark, str(folder.parent.parent / "none")) is None

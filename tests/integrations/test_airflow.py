@@ -25,7 +25,7 @@ from tests.process.serving import Serving, serving
 
 ROOT = Path(__file__).parents[2]
 INSIDE = ROOT / "integrations" / "airflow" / "tests"
-"""What runs in Airflow's environment."""
+"""The tests that run in Airflow's environment."""
 PATIENCE = 240.0
 """Airflow takes many seconds of processor time to start anything."""
 
@@ -69,18 +69,18 @@ class Airflow:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with serving(tmp_path_factory.mktemp("authority")) as there:
-        yield there
+    with serving(tmp_path_factory.mktemp("authority")) as authority:
+        yield authority
 
 
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory, server: Serving) -> Airflow:
     subprocess.run([ROOT / "integrations" / "setup.sh", "airflow"], check=True)
-    made = Airflow(tmp_path_factory.mktemp("airflow"), server)
-    (made.home / "dags").mkdir()
-    shutil.copy(INSIDE / "dags.py", made.home / "dags" / "hourly.py")
-    made.run("airflow", "db", "migrate")
-    return made
+    environment = Airflow(tmp_path_factory.mktemp("airflow"), server)
+    (environment.home / "dags").mkdir()
+    shutil.copy(INSIDE / "dags.py", environment.home / "dags" / "hourly.py")
+    environment.run("airflow", "db", "migrate")
+    return environment
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +94,9 @@ def lw(server: Serving) -> Iterator[lowwater.Client]:
 @pytest.fixture(scope="module")
 def lease(lw: lowwater.Client) -> lowwater.Lease:
     """flights, of which everything before 13:00 is here."""
-    made = lw.worker("flights", name="exec-7").claim()
-    come(made, 13)
-    return made
+    lease_ = lw.worker("flights", name="exec-7").claim()
+    come(lease_, 13)
+    return lease_
 
 
 def come(lease: lowwater.Lease, hour: int) -> None:
@@ -105,13 +105,13 @@ def come(lease: lowwater.Lease, hour: int) -> None:
 
 
 def test_airflow_knows_provider_and_triggers(airflow: Airflow, lw: lowwater.Client, lease: lowwater.Lease) -> None:
-    told = json.loads(airflow.run("python", str(INSIDE / "child.py")).splitlines()[-1])
-    assert told["provider"] == version("lowwater")
-    assert told["hook"] == ["lowwater_airflow.hook.LowwaterHook", "lowwater", "lowwater"]
-    assert told["connection"] == [True, f"the deployment {lw.server_token} answers"]
-    assert told["without_interval"].startswith("this run has no data interval: pass until=")
-    for there, back in told["triggers"]:
-        assert there == back
+    facts = json.loads(airflow.run("python", str(INSIDE / "child.py")).splitlines()[-1])
+    assert facts["provider"] == version("lowwater")
+    assert facts["hook"] == ["lowwater_airflow.hook.LowwaterHook", "lowwater", "lowwater"]
+    assert facts["connection"] == [True, f"the deployment {lw.server_token} answers"]
+    assert facts["without_interval"].startswith("this run has no data interval: pass until=")
+    for sent, restored in facts["triggers"]:
+        assert sent == restored
 
 
 def test_a_task_waits_in_the_triggerer_until_its_hour_is_complete(airflow: Airflow, lease: lowwater.Lease) -> None:
@@ -120,8 +120,8 @@ def test_a_task_waits_in_the_triggerer_until_its_hour_is_complete(airflow: Airfl
     try:
         # What keeps the trigger is what waits: `dags test` writes states of its own over that of the task.
         waits = "select kwargs from trigger where classpath = 'lowwater_airflow.trigger.LowWatermarkTrigger'"
-        [(kept,)] = eventually(lambda: airflow.rows(waits), "the sensor is deferred", seconds=PATIENCE)
-        assert json.loads(kept)["until_micros"] == lowwater.Watermark.of(at(14)).micros
+        [(arguments,)] = eventually(lambda: airflow.rows(waits), "the sensor is deferred", seconds=PATIENCE)
+        assert json.loads(arguments)["until_micros"] == lowwater.Watermark.of(at(14)).micros
         assert airflow.rows("select state from task_instance where task_id = 'report'") == [(None,)]
         come(lease, 14)
         running.wait(PATIENCE)
@@ -141,7 +141,7 @@ def test_a_task_waits_in_the_triggerer_until_its_hour_is_complete(airflow: Airfl
 
 
 def test_each_complete_hour_is_an_event_of_its_asset_whatever_dies(airflow: Airflow, lease: lowwater.Lease) -> None:
-    def told() -> list[str]:
+    def events() -> list[str]:
         rows = airflow.rows("select extra from asset_event order by id")
         return [json.loads(extra)["payload"]["from"] for (extra,) in rows]
 
@@ -161,14 +161,14 @@ def test_each_complete_hour_is_an_event_of_its_asset_whatever_dies(airflow: Airf
     def run_until(look: Callable[[], bool]) -> None:
         triggerer = airflow.start("airflow", "triggerer")
         try:
-            eventually(look, "events", seconds=PATIENCE, check=never_ahead, seen=lambda: (told(), cursor()))
+            eventually(look, "events", seconds=PATIENCE, check=never_ahead, seen=lambda: (events(), cursor()))
         finally:
             os.killpg(triggerer.pid, signal.SIGKILL)
             triggerer.wait()
 
     come(lease, 14)
-    run_until(lambda: len(told()) == 4 and cursor() == [micros(14)])
+    run_until(lambda: len(events()) == 4 and cursor() == [micros(14)])
     come(lease, 74)
-    run_until(lambda: len(told()) > 4)  # somewhere among the next sixty
+    run_until(lambda: len(events()) > 4)  # somewhere among the next sixty
     run_until(lambda: cursor() == [micros(74)])
-    assert list(dict.fromkeys(told())) == [str(mark(hour)) for hour in range(10, 74)], "in order, none left out"
+    assert list(dict.fromkeys(events())) == [str(mark(hour)) for hour in range(10, 74)], "in order, none left out"

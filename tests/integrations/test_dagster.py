@@ -29,8 +29,8 @@ def test_each_hour_that_is_complete_gets_one_run(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 0, done.stderr[-5000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    hours = [[key.split("/")[2:] for key in keys] for keys in told["keys"]]
+    results = json.loads(done.stdout.splitlines()[-1])
+    hours = [[key.split("/")[2:] for key in keys] for keys in results["keys"]]
     day = "2013-01-09T"
     assert hours == [
         [],
@@ -40,8 +40,8 @@ def test_each_hour_that_is_complete_gets_one_run(tmp_path: Path) -> None:
         [["2", f"{day}10:00:00Z", f"{day}11:00:00Z"], ["2", f"{day}11:00:00Z", f"{day}12:00:00Z"]],
         [],
     ]
-    assert told["made"] == [f"2013-01-09-{hour}:00" for hour in (10, 11, 12, 13, 10, 11)]
-    assert told["skipped"] == [
+    assert results["made"] == [f"2013-01-09-{hour}:00" for hour in (10, 11, 12, 13, 10, 11)]
+    assert results["skipped"] == [
         "there is no computation flights",
         None,
         "flights is at 2013-01-09T12:45:00Z",
@@ -49,8 +49,8 @@ def test_each_hour_that_is_complete_gets_one_run(tmp_path: Path) -> None:
         None,
         "flights is at finished",
     ]
-    assert told["reset"].startswith("IncarnationChanged('flights was reset: incarnation 2 began")
-    assert told["local"].startswith(
+    assert results["reset"].startswith("IncarnationChanged('flights was reset: incarnation 2 began")
+    assert results["local"].startswith(
         "partition 2026-11-01 is 2026-11-01T04:00:00Z to 2026-11-02T05:00:00Z, and the interval that is complete is "
         "2026-11-01T04:00:00Z to 2026-11-02T04:00:00Z: define the partitions in UTC"
     )

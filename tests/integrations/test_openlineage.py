@@ -36,15 +36,15 @@ def test_a_run_says_how_far_what_it_read_was_complete(tmp_path: Path) -> None:
         lease.advance(None, oldest=None, frontier=at(13))
         lease.flush()
         lw.worker("done").claim().finish()
-        found = facets(server, tmp_path / "events", "flights", "flights,12,13", "hourly,12,14", "done", "guess")
+        all_facets = facets(server, tmp_path / "events", "flights", "flights,12,13", "hourly,12,14", "done", "guess")
         token = lw.server_token
     schema = json.loads(SCHEMA.read_text())
     validator = jsonschema.Draft202012Validator(schema)
-    for facet in found:
+    for facet in all_facets:
         validator.validate(facet)
         assert facet["_schemaURL"] == schema["$id"]
         assert facet["deployment"] == token
-    flights, complete, hourly, done, guess = found
+    flights, complete, hourly, done, guess = all_facets
     assert (flights["state"], flights["lowWatermark"], flights.get("interval")) == (
         "reached",
         "2013-01-09T13:00:00Z",
@@ -52,7 +52,7 @@ def test_a_run_says_how_far_what_it_read_was_complete(tmp_path: Path) -> None:
     )
     assert (complete["interval"]["complete"], complete["interval"]["missing"]) == (True, [])
     assert (hourly["state"], hourly.get("lowWatermark"), hourly["interval"]["complete"]) == ("unknown", None, False)
-    assert [(each["computation"], each["from"], each.get("keyRanges")) for each in hourly["interval"]["missing"]] == [
+    assert [(gap["computation"], gap["from"], gap.get("keyRanges")) for gap in hourly["interval"]["missing"]] == [
         ("hourly", "2013-01-09T12:00:00Z", 1),
         ("flights", "2013-01-09T13:00:00Z", 1),
         ("typo", "2013-01-09T12:00:00Z", None),

@@ -15,9 +15,9 @@ def test_what_is_no_environment_is_refused_before_anything_is_removed(arguments:
     script = tmp_path / "integrations" / "setup.sh"
     script.parent.mkdir()
     script.write_bytes((ROOT / "integrations" / "setup.sh").read_bytes())
-    kept = tmp_path / "x" / "kept"
-    kept.parent.mkdir()
-    kept.touch()
+    file = tmp_path / "x" / "kept"
+    file.parent.mkdir()
+    file.touch()
     done = subprocess.run(["bash", script, *arguments], capture_output=True, text=True, check=False)
     assert (done.returncode, "pass airflow, dagster or openlineage" in done.stderr) == (2, True), done.stderr
-    assert kept.exists()
+    assert file.exists()

@@ -1,1 +1,1 @@
-"""What tests are made with, and no wheel holds: stores in memory, whose faults are drawn or planned."""
+"""Tools that tests share, and no wheel holds: stores in memory, whose faults are drawn or planned."""

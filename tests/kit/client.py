@@ -16,7 +16,7 @@ from tests.kit.clock import Clock
 
 
 class OfflineClient:
-    """What a client knows and does, but for sending it. Its delays are not random: they are the longest that they can be.
+    """A client that sends nothing. Its delays are not random: they are the longest that they can be.
 
     ``words`` are the most values of one message of a report, ``settings`` those of a client.
     """

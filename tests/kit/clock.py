@@ -8,7 +8,7 @@ from typing import Final
 from tests.kit.times import HOUR, SECOND
 
 BEGINNING: Final = 1_000_000 * HOUR
-"""What the wall clock says when the other one says 0."""
+"""The wall clock's time when the monotonic clock is at 0."""
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
         self.now = now
         """Seconds; ahead of the other clock, if there is one."""
         self.waits: list[float] = []
-        """What :meth:`wait` was called with."""
+        """The seconds of each call of :meth:`wait`."""
         self._over = over
 
     def __call__(self) -> float:

@@ -12,7 +12,7 @@ SETTINGS: Final = {
     # A table of a test has a few rows: by default each version of it costs a job of fifty tasks.
     "spark.databricks.delta.snapshotPartitions": "1",
 }
-"""Of the session, beside the jars, which `tests.spark.session` puts on the path of every Spark."""
+"""The settings of a session, beside the jars, which `tests.spark.session` puts on the path of every Spark."""
 
 
 class Offset(NamedTuple):
@@ -21,12 +21,12 @@ class Offset(NamedTuple):
     version: int
     file: int
     initial: bool
-    """Whether the version is the snapshot that the query began with, all files of which count."""
+    """True if the version is the snapshot that the query began with, all files of which count."""
 
     @classmethod
     def of(cls, line: str) -> Offset:
-        found: dict[str, Any] = json.loads(line)
-        return cls(found["reservoirVersion"], found["index"], found["isStartingVersion"])
+        fields: dict[str, Any] = json.loads(line)
+        return cls(fields["reservoirVersion"], fields["index"], fields["isStartingVersion"])
 
 
 def offsets(checkpoint: Path) -> list[Offset]:

@@ -29,7 +29,7 @@ _SHOWN: Final = 2_000
 
 
 class TooLate(AssertionError):
-    """It did not come true in time. Says what was waited for, and what was seen."""
+    """A condition did not come true in time. The message says which, and what its last value was."""
 
 
 def eventually(
@@ -53,18 +53,18 @@ def eventually(
         TooLate: It did not come true in time.
     """
     pauses = _Pauses(seconds, time.monotonic)
-    while not (found := look()):
+    while not (value := look()):
         if check is not None:
             try:
                 check()
             except Exception:
-                if found := look():  # it came true just before the end
-                    return found
+                if value := look():  # it came true just before the end
+                    return value
                 raise
         if pauses.over:
-            raise TooLate(_failure(look, what, seconds, found, seen))
+            raise TooLate(_failure(look, what, seconds, value, seen))
         threading.Event().wait(pauses.next())
-    return found
+    return value
 
 
 async def eventually_async(look: Callable[[], object], what: str = "", *, seconds: float = PATIENCE) -> None:
@@ -72,14 +72,14 @@ async def eventually_async(look: Callable[[], object], what: str = "", *, second
 
     Seconds are those of the loop, also where its time is simulated.
     """
-    found: object = None
+    value: object = None
 
     async def once() -> object:
-        nonlocal found
-        found = look()
-        if inspect.isawaitable(found):
-            found = await found
-        return found
+        nonlocal value
+        value = look()
+        if inspect.isawaitable(value):
+            value = await value
+        return value
 
     pauses, limit = _Pauses(seconds, asyncio.get_running_loop().time), asyncio.timeout(seconds)
     try:
@@ -89,7 +89,7 @@ async def eventually_async(look: Callable[[], object], what: str = "", *, second
     except TimeoutError:
         if not limit.expired():
             raise
-        raise TooLate(_failure(look, what, seconds, found, None)) from None
+        raise TooLate(_failure(look, what, seconds, value, None)) from None
 
 
 class _Pauses:
@@ -111,14 +111,14 @@ class _Pauses:
 
 
 def _failure(
-    look: Callable[[], object], what: str, seconds: float, found: object, seen: Callable[[], object] | None
+    look: Callable[[], object], what: str, seconds: float, value: object, seen: Callable[[], object] | None
 ) -> str:
-    """What is said when it is too late: what was waited for, what was found last, and the names that ``look`` uses."""
+    """Return the message for a condition that is too late: the condition, its last value, and the names that ``look`` uses."""
     names: dict[str, object] = {}
     if inspect.isfunction(look):
         names = {**inspect.getclosurevars(look).nonlocals, **inspect.getclosurevars(look).globals}
-        names |= {name: each.default for name, each in inspect.signature(look).parameters.items()}
-    shown = {name: value for name, value in names.items() if not callable(value)} | {"found": found}
+        names |= {name: parameter.default for name, parameter in inspect.signature(look).parameters.items()}
+    shown = {name: value for name, value in names.items() if not callable(value)} | {"found": value}
     if seen is not None:
         shown["seen"] = seen()
     lines = [f"{name} = {repr(value)[:_SHOWN]}" for name, value in shown.items()]

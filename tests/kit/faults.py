@@ -1,4 +1,4 @@
-"""What can go wrong in a MemoryJournal, decided by a test or a simulator, call by call."""
+"""The faults of a MemoryJournal, decided by a test or a simulator, call by call."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Outcome(enum.Enum):
     WRITTEN = enum.auto()
     """Durable, but the caller cannot know: JournalUnknown."""
     ADRIFT = enum.auto()
-    """In the disk's cache only, and the caller cannot know: JournalUnknown. A crash drops it."""
+    """Only in the disk's cache, and the caller cannot know: JournalUnknown. A crash drops it."""
     CACHED = enum.auto()
-    """In the disk's cache before ``after``, durable behind it, and only then acknowledged."""
+    """Only in the disk's cache before ``after``; acknowledged when it is durable behind that."""
     UNSYNCED = enum.auto()
     """Acknowledged while it is only in the disk's cache: breaks rule 2. A crash drops it."""
 
@@ -30,7 +30,7 @@ class Operation(NamedTuple):
     places: list[tuple[str, int]]
     """Log and position of each entry, or of the snapshot; 0 for a log that is taken."""
     strong: bool
-    """Whether any entry is strong; always so for the other kinds."""
+    """True if any entry is strong; always True for the other kinds."""
 
 
 class FaultPlan:

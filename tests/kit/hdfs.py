@@ -21,7 +21,7 @@ log4j.appender.out.layout.ConversionPattern=%d %p %m (%c)%n
 
 
 class Hdfs(Program):
-    """It survives ``kill`` as a directory; ``start`` goes on from it at the same port.
+    """An HDFS whose directory survives ``kill``; ``start`` goes on from it at the same port.
 
     ``with Hdfs(tmp_path / "hdfs").start() as hdfs`` kills it at the end.
     """
@@ -35,9 +35,9 @@ class Hdfs(Program):
 
     def start(self) -> Self:
         """Run it, and return when its data node has told the name node what it has."""
-        made = [] if self._data.exists() else ["-format"]
+        formatting = [] if self._data.exists() else ["-format"]
         settings = ["-datanodes", "1", "-nnport", str(self.port), "-D", f"hdfs.minidfs.basedir={self._data}"]
-        manager = ["org.apache.hadoop.test.MiniDFSClusterManager", *made, *settings]
+        manager = ["org.apache.hadoop.test.MiniDFSClusterManager", *formatting, *settings]
         return self.run(java("hdfs", "-Xmx256m", f"-Dlog4j.configuration=file:{self._log}", *manager), READY)
 
     def path(self, name: str) -> str:

@@ -13,7 +13,7 @@ CATALOG: Final = "ice"
 
 
 def settings(warehouse: Path) -> dict[str, str]:
-    """Of a session, with a catalog of tables below a directory. Iceberg is for another Spark than the other connectors, so it stands alone on the path."""
+    """Return the settings of a session with a catalog of tables below a directory. Iceberg needs another Spark than the other connectors, so it stands alone on the path."""
     return {
         "spark.driver.extraClassPath": os.pathsep.join(str(jar) for jar in jars("iceberg")),
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
@@ -31,8 +31,8 @@ class Offset(NamedTuple):
 
     @classmethod
     def of(cls, line: str) -> Offset:
-        found: dict[str, Any] = json.loads(line)
-        return cls(found["snapshot_id"], found["position"])
+        fields: dict[str, Any] = json.loads(line)
+        return cls(fields["snapshot_id"], fields["position"])
 
 
 def offsets(checkpoint: Path) -> list[Offset]:

@@ -57,10 +57,10 @@ class Broker(Program):
         self.number = number
         self.port = free_port()
         copies = min(len(voters), 3)
-        told = {
+        defaults = {
             "process.roles": "broker,controller",
             "node.id": number,
-            "controller.quorum.voters": ",".join(f"{each}@127.0.0.1:{port}" for each, port in voters.items()),
+            "controller.quorum.voters": ",".join(f"{number}@127.0.0.1:{port}" for number, port in voters.items()),
             "listeners": f"BROKER://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{voters[number]}",
             "advertised.listeners": f"BROKER://127.0.0.1:{self.port}",
             "listener.security.protocol.map": "BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT",
@@ -81,7 +81,7 @@ class Broker(Program):
             "group.initial.rebalance.delay.ms": 0,
         }
         self._properties = directory / "server.properties"
-        self._properties.write_text("".join(f"{key}={value}\n" for key, value in {**told, **settings}.items()))
+        self._properties.write_text("".join(f"{key}={value}\n" for key, value in {**defaults, **settings}.items()))
         self._log = directory / "log4j2.properties"
         self._log.write_text(_LOG)
 
@@ -123,9 +123,9 @@ class Kafka:
         self._clients: dict[str, Any] = {**_QUIET, **(clients or {})}
         voters = {number: free_port() for number in range(1, brokers + 1)}
         self.cluster = base64.urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
-        self.brokers = [Broker(directory / str(each), each, voters, settings or {}) for each in voters]
+        self.brokers = [Broker(directory / str(number), number, voters, settings or {}) for number in voters]
         self._running = ExitStack()
-        self._kept: tuple[int, Producer] | None = None
+        self._producer: tuple[int, Producer] | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as running:
@@ -152,8 +152,8 @@ class Kafka:
         """Make a topic; its settings have ``_`` for ``.``. Returns when its partitions have leaders."""
         config = {name.replace("_", "."): value for name, value in settings.items()}
         copies = min(len(self.brokers), 3)
-        asked = [NewTopic(topic, num_partitions=partitions, replication_factor=copies, config=config)]
-        self.admin.create_topics(asked, operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)
+        topics = [NewTopic(topic, num_partitions=partitions, replication_factor=copies, config=config)]
+        self.admin.create_topics(topics, operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)
         # The controller has answered before every broker knows: whoever asks one would be told that there is no such topic.
         eventually(lambda: self.admin.list_topics(topic, ANSWERS_WITHIN).topics[topic].error is None, "it is known")
 
@@ -162,10 +162,10 @@ class Kafka:
 
         The controller has answered before they know: a producer that asks one of them then refuses a row for a new partition at once.
         """
-        self._kept = None
+        self._producer = None
         clients = [AdminClient({"bootstrap.servers": broker.address, **self._clients}) for broker in self.brokers]
-        wanted = [NewPartitions(topic, partitions)]
-        clients[0].create_partitions(wanted, operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)
+        growth = [NewPartitions(topic, partitions)]
+        clients[0].create_partitions(growth, operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)
         for client in clients:
             eventually(
                 lambda: len(client.list_topics(topic, ANSWERS_WITHIN).topics[topic].partitions) == partitions,  # noqa: B023
@@ -177,8 +177,8 @@ class Kafka:
 
         def look() -> str:
             try:
-                asked = self.admin.describe_topics(TopicCollection([topic]))[topic]
-                return str(asked.result(ANSWERS_WITHIN).topic_id)
+                answer = self.admin.describe_topics(TopicCollection([topic]))[topic]
+                return str(answer.result(ANSWERS_WITHIN).topic_id)
             except KafkaException as error:
                 if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
                     raise
@@ -193,24 +193,24 @@ class Kafka:
             return int(end)
 
     def delete(self, topic: str) -> None:
-        self._kept = None
+        self._producer = None
         self.admin.delete_topics([topic], operation_timeout=ANSWERS_WITHIN)[topic].result(ANSWERS_WITHIN)
 
     def _producer_with(self, **settings: object) -> Producer:
-        told = {
+        options = {
             "acks": "all",
             "enable.idempotence": True,
             "reconnect.backoff.max.ms": 200,
             **{key.replace("_", "."): value for key, value in settings.items()},
         }
-        return Producer({"bootstrap.servers": self.address, **self._clients, **told})
+        return Producer({"bootstrap.servers": self.address, **self._clients, **options})
 
-    def _kept_producer(self) -> Producer:
-        """What ``put`` writes by until a topic or the broker is another one: a new producer needs half a second for its id."""
+    def _reused_producer(self) -> Producer:
+        """Return the producer that ``put`` reuses until the broker restarts: a new producer needs half a second for its id."""
         starts = self.brokers[0].starts
-        if self._kept is None or self._kept[0] != starts:
-            self._kept = starts, self._producer_with()
-        return self._kept[1]
+        if self._producer is None or self._producer[0] != starts:
+            self._producer = starts, self._producer_with()
+        return self._producer[1]
 
     def put(self, topic: str, rows: Iterable[Row | bytes | str], **settings: object) -> None:
         failed: list[object] = []
@@ -219,20 +219,20 @@ class Kafka:
             if error is not None:
                 failed.append(error)
 
-        producer = self._producer_with(**settings) if settings or len(self.brokers) > 1 else self._kept_producer()
-        for each in rows:
-            row = each if isinstance(each, Row) else Row(each.encode() if isinstance(each, str) else each)
+        producer = self._producer_with(**settings) if settings or len(self.brokers) > 1 else self._reused_producer()
+        for item in rows:
+            row = item if isinstance(item, Row) else Row(item.encode() if isinstance(item, str) else item)
             stamped: dict[str, Any] = {} if row.time is None else {"timestamp": row.time}
             producer.produce(topic, row.value, row.key, row.partition, on_delivery=delivered, **stamped)
-        left = producer.flush(ANSWERS_WITHIN)
-        assert not left, f"{left} rows were not acknowledged: {failed}"
+        unsent = producer.flush(ANSWERS_WITHIN)
+        assert not unsent, f"{unsent} rows were not acknowledged: {failed}"
         assert not failed, failed
 
     def rows(self, topic: str, *, committed: bool = True) -> list[Row]:
         """All rows that are there now, partition by partition: those of committed transactions, or all up to the end of the log."""
-        found: list[Row] = []
+        rows: list[Row] = []
         isolation = "read_committed" if committed else "read_uncommitted"
-        told = {
+        options = {
             "group.id": "kit",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
@@ -241,13 +241,13 @@ class Kafka:
         }
         # A consumer's word for the end, by its isolation: after it nothing was there when the partition was asked.
         with closing(
-            Consumer({"bootstrap.servers": self.address, **self._clients, "auto.offset.reset": "earliest", **told})
+            Consumer({"bootstrap.servers": self.address, **self._clients, "auto.offset.reset": "earliest", **options})
         ) as consumer:
             partitions = consumer.list_topics(topic, ANSWERS_WITHIN).topics[topic].partitions
             for partition in partitions:
                 consumer.assign([TopicPartition(topic, partition, 0)])
-                found += _to_the_end(consumer)
-        return found
+                rows += _to_the_end(consumer)
+        return rows
 
 
 def _to_the_end(consumer: Consumer) -> Iterable[Row]:

@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 class MemoryMembers:
-    """What all shards share: the view and the beats, as they are and as they were before each change of the view.
+    """The state that all shards share: the view and the beats, now and before each change of the view.
 
     ``clock`` gives microseconds, ``dead_after`` is in microseconds.
     """
 
     def __init__(self, clock: Callable[[], int], *, dead_after: int) -> None:
         self.away = False
-        """Whether nobody reaches the store."""
+        """True while no shard reaches the store."""
         self.view = View()
         self.last: dict[str, int] = {}
         """When each shard was last heard of."""
@@ -39,7 +39,7 @@ class MemoryMembers:
     def beat(self, member_id: str) -> tuple[View, Beats]:
         now = self._clock()
         newest = max(self.last.values(), default=0)
-        self.last = {known: min(last, now) for known, last in self.last.items()} | {member_id: now}
+        self.last = {member: min(last, now) for member, last in self.last.items()} | {member_id: now}
         if now - newest > self._gap or self._since > now:
             self._since = now
         return self.view, Beats(now, self.last, self._since)

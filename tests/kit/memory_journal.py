@@ -53,7 +53,7 @@ from tests.kit.faults import FaultPlan, Operation, Outcome
 T = TypeVar("T")
 
 LAG: Final = 1000
-"""How many of the newest writes a MemoryDisk can lose."""
+"""The number of newest writes that a MemoryDisk can lose."""
 
 
 def flipped(frame: bytes) -> bytes:
@@ -88,15 +88,15 @@ class StoredLog:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """What undoes a write of one log."""
+    """The state of one log before a write, which undoes that write."""
 
     owner: Ownership | None
     stored: StoredLog | None
-    """As it was, with those records only that the write took away."""
+    """The log before the write, with those records only that the write removed."""
 
 
 class MemoryDisk:
-    """What outlives a MemoryJournal: the logs, their owners, and which writes are only cached.
+    """The state that outlives a MemoryJournal: the logs, their owners, and which writes are only cached.
 
     Everything is durable as soon as it is written, except for writes that a FaultPlan leaves ``ADRIFT``, ``CACHED`` or ``UNSYNCED``:
     these, and only these, are undone by ``crash``, the newest first, until ``sync``. A later durable write makes them
@@ -111,7 +111,7 @@ class MemoryDisk:
         self.written = 0
         """Number of the newest write."""
         self.keeps_prefixes = False
-        """Whether an acknowledged write makes only itself and the writes before it durable, as a replica does that follows."""
+        """True if an acknowledged write makes only itself and the writes before it durable, as a following replica does."""
         self._history: deque[dict[str, _Before]] = deque()
         self._unsynced = 0
 
@@ -156,7 +156,7 @@ class MemoryDisk:
         self.sync()
 
     def touch(self, logs: Mapping[str, Mapping[int, bytes]], *, synced: bool) -> None:
-        """To be called before a write changes the logs: keeps what undoing it must bring back.
+        """Keep what undoing a write must bring back. The caller calls this before it changes the logs.
 
         By log: the records that the write takes away. Those behind the old end need no mention.
         """
@@ -181,8 +181,8 @@ class MemoryDisk:
         stored = self.logs.pop(log, None)
         if before.stored is not None:
             if stored is not None:
-                kept = {position: frame for position, frame in stored.records.items() if position <= before.stored.last}
-                before.stored.records.update(kept)
+                rest = {position: frame for position, frame in stored.records.items() if position <= before.stored.last}
+                before.stored.records.update(rest)
             self.logs[log] = before.stored
 
 
@@ -206,7 +206,7 @@ class MemoryJournal(RememberingJournal):
         self._disk = disk
         self._faults = faults or FaultPlan()
         self.loads = Counter[str]()
-        """How often each log was read whole."""
+        """The number of times that each log was read whole."""
         self._randbits = randbits
         super().__init__(clock=clock)
         self._life: int | None = None
@@ -219,8 +219,8 @@ class MemoryJournal(RememberingJournal):
 
     async def take(self, log: str, *, view: int = 0, address: str = "", above: int = 0) -> Ownership:
         self._check_open()
-        wanted = Ownership(above, self._owned.next_nonce(log, self._randbits), address, view)
-        write = partial(self._take, log, self._owned.states([log]), wanted)
+        ownership = Ownership(above, self._owned.next_nonce(log, self._randbits), address, view)
+        write = partial(self._take, log, self._owned.states([log]), ownership)
         owner = await self._run(Operation("take", [(log, 0)], strong=True), write)
         self._owned.took(log, owner)
         return owner
@@ -229,7 +229,7 @@ class MemoryJournal(RememberingJournal):
         believed = self._owned.states(logs)
         await self._read("owners")
         self._check_token(believed)
-        return {log: found.owner for log, found in self._disk.held(believed).items()}
+        return {log: state.owner for log, state in self._disk.held(believed).items()}
 
     async def confirm(self, logs: Iterable[str]) -> int:
         believed = self._owned.states([*logs, GRAPH])
@@ -253,11 +253,11 @@ class MemoryJournal(RememberingJournal):
         self.loads[log] += 1
         await self._faults.load(log)
         while True:
-            loaded, believed, found = await self._load(log)
-            if not durable or await self._settled(log, found.end):
+            loaded, believed, state = await self._load(log)
+            if not durable or await self._settled(log, state.end):
                 break
-        if found.owner == believed.owner:
-            self._owned.reached(log, found.end)
+        if state.owner == believed.owner:
+            self._owned.reached(log, state.end)
         return loaded
 
     async def _settled(self, log: str, end: End) -> bool:
@@ -276,8 +276,8 @@ class MemoryJournal(RememberingJournal):
         believed = self._owned.states([log])
         await self._read("load")
         self._check_token(believed)
-        found = self._disk.held([log])
-        refuse_lost(believed, found)
+        states = self._disk.held([log])
+        refuse_lost(believed, states)
         stored = self._disk.logs.get(log, StoredLog())
         snapshot = None
         if stored.snapshot_position:
@@ -290,9 +290,9 @@ class MemoryJournal(RememberingJournal):
             after=stored.snapshot_position,
             last=stored.last,
             tail=stored.tail,
-            epoch=found[log].owner.epoch,
+            epoch=states[log].owner.epoch,
         )
-        return LoadedLog(stored.snapshot_position, snapshot, records, tails=tails), believed[log], found[log]
+        return LoadedLog(stored.snapshot_position, snapshot, records, tails=tails), believed[log], states[log]
 
     async def load_behind(self, log: str, position: int) -> LoadedLog:
         while True:
@@ -348,9 +348,9 @@ class MemoryJournal(RememberingJournal):
     ) -> Ownership:
         with self._meter.snapshot(payload):
             self._check_open()
-            wanted = Ownership(0, self._owned.next_nonce(log, self._randbits), address, view)
+            ownership = Ownership(0, self._owned.next_nonce(log, self._randbits), address, view)
             believed = self._owned.states([log])[log]
-            write = partial(self._restore, log, position, payload, newest, believed, wanted, over)
+            write = partial(self._restore, log, position, payload, newest, believed, ownership, over)
             owner, end = await self._run(Operation("restore", [(log, position)], strong=True), write)
             if log != GRAPH:
                 self._owned.took(log, owner)
@@ -389,14 +389,14 @@ class MemoryJournal(RememberingJournal):
         await self._faults.read(name)
         self._check_open()
 
-    def _take(self, log: str, believed: Mapping[str, LogState], wanted: Ownership, synced: bool) -> Ownership:
+    def _take(self, log: str, believed: Mapping[str, LogState], ownership: Ownership, synced: bool) -> Ownership:
         """``wanted`` has the epoch to be above."""
         self._check_token(believed)
-        found = self._disk.held([log])
-        refuse_lost(believed, found)
-        refuse_older_view(log, wanted, found[log].owner)
+        states = self._disk.held([log])
+        refuse_lost(believed, states)
+        refuse_older_view(log, ownership, states[log].owner)
         self._disk.touch({log: {}}, synced=synced)
-        self._disk.owners[log] = owner = wanted._replace(epoch=max(found[log].owner.epoch, wanted.epoch) + 1)
+        self._disk.owners[log] = owner = ownership._replace(epoch=max(states[log].owner.epoch, ownership.epoch) + 1)
         return owner
 
     def _append(self, runs: list[Run], believed: Mapping[str, LogState], synced: bool) -> None:
@@ -426,7 +426,7 @@ class MemoryJournal(RememberingJournal):
         if position <= stored.snapshot_position:
             return
         refuse_another(log, position, stored.last, record, stored.records.get(position))
-        covered = {place: kept for place, kept in stored.records.items() if place <= position}
+        covered = {place: frame for place, frame in stored.records.items() if place <= position}
         self._disk.touch({log: covered}, synced=synced)
         stored.snapshot_position, stored.snapshot = position, frame
         for place in covered:
@@ -439,36 +439,36 @@ class MemoryJournal(RememberingJournal):
         payload: bytes,
         newest: bool,
         mine: LogState,
-        wanted: Ownership,
+        ownership: Ownership,
         over: End | None,
         synced: bool,
     ) -> tuple[Ownership, End]:
         disk = self._disk
         if disk.server_token:
             self._check_token({})
-        found = disk.held([log])[log]
+        state = disk.held([log])[log]
         if log != GRAPH:
             # An own attempt, of unknown outcome, had the same nonce.
-            if is_usurped(mine.owner, found.owner) and found.owner.nonce != wanted.nonce:
-                raise JournalFenced({log: (mine.owner.epoch, found.owner.epoch)})
-            refuse_older_view(log, wanted, found.owner)
+            if is_usurped(mine.owner, state.owner) and state.owner.nonce != ownership.nonce:
+                raise JournalFenced({log: (mine.owner.epoch, state.owner.epoch)})
+            refuse_older_view(log, ownership, state.owner)
         stored = disk.logs.get(log, StoredLog())
 
         def framed(owner: Ownership) -> bytes:
             writer = self._owned.writer(GRAPH) if log == GRAPH else Writer(owner.epoch, owner.nonce)
             return encode(log, position, payload, writer=writer, kind=Kind.SNAPSHOT, newest=newest)
 
-        if found.last == position and stored.tail == checksum(framed(found.owner)):
+        if state.last == position and stored.tail == checksum(framed(state.owner)):
             disk.touch({}, synced=synced)
-            return found.owner, found.end
-        refuse_other_end(log, position, found.end, over)
-        if position <= max(found.last, mine.last):
-            raise JournalPosition(log, position=position, last=max(found.last, mine.last))
+            return state.owner, state.end
+        refuse_other_end(log, position, state.end, over)
+        if position <= max(state.last, mine.last):
+            raise JournalPosition(log, position=position, last=max(state.last, mine.last))
         disk.touch({log: stored.records}, synced=synced)
         disk.server_token = self.server_token
         owner = Ownership()
         if log != GRAPH:
-            disk.owners[log] = owner = wanted._replace(epoch=max(found.owner.epoch, mine.owner.epoch) + 1)
+            disk.owners[log] = owner = ownership._replace(epoch=max(state.owner.epoch, mine.owner.epoch) + 1)
         frame = framed(owner)
         disk.logs[log] = stored = StoredLog(position, checksum(frame), position, frame)
         return owner, stored.end
@@ -478,16 +478,16 @@ class MemoryJournal(RememberingJournal):
             raise JournalClosed
 
     def _judge(self, believed: Mapping[str, LogState]) -> dict[str, LogState]:
-        """Whether the logs may be written; returns what the disk has of them."""
+        """Check that the logs may be written; returns their states on the disk."""
         self._check_token(believed)
-        found = self._disk.held(believed)
-        judge(believed, found)
-        return found
+        states = self._disk.held(believed)
+        judge(believed, states)
+        return states
 
     def _check_token(self, believed: Mapping[str, LogState]) -> None:
-        """Whether the disk is the one that was opened, and not empty."""
-        found = self._disk.server_token
-        if not found:
+        """Check that the disk is the one that was opened, and not empty."""
+        token = self._disk.server_token
+        if not token:
             raise JournalLost({log: (mine.last, 0) for log, mine in believed.items()})
-        if found != self.server_token:
-            raise JournalReplaced(expected=self.server_token, actual=found)
+        if token != self.server_token:
+            raise JournalReplaced(expected=self.server_token, actual=token)

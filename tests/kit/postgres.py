@@ -23,8 +23,8 @@ READY: Final = "database system is ready to accept connections"
 
 
 def binary(name: str) -> str:
-    found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: float(path.parts[4]))
-    program = str(found[-1]) if found else shutil.which(name)
+    programs = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: float(path.parts[4]))
+    program = str(programs[-1]) if programs else shutil.which(name)
     assert program is not None, "there is no PostgreSQL: run scripts/setup.sh --tests"
     return program
 

@@ -37,12 +37,12 @@ class Program:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
-        self._said: deque[str] = deque(maxlen=200)
-        self._heard = Condition()
+        self._lines: deque[str] = deque(maxlen=200)
+        self._changed = Condition()
         self._ended = False
         self._process: subprocess.Popen[str] | None = None
         self.starts = 0
-        """How often it was started."""
+        """The number of times that the program was started."""
 
     def __enter__(self) -> Self:
         return self
@@ -51,7 +51,7 @@ class Program:
         self.kill()
 
     def launch(self, command: Sequence[str]) -> None:
-        self._said.clear()
+        self._lines.clear()
         self._ended = False
         self.starts += 1
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -86,25 +86,25 @@ class Program:
 
     def wait_for(self, words: str) -> None:
         """Return when a line with these words was, or is, written to its log. Fails when it has ended without."""
-        with self._heard:
-            self._heard.wait_for(lambda: self._has_said(words) or self._ended, STARTS_WITHIN)
-            found = self._has_said(words)
-        assert found, f"never said {words!r}:\n" + "".join(self._said)
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_said(words) or self._ended, STARTS_WITHIN)
+            came = self._has_said(words)
+        assert came, f"never said {words!r}:\n" + "".join(self._lines)
 
     def said(self, words: str) -> list[str]:
-        with self._heard:
-            return [line for line in self._said if words in line]
+        with self._changed:
+            return [line for line in self._lines if words in line]
 
     def _has_said(self, words: str) -> bool:
-        return any(words in line for line in self._said)
+        return any(words in line for line in self._lines)
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         with process.stdout as output:
             for line in output:
-                with self._heard:
-                    self._said.append(line)
-                    self._heard.notify_all()
-        with self._heard:
+                with self._changed:
+                    self._lines.append(line)
+                    self._changed.notify_all()
+        with self._changed:
             self._ended = True
-            self._heard.notify_all()
+            self._changed.notify_all()

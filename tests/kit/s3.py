@@ -15,7 +15,7 @@ READY: Final = "Running on http"
 
 
 class S3(Program):
-    """It has one bucket. What is in it is gone when it is killed; ``pause`` is for one that does not answer.
+    """An S3 with one bucket. Its objects are lost when it is killed; ``pause`` makes one that does not answer.
 
     ``with S3(tmp_path / "s3").start() as s3`` kills it at the end.
     """
@@ -28,8 +28,8 @@ class S3(Program):
 
     def start(self) -> Self:
         self.run(command(self.port), READY)
-        made = urllib.request.Request(f"{self.endpoint}/{self.bucket}", method="PUT")
-        urllib.request.urlopen(made).close()
+        request = urllib.request.Request(f"{self.endpoint}/{self.bucket}", method="PUT")
+        urllib.request.urlopen(request).close()
         return self
 
     @property

@@ -50,8 +50,8 @@ def scripted(service: str, **methods: tuple[Any, Callable[[Any], Any]]) -> Calla
         write: Any = lambda message: message.SerializeToString()  # noqa: E731
         return grpc.unary_unary_rpc_method_handler(answered, kind.FromString, write)
 
-    made = grpc.method_handlers_generic_handler(service, {name: handler(*each) for name, each in methods.items()})
-    return lambda server: server.add_generic_rpc_handlers((made,))
+    made_ = grpc.method_handlers_generic_handler(service, {name: handler(*pair) for name, pair in methods.items()})
+    return lambda server: server.add_generic_rpc_handlers((made_,))
 
 
 def healthy(server: grpc.aio.Server) -> None:

@@ -51,7 +51,7 @@ class Faults(FaultPlan):
         self._stops: set[str] = set()
         self.unreadable: set[str] = set()
         self.late: dict[str, asyncio.Event] = {}
-        """By log: what is set when it can be read whole."""
+        """An event for each log that cannot be read whole; setting it lets the read go on."""
         self.reads = 0
 
     async def before(self, operation: Operation) -> Outcome:
@@ -118,12 +118,12 @@ class Asks:
         self._deployment = deployment
 
     async def lows(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
-        found = {}
+        lows = {}
         for name in names:
             view = self._deployment.owner(name).shard.served.view(name)
             assert view is not None
-            found[name] = (view.incarnation, view.low)
-        return found
+            lows[name] = (view.incarnation, view.low)
+        return lows
 
     async def claim(self, claim: SliceClaim) -> Range:
         shard = self._deployment.owner(claim.root).shard
@@ -160,7 +160,7 @@ class One:
             dead_after=DEAD_AFTER,
         )
         self.faults = Faults()
-        """Those of its way to the journal."""
+        """The faults of the shard's way to the journal."""
         self.journal = deployment.journal(deployment.disk, shared=True, faults=self.faults)
         self.shard = Shard(
             self.journal, clock=deployment.clock.micros, observer=Observer(), placement=self.cluster, settings=settings

@@ -30,13 +30,13 @@ from tests.kit.times import HOUR
 ids = count(1)
 numbers = count(1)
 UNHURRIED = ShardSettings(slice_again_seconds=(0.0, 0.0), slice_answer_seconds=600.0)
-"""Nothing waits for the machine: what is refused is tried again at once, and an answer is waited for as long as it takes."""
+"""No wait depends on the machine: a refused message is sent again at once, and an answer may take as long as it takes."""
 TURNS = 5_000
-"""How often others may go on before something counts as never coming."""
+"""Turns of the event loop after which something counts as never coming."""
 
 
 class NeverCame(Exception):
-    """What a test waits for. It is no assertion, so that no test that is to fail fails by it unseen."""
+    """The event that a test waits for did not come. This is no assertion, so that a test that is to fail does not pass by it."""
 
 
 class Way:
@@ -45,9 +45,9 @@ class Way:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.held: dict[str, asyncio.Event] = {}
-        """By kind: what is set when messages of it go on."""
+        """An event for each kind of message that is held; messages go on when it is set."""
         self.lost: dict[str, str] = {}
-        """By kind: whether its messages are lost on the way ``there`` or ``back``, or sending them ``fails`` as it never should."""
+        """The fate of each kind of message: lost on the way ``there`` or ``back``, or ``fails`` for an error that sending should never raise."""
         self.came: list[tuple[str, Callable[[], Awaitable[object]]]] = []
         """All that was sent, oldest first, and how each may come once more."""
 
@@ -59,7 +59,7 @@ class Way:
 
     def sent(self, kind: str) -> list[Callable[[], Awaitable[object]]]:
         """Return how the messages of a kind may come once more, oldest first."""
-        return [again for each, again in self.came if each == kind]
+        return [again for sent, again in self.came if sent == kind]
 
     async def go(self, kind: str, what: Callable[[], Awaitable[object]]) -> object:
         self.came.append((kind, what))
@@ -79,12 +79,12 @@ class Way:
 
     async def claim(self, claim: SliceClaim) -> Range:
 
-        async def there() -> Range:
+        async def claim_there() -> Range:
             shard = self.tree.owner(claim.root).shard
             return await Here(shard.served, shard.owners).claim(claim)
 
-        found = await self.go("claim", there)
-        return Bent(self, found)  # type: ignore[arg-type]
+        range_ = await self.go("claim", claim_there)
+        return Bent(self, range_)  # type: ignore[arg-type]
 
     async def epoch(self, root: str) -> int:
         return self.tree.owner(root).shard.served.epoch(root)
@@ -93,32 +93,32 @@ class Way:
 class Bent:
     """A range at the root, at the end of such a way."""
 
-    def __init__(self, way: Way, there: Range) -> None:
+    def __init__(self, way: Way, actual: Range) -> None:
         self._way = way
-        self._there = there
-        self.incarnation, self.input_version, self.low = there.incarnation, there.input_version, there.low
-        self.span = there.span
-        self._said = 0
+        self._actual = actual
+        self.incarnation, self.input_version, self.low = actual.incarnation, actual.input_version, actual.low
+        self.span = actual.span
+        self._reports = 0
 
     async def report(self, report: SliceReport, mass: Mass | None) -> None:
-        self._said += 1
-        number = self._said
+        self._reports += 1
+        number = self._reports
 
-        async def said() -> None:
-            there = self._routed()
-            assert isinstance(there, RangeHere)
-            there.number = number - 1  # also of one that comes once more
-            await there.report(report, mass)
+        async def send() -> None:
+            actual = self._routed()
+            assert isinstance(actual, RangeHere)
+            actual.number = number - 1  # also of one that comes once more
+            await actual.report(report, mass)
 
-        await self._way.go("say", said)
+        await self._way.go("say", send)
 
     def _routed(self) -> Range:
         """Return it as it is reached now: whoever serves the root knows of the claim."""
-        there = self._there
-        assert isinstance(there, RangeHere)
-        shard = self._way.tree.owner(there.claim.root).shard
-        there.served, there.owners = shard.served, shard.owners
-        return there
+        actual = self._actual
+        assert isinstance(actual, RangeHere)
+        shard = self._way.tree.owner(actual.claim.root).shard
+        actual.served, actual.owners = shard.served, shard.owners
+        return actual
 
     async def vouch(self, report: SliceReport) -> None:
         await self._way.go("vouch", lambda: self._routed().vouch(report))
@@ -137,7 +137,7 @@ class Bent:
     def close(self) -> None:
         if self._way.lost.get("say") == "fails":
             raise ZeroDivisionError
-        self._there.close()
+        self._actual.close()
 
 
 class Some(Placement):
@@ -151,12 +151,12 @@ class Some(Placement):
         return self.names(name)
 
     async def lows(self, names: object) -> Lows:
-        found: Lows = {}
+        lows: Lows = {}
         for name in names:  # type: ignore[attr-defined]
             view = self._tree.owner(name).shard.served.view(name)
             assert view is not None
-            found[name] = view.incarnation, view.low
-        return found
+            lows[name] = view.incarnation, view.low
+        return lows
 
     @property
     def above(self) -> Way:
@@ -180,7 +180,7 @@ class One:
         return self
 
     async def stop(self) -> None:
-        """It ends at once: nothing of it goes on."""
+        """End at once: no task of the process goes on."""
         self.ended = True
         self.shard.slices.close()
         self.rounds.cancel()
@@ -190,10 +190,10 @@ class One:
     async def claim(self, name: str, *keys: bytes, bound: int | None = None) -> Grant:
         bounds = list(keys) or list(self.shard.topology.get(name).keys.span)
         micros = [] if bound is None else [_micros(bound)]
-        asked = ClaimRequest(
+        request = ClaimRequest(
             bounds, request_id=next(ids).to_bytes(16), bound_micros=np.array(micros, dtype=np.int64), worker="w"
         )
-        return await self.shard.owners.claim(name, asked)
+        return await self.shard.owners.claim(name, request)
 
     def report(
         self, name: str, grant: Grant, *hours: int, finish: bool = False
@@ -203,9 +203,9 @@ class One:
         return self.shard.owners.report([(name, report)], sender=b"s" * 16, number=(1, next(numbers)))
 
     def slice(self, name: str) -> Slice:
-        found = self.shard.slices.of(name)
-        assert found is not None
-        return found
+        slice_ = self.shard.slices.of(name)
+        assert slice_ is not None
+        return slice_
 
     def look(self, *names: str) -> None:
         for name in names:
@@ -219,7 +219,7 @@ class Tree:
         self.disk = disk
         self._beside = beside
         self.settings = UNHURRIED
-        """Those of processes that start from now on."""
+        """The settings of processes that start from now on."""
         self.now = 1_000 * HOUR
         self.way = Way(self)
         self.all: list[One] = []
@@ -253,9 +253,9 @@ class Tree:
         return new
 
     async def split(self, name: str, at: bytes) -> str:
-        made = await self.top.shard.graph.split("a", name, at)
+        slice_ = await self.top.shard.graph.split("a", name, at)
         await self.hear()
-        return made.name
+        return slice_.name
 
     async def hear(self) -> None:
         """Let all processes read the graph and take what is theirs, as their beats do."""
@@ -266,17 +266,17 @@ class Tree:
             await one.shard.takeover.serve_those(one.shard.topology.computations)
 
     def owner(self, name: str) -> One:
-        found = [one for one in self.all if name in one.shard.served and not one.ended]
-        if not found:
+        owners = [one for one in self.all if name in one.shard.served and not one.ended]
+        if not owners:
             msg = f"nobody serves {name}"
             raise errors.Unavailable(msg)
-        return found[-1]
+        return owners[-1]
 
     @property
     def root(self) -> Computation:
-        found = self.top.shard.held.computation("a")
-        assert found is not None
-        return found
+        root = self.top.shard.held.computation("a")
+        assert root is not None
+        return root
 
     def stands(self, number: int) -> int:
         [[group, low, _]] = list(self.root.map.overlapping(*self._span(number)))
@@ -311,9 +311,9 @@ class Tree:
                 await one.stop()
 
 
-async def until(there: Callable[[], object]) -> None:
+async def until(condition: Callable[[], object]) -> None:
     for _ in range(TURNS):
-        if there():
+        if condition():
             return
         await asyncio.sleep(0)
     msg = "what a test waits for has not come"

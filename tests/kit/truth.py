@@ -1,4 +1,4 @@
-"""What is right, told by those who report."""
+"""The greatest low watermark that a computation's reporters allow."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tests.kit.times import MIN
 
 class Truth:
     def __init__(self, ranges: int) -> None:
-        self._said = [MIN] * ranges
+        self._lows = [MIN] * ranges
         self._lock = threading.Lock()
 
     def say(self, values: list[int]) -> None:
         with self._lock:
-            self._said = [max(old, new) for old, new in zip(self._said, values, strict=True)]
+            self._lows = [max(old, new) for old, new in zip(self._lows, values, strict=True)]
 
     def most(self) -> int:
         with self._lock:
-            return min(self._said)
+            return min(self._lows)

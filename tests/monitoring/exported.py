@@ -29,14 +29,14 @@ Exported = dict[str, Value]
 Instances = Iterable[Mapping[str, str]]
 """The labels of each instance of an alert, and perhaps what it says."""
 Expected = Mapping[str, Mapping[float, Instances]]
-"""By alert, then by second."""
+"""The instances that fire, by alert and second."""
 
 
 def alert_names() -> list[str]:
     return sorted({alert.alert for alert in _alerts()})
 
 
-def of(name: str, computation: str, labels: str = "") -> str:
+def series_of(name: str, computation: str, labels: str = "") -> str:
     return f'lowwater_{name}{{{AUTHORITY}, computation="{computation}"{labels}}}'
 
 
@@ -48,7 +48,7 @@ def query(name: str) -> str:
     return f'lowwater_spark_{name}{{job="spark", instance="d:1", query="q", computation="enriched"}}'
 
 
-def seen(state: str) -> str:
+def shards(state: str) -> str:
     return f'lowwater_spark_attach_authority{{job="spark", instance="d:1", state="{state}"}}'
 
 
@@ -83,18 +83,18 @@ def changed(low: Value) -> Value:
 
 
 def computation(exported: Exported, name: str, low: Value, behind: Value | None, top: Value = flowing) -> None:
-    exported[of("low_watermark_timestamp_seconds", name)] = low
-    exported[of("low_watermark_change_timestamp_seconds", name)] = changed(low)
-    exported[of("last_report_timestamp_seconds", name)] = lambda t: t - 2
-    exported[of("oldest_operation_timestamp_seconds", name)] = lambda t: t - 5
-    exported[of("epoch", name)] = lambda t: 3
-    exported[of("estimated", name)] = lambda t: 0
-    exported[of("ranges", name, ', state="owned"')] = lambda t: 64
+    exported[series_of("low_watermark_timestamp_seconds", name)] = low
+    exported[series_of("low_watermark_change_timestamp_seconds", name)] = changed(low)
+    exported[series_of("last_report_timestamp_seconds", name)] = lambda t: t - 2
+    exported[series_of("oldest_operation_timestamp_seconds", name)] = lambda t: t - 5
+    exported[series_of("epoch", name)] = lambda t: 3
+    exported[series_of("estimated", name)] = lambda t: 0
+    exported[series_of("ranges", name, ', state="owned"')] = lambda t: 64
     for state in ("unowned", "never_claimed", "finished", "retired"):
-        exported[of("ranges", name, f', state="{state}"')] = lambda t: 0
+        exported[series_of("ranges", name, f', state="{state}"')] = lambda t: 0
     if behind is not None:
-        exported[of("local_lag_seconds", name)] = lambda t: difference(behind(t), low(t))
-        exported[of("global_lag_seconds", name)] = lambda t: difference(top(t), low(t))
+        exported[series_of("local_lag_seconds", name)] = lambda t: difference(behind(t), low(t))
+        exported[series_of("global_lag_seconds", name)] = lambda t: difference(top(t), low(t))
 
 
 def difference(ahead: float | None, low: float | None) -> float | None:
@@ -104,13 +104,13 @@ def difference(ahead: float | None, low: float | None) -> float | None:
 def histogram(exported: Exported, name: str, seconds: Value) -> None:
     """Add a histogram of one process that sees ten observations a second, all of a length that may change."""
     counts = {"0.1": 0.0, "0.5": 0.0, "1": 0.0, "5": 0.0, "+Inf": 0.0}
-    seen: dict[str, dict[float, float]] = {bound: {} for bound in counts}
+    buckets: dict[str, dict[float, float]] = {bound: {} for bound in counts}
     for at in range(0, 10 * HOURS, STEP):
         for bound, count in list(counts.items()):
             if (length := seconds(at)) is not None and length <= float(bound):
                 counts[bound] = count + 10 * STEP
-            seen[bound][at] = counts[bound]
-    for bound, values in seen.items():
+            buckets[bound][at] = counts[bound]
+    for bound, values in buckets.items():
         exported[own(f"{name}_bucket", f', le="{bound}"')] = values.__getitem__
 
 
@@ -141,25 +141,25 @@ def healthy() -> Exported:
     exported['lowwater_client_acknowledged_reports_total{job="worker", instance="w:1"}'] = lambda t: t
     exported['lowwater_client_unserved_computations{job="worker", instance="w:1"}'] = lambda t: 0
     exported['process_start_time_seconds{job="worker", instance="w:1"}'] = lambda t: 0
-    exported[of("tasks", "flights", ', group="close", state="ready"')] = lambda t: float(t % 3600 < 300)
-    exported[of("tasks", "flights", ', group="close", state="leased"')] = lambda t: float(300 <= t % 3600 < 600)
+    exported[series_of("tasks", "flights", ', group="close", state="ready"')] = lambda t: float(t % 3600 < 300)
+    exported[series_of("tasks", "flights", ', group="close", state="leased"')] = lambda t: float(300 <= t % 3600 < 600)
     exported[dedup("running")] = lambda t: 1
     exported[dedup("refused")] = lambda t: 0
     exported[dedup("commits_total")] = lambda t: t
     exported[query("late_rows_total")] = lambda t: 0
     exported[query("untimed_rows_total")] = lambda t: 0
     exported[query("holding")] = lambda t: 0
-    exported |= {seen("answers"): lambda t: 1, seen("away"): lambda t: 0, seen("left_alone"): lambda t: 0}
+    exported |= {shards("answers"): lambda t: 1, shards("away"): lambda t: 0, shards("left_alone"): lambda t: 0}
     for name in ("journal_append_seconds", "push_seconds", "event_loop_lag_seconds"):
         histogram(exported, f"lowwater_{name}", lambda t: 0.05)
     return exported
 
 
-def together(*made: Callable[[], Exported], until: float = 4 * HOURS) -> Exported:
+def together(*parts: Callable[[], Exported], until: float = 4 * HOURS) -> Exported:
     base = healthy()
     exported = dict(base)
-    for each in made:
-        for series, value in each().items():
+    for part in parts:
+        for series, value in part().items():
             if series not in base or any(value(t) != base[series](t) for t in range(0, int(until), STEP)):
                 assert exported.get(series) is base.get(series), f"two of them change {series}"
                 exported[series] = value
@@ -181,19 +181,19 @@ def _paused(value: Value, begin: float, end: float) -> Value:
     return lambda t: None if begin <= t < end else value(t)
 
 
-def held(at: float, value: Value) -> Value:
+def steady(at: float, value: Value) -> Value:
     return lambda t: value(min(t, at))
 
 
 def _samples(value: Value, until: float) -> str:
-    """In promtool's notation. A scrape that misses a series that was there marks it as gone."""
-    found = []
+    """Write a series in promtool's notation. A scrape without a series that the scrape before had marks it as gone."""
+    samples = []
     before = False
     for at in range(0, int(until) + STEP, STEP):
         number = value(at)
-        found.append(f"{number!r}" if number is not None else ("stale" if before else "_"))
+        samples.append(f"{number!r}" if number is not None else ("stale" if before else "_"))
         before = number is not None
-    return " ".join(found)
+    return " ".join(samples)
 
 
 def check(folder: Path, exported: Exported, expected: Expected, *, says: bool = False) -> None:
@@ -225,7 +225,7 @@ def check(folder: Path, exported: Exported, expected: Expected, *, says: bool = 
                     {
                         "eval_time": f"{int(at)}s",
                         "alertname": alert,
-                        "exp_alerts": [_expected(alert, each, severities) for each in instances],
+                        "exp_alerts": [_expected(alert, instance, severities) for instance in instances],
                     }
                     for alert, times in expected.items()
                     for at, instances in times.items()
@@ -247,10 +247,10 @@ def _leave(alerts: Iterable[str], contents: Mapping[str, Any]) -> None:
         group["rules"] = [rule for rule in group["rules"] if rule["alert"] in alerts]
     recordings = [rule for group in contents["recording"]["groups"] for rule in group["rules"]]
     read: set[str] = set()
-    found = {rule["expr"] for group in contents["alerts"]["groups"] for rule in group["rules"]}
-    while found - read:
-        read |= found
-        found = {rule["expr"] for rule in recordings if any(rule["record"] in expression for expression in read)}
+    expressions = {rule["expr"] for group in contents["alerts"]["groups"] for rule in group["rules"]}
+    while expressions - read:
+        read |= expressions
+        expressions = {rule["expr"] for rule in recordings if any(rule["record"] in expression for expression in read)}
     for group in contents["recording"]["groups"]:
         group["rules"] = [rule for rule in group["rules"] if rule["expr"] in read]
 

@@ -1,4 +1,4 @@
-"""What Grafana would ask Prometheus for, and what a rule reads: taken from the generated files alone."""
+"""The queries that Grafana puts to Prometheus, and those of rules, read from the generated files alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHOSEN: Final = {
     "$topic": ".*",
     "$__rate_interval": "15s",
 }
-"""What a reader chooses who chooses nothing, on one deployment."""
+"""The values of the dashboards' variables when a reader chooses nothing, on one deployment."""
 
 SELECTOR: Final = re.compile(r"(?<![\w:])((?:computation|instance|lowwater|process|up)[\w:]*)(\{[^}]*\})?(?![\w(])")
 """A metric with or without matchers; functions have a bracket behind them."""
@@ -37,15 +37,15 @@ def dashboards() -> dict[str, Any]:
     return {path.stem: json.loads(path.read_text()) for path in sorted((GENERATED / "dashboards").glob("*.json"))}
 
 
-def asked(board: str, job: str = "lowwater") -> list[Asked]:
-    found = []
+def panel_queries(board: str, job: str = "lowwater") -> list[Asked]:
+    queries_ = []
     for panel in dashboards()[board]["panels"]:
         for target in panel.get("targets", ()):
             expr = target["expr"]
             for name, value in (CHOSEN | {"$job": job}).items():
                 expr = expr.replace(name, value)
-            found.append(Asked(board, panel["title"], expr))
-    return found
+            queries_.append(Asked(board, panel["title"], expr))
+    return queries_
 
 
 def rules(name: str) -> list[dict[str, Any]]:

@@ -26,12 +26,12 @@ def now() -> int:
     return time.time_ns() // 1000
 
 
-def follow(worker: lowwater.Worker, lease: lowwater.Lease, held: Callable[[int], int | None]) -> None:
+def follow(worker: lowwater.Worker, lease: lowwater.Lease, oldest_of: Callable[[int], int | None]) -> None:
     """One step of a stage: what it holds follows from the low watermark of its inputs."""
-    seen = worker.inputs()
-    low = seen.low
-    oldest = None if low.unknown or low.finished else held(low.micros)
-    lease.advance(seen, oldest=oldest, pending=[now() - 10**6] * 10, finished=10, oldest_operation=now() - 10**6)
+    inputs = worker.inputs()
+    low = inputs.low
+    oldest = None if low.unknown or low.finished else oldest_of(low.micros)
+    lease.advance(inputs, oldest=oldest, pending=[now() - 10**6] * 10, finished=10, oldest_operation=now() - 10**6)
 
 
 class Pipeline:
@@ -64,10 +64,10 @@ class Pipeline:
         finished.finish()
         idle = lw.worker("idle", name="exec-1").claim()
         idle.advance(None, oldest=now(), frontier=now())  # once: from then on the client alone repeats it
-        left = lw.worker("left", name="exec-1").claim()
-        left.advance(None, oldest=now(), frontier=now())
-        left.flush(30)
-        left.release()
+        abandoned = lw.worker("left", name="exec-1").claim()
+        abandoned.advance(None, oldest=now(), frontier=now())
+        abandoned.flush(30)
+        abandoned.release()
         # Each second of flights is a task, and nobody takes one.
         lw.tasks("flights").create_group("close", every=timedelta(seconds=1), start=(now() // 10**6 - 10) * 10**6)
         source, guess = lw.worker("flights", name="source").claim(), lw.worker("guess", name="guess").claim()
@@ -138,16 +138,16 @@ class Pipeline:
 
 
 def main(address: str) -> None:
-    gone = threading.Event()
+    ended = threading.Event()
 
     def wait_for_the_end() -> None:
         sys.stdin.read()
-        gone.set()
+        ended.set()
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
     with lowwater.connect(address) as lw, lw.worker("enriched", name="exec-7") as worker:
         lease = worker.claim(start=MIDDLE)
-        while not gone.wait(BEAT):
+        while not ended.wait(BEAT):
             follow(worker, lease, lambda low: low - 10**6)
 
 

@@ -58,8 +58,8 @@ class Prometheus:
         lines = []
         for line in self._process.stderr:
             lines.append(line)
-            if found := LISTENS.search(line):
-                self._port = int(found[1])
+            if match := LISTENS.search(line):
+                self._port = int(match[1])
                 break
         else:
             raise AssertionError("".join(lines))
@@ -91,17 +91,17 @@ class Prometheus:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from error
 
     def now(self, query: str) -> dict[tuple[tuple[str, str], ...], float]:
-        found = self._ask("query", query=query)["result"]
-        return {tuple(sorted(one["metric"].items())): float(one["value"][1]) for one in found}
+        samples = self._ask("query", query=query)["result"]
+        return {tuple(sorted(one["metric"].items())): float(one["value"][1]) for one in samples}
 
     def series(self, query: str) -> list[tuple[Labels, list[float]]]:
-        found = self._ask("query_range", query=query, start=f"{self.began}", end=f"{time.time()}", step="1")["result"]
-        numbers = [(one["metric"], [float(value) for _, value in one["values"]]) for one in found]
-        kept = [(labels, [value for value in values if math.isfinite(value)]) for labels, values in numbers]
-        return [(labels, values) for labels, values in kept if values]
+        series = self._ask("query_range", query=query, start=f"{self.began}", end=f"{time.time()}", step="1")["result"]
+        numbers = [(one["metric"], [float(value) for _, value in one["values"]]) for one in series]
+        finite = [(labels, [value for value in values if math.isfinite(value)]) for labels, values in numbers]
+        return [(labels, values) for labels, values in finite if values]
 
     def rules(self) -> list[dict[str, Any]]:
         return [rule for group in self._ask("rules")["groups"] for rule in group["rules"]]
 
     def alerts(self, name: str) -> list[dict[str, Any]]:
-        return [each for each in self._ask("alerts")["alerts"] if each["labels"]["alertname"] == name]
+        return [alert for alert in self._ask("alerts")["alerts"] if alert["labels"]["alertname"] == name]

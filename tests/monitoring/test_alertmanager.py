@@ -20,9 +20,9 @@ ALERTS = [
 
 
 def alert(name: str, severity: str = "", **labels: str) -> dict[str, str]:
-    found = [each["labels"]["severity"] for each in ALERTS if each["alert"] == name]
-    assert found, f"no alert is called {name}"
-    return {"alertname": name, "severity": severity or found[0], "job": "lowwater", **labels}
+    severities = [alert["labels"]["severity"] for alert in ALERTS if alert["alert"] == name]
+    assert severities, f"no alert is called {name}"
+    return {"alertname": name, "severity": severity or severities[0], "job": "lowwater", **labels}
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def alert(name: str, severity: str = "", **labels: str) -> dict[str, str]:
     ],
 )
 def test_who_is_told(labels: dict[str, str], receiver: str) -> None:
-    said = [f"{name}={value}" for name, value in labels.items()]
-    command = ["amtool", "config", "routes", "test", f"--config.file={EXAMPLE}", *said]
+    pairs = [f"{name}={value}" for name, value in labels.items()]
+    command = ["amtool", "config", "routes", "test", f"--config.file={EXAMPLE}", *pairs]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{receiver}\n"
 
 
@@ -51,13 +51,13 @@ def test_the_example_names_no_alert_that_there_is_not() -> None:
     for rule in yaml.safe_load(EXAMPLE.read_text())["inhibit_rules"]:
         for matcher in [*rule["source_matchers"], *rule["target_matchers"]]:
             for start, several in re.findall(r"(Lowwater\w*)(?:\(([\w|]+)\))?", matcher):
-                named |= {f"{start}{each}" for each in several.split("|")} if several else {start}
-    assert named - {"Lowwater"} <= {each["alert"] for each in ALERTS}
+                named |= {f"{start}{word}" for word in several.split("|")} if several else {start}
+    assert named - {"Lowwater"} <= {alert["alert"] for alert in ALERTS}
 
 
 def matches(matchers: list[str], labels: dict[str, str]) -> bool:
-    found = [re.fullmatch(r'(\w+) (=~|=) "?([^"]*)"?', each) for each in matchers]
-    return all(each and re.fullmatch(each[3], labels.get(each[1], "")) for each in found)
+    matches_ = [re.fullmatch(r'(\w+) (=~|=) "?([^"]*)"?', matcher) for matcher in matchers]
+    return all(match and re.fullmatch(match[3], labels.get(match[1], "")) for match in matches_)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,10 @@ def matches(matchers: list[str], labels: dict[str, str]) -> bool:
     ],
 )
 def test_what_has_a_cause_beside_it_is_left_unsaid(cause: dict[str, str], beside: dict[str, str], unsaid: bool) -> None:
-    found = [
+    rules = [
         matches(rule["source_matchers"], cause)
         and matches(rule["target_matchers"], beside)
         and all(cause.get(label) == beside.get(label) for label in rule["equal"])
         for rule in yaml.safe_load(EXAMPLE.read_text())["inhibit_rules"]
     ]
-    assert any(found) is unsaid
+    assert any(rules) is unsaid

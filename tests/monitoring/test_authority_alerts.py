@@ -16,10 +16,10 @@ from tests.monitoring.exported import (
     check,
     healthy,
     histogram,
-    of,
     own,
     paused,
     quiet,
+    series_of,
     together,
     without,
 )
@@ -54,7 +54,7 @@ def open_files(share: float) -> Exported:
 
 def unserved(until: float = 20 * HOURS) -> Exported:
     exported = healthy()
-    paused(exported, FAULT, until, of("epoch", "enriched"))
+    paused(exported, FAULT, until, series_of("epoch", "enriched"))
     return exported
 
 
@@ -66,15 +66,15 @@ def cut_off(until: float) -> Exported:
 
 def tokens() -> Exported:
     name = "lowwater_token_expires_timestamp_seconds"
-    etl, ops = (own(name, f', principal="{each}"') for each in ("etl", "ops"))
+    etl, ops = (own(name, f', principal="{principal}"') for principal in ("etl", "ops"))
     return healthy() | {etl: lambda t: FAULT + 7 * DAYS, ops: lambda t: FAULT + 30 * DAYS}
 
 
 def conflating(share: float) -> Exported:
-    """So many of ten values a second are replaced before they are taken."""
+    """Let a share of ten values a second be replaced before they are delivered."""
     pushed = own("lowwater_pushed_watermarks_total")
-    taken = changed("lowwater_conflated_watermarks_total", lambda t: 10 * share * t)
-    return taken | {pushed: lambda t: 10 * (1 - share) * t}
+    conflated = changed("lowwater_conflated_watermarks_total", lambda t: 10 * share * t)
+    return conflated | {pushed: lambda t: 10 * (1 - share) * t}
 
 
 def down() -> Exported:
@@ -91,7 +91,7 @@ def second(epoch: float, exported: Exported, name: str = "enriched") -> Exported
     return exported
 
 
-def said(event: str, level: str = "error") -> Exported:
+def logged(event: str, level: str = "error") -> Exported:
     exported = healthy()
     exported[own("lowwater_log_events_total", f', event="{event}", level="{level}"')] = lambda t: int(t >= FAULT)
     return exported
@@ -137,9 +137,9 @@ FIRES: dict[str, tuple[Callable[[], Exported], Mapping[float, Instances]]] = {
     ),
     "LowwaterSubscribersConflated": (lambda: conflating(0.95), {900: [], 930: [ONE]}),
     # It ends a quarter of an hour later.
-    "LowwaterStoreLost": (lambda: said("store_lost_records"), {3570: [], 3600: [ONE], 4470: [ONE], 4530: []}),
+    "LowwaterStoreLost": (lambda: logged("store_lost_records"), {3570: [], 3600: [ONE], 4470: [ONE], 4530: []}),
     "LowwaterLogDamaged": (lambda: said_at_the_start("damaged_log"), {3570: [], 3600: [ONE], 4470: [ONE], 4530: []}),
-    "LowwaterInternalError": (lambda: said("internal_error"), {3570: [], 3600: [ONE]}),
+    "LowwaterInternalError": (lambda: logged("internal_error"), {3570: [], 3600: [ONE]}),
     "LowwaterNewDeployment": (
         lambda: said_at_the_start("journal_created", "warning"),
         {3570: [], 3600: [ONE], 7140: [ONE], 7200: []},
@@ -176,8 +176,8 @@ FIRES: dict[str, tuple[Callable[[], Exported], Mapping[float, Instances]]] = {
 
 @pytest.mark.parametrize("alert", FIRES)
 def test_it_fires_at_its_second(tmp_path: Path, alert: str) -> None:
-    made, expected = FIRES[alert]
-    check(tmp_path, made(), {alert: expected})
+    make, expected = FIRES[alert]
+    check(tmp_path, make(), {alert: expected})
 
 
 def restarted() -> Exported:
@@ -208,7 +208,7 @@ HARMLESS: dict[str, Callable[[], Exported]] = {
         lambda: rising("lowwater_claims_total", ', outcome="granted"', 100, FAULT + 60),
         lambda: slow("journal_append_seconds", FAULT + 60),
         lambda: slow("event_loop_lag_seconds", FAULT + 30, 0.4),
-        lambda: said("store_lost_epochs", "warning"),
+        lambda: logged("store_lost_epochs", "warning"),
         lambda: now("lowwater_access_refused", 1, until=FAULT + 240),
         lambda: open_files(0.8),
         lambda: conflating(0.5),

@@ -1,4 +1,4 @@
-"""What the dashboards mark: the moment of a move, of a reset, of an alert, and no other."""
+"""The dashboards mark the moment of a move, of a reset and of an alert, and no other."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ BOARDS = ("lowwater-authority", "lowwater-lag", "lowwater-promises")
 
 
 def events(board: str) -> dict[str, str]:
-    found = {}
+    expressions = {}
     for event in dashboards()[board]["annotations"]["list"]:
         assert event["expr"] == event["target"]["expr"], "for either version of Grafana"
         assert event["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-        found[event["name"]] = event["expr"].replace("$job", CHOSEN["$job"])
-    return found
+        expressions[event["name"]] = event["expr"].replace("$job", CHOSEN["$job"])
+    return expressions
 
 
 def test_the_dashboards_of_a_deployment_have_the_same_marks() -> None:
@@ -27,7 +27,7 @@ def test_the_dashboards_of_a_deployment_have_the_same_marks() -> None:
 
 
 def test_a_mark_is_there_for_a_minute_after_what_it_marks(tmp_path: Path) -> None:
-    told = events("lowwater-lag")
+    marks = events("lowwater-lag")
     hourly = 'job="lowwater", computation="hourly"'
     series = {
         f'lowwater_epoch{{{hourly}, instance="one"}}': "3x19 stale",
@@ -43,7 +43,7 @@ def test_a_mark_is_there_for_a_minute_after_what_it_marks(tmp_path: Path) -> Non
     expected["Alerts"] = (1800, labels, 1)
     tests = [
         {
-            "expr": told[name],
+            "expr": marks[name],
             "eval_time": f"{at}s",
             "exp_samples": [{"labels": labels, "value": value}] if moment <= at < moment + 60 else [],
         }

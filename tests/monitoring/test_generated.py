@@ -34,7 +34,7 @@ PROCESS: Final = {
     "process_start_time_seconds",
     "up",
 }
-"""What prometheus_client and Prometheus add."""
+"""The metrics that prometheus_client and Prometheus add."""
 PROMISED: Final = {alert.alert for alert in alerts(Settings()).alerts if is_about_one(alert)}
 """Alerts about a computation, which may have an owner."""
 LABELS: Final = {"job", "instance", "le"}
@@ -42,14 +42,14 @@ LABELS: Final = {"job", "instance", "le"}
 
 def exported() -> dict[str, set[str]]:
     """Every metric that something exports or records, and its labels; of a histogram its three series."""
-    found: dict[str, set[str]] = {name: set() for name in PROCESS}
+    labels: dict[str, set[str]] = {name: set() for name in PROCESS}
     for figure in (*AUTHORITY, GLOBAL, *REGIONS, *CLIENT, *SPARK, *DEDUP, *DEDUP_STAGES):
         names = [f"{figure.name}{end}" for end in ("_bucket", "_sum", "_count")]
         for name in names if figure.kind == "histogram" else [figure.name]:
-            found[name] = set(figure.labels)
+            labels[name] = set(figure.labels)
     for rule in rules("recording"):
-        found[rule["record"]] = {"computation", "worker", "host", "range", "owner", "team", "runbook"}
-    return found
+        labels[rule["record"]] = {"computation", "worker", "host", "range", "owner", "team", "runbook"}
+    return labels
 
 
 def panels(board: str) -> list[dict[str, Any]]:
@@ -100,13 +100,13 @@ def test_prometheus_takes_the_rules() -> None:
 
 
 def test_every_name_and_every_label_exists() -> None:
-    known = exported()
-    asked = {each for expr in expressions() for each in selectors(expr)}
-    assert len(asked) > 60
-    for selector in asked:
+    names = exported()
+    used = {selector for expr in expressions() for selector in selectors(expr)}
+    assert len(used) > 60
+    for selector in used:
         metric, _, matchers = selector.partition("{")
-        assert metric in known, selector
-        assert set(re.findall(r"(\w+)\s*=", matchers)) <= known[metric] | LABELS, selector
+        assert metric in names, selector
+        assert set(re.findall(r"(\w+)\s*=", matchers)) <= names[metric] | LABELS, selector
 
 
 @pytest.mark.parametrize("board", BOARDS)
@@ -117,13 +117,13 @@ def test_a_dashboard_is_one_that_grafana_can_load_and_a_reader_understand(board:
     every = content["panels"]
     assert len({panel["id"] for panel in every}) == len(every)
     assert len({panel["title"] for panel in every}) == len(every)
-    taken: set[tuple[int, int]] = set()
+    covered: set[tuple[int, int]] = set()
     for panel in every:
         place = panel["gridPos"]
         cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
         assert place["x"] + place["w"] <= COLUMNS
-        assert not cells & taken, panel["title"]
-        taken |= cells
+        assert not cells & covered, panel["title"]
+        covered |= cells
     chosen = {variable["name"] for variable in content["templating"]["list"]}
     assert {"datasource", "job", "page"} < chosen
     for panel in panels(board):
@@ -159,6 +159,6 @@ def test_every_alert_says_what_to_do() -> None:
 
 def test_what_panels_and_alerts_share_is_recorded_once() -> None:
     recorded = {rule["record"] for rule in rules("recording")}
-    used = {each.partition("{")[0] for expr in expressions() for each in selectors(expr)}
+    used = {selector.partition("{")[0] for expr in expressions() for selector in selectors(expr)}
     assert recorded <= used, "nothing is recorded for nobody"
     assert BROKEN in recorded

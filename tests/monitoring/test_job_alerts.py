@@ -19,7 +19,7 @@ from tests.monitoring.exported import (
     paused,
     query,
     quiet,
-    seen,
+    shards,
     together,
 )
 
@@ -36,9 +36,9 @@ NAMES = {
     "late": query("late_rows_total"),
     "untimed": query("untimed_rows_total"),
     "holding": query("holding"),
-    "answers": seen("answers"),
-    "away": seen("away"),
-    "alone": seen("left_alone"),
+    "answers": shards("answers"),
+    "away": shards("away"),
+    "alone": shards("left_alone"),
     "sent": 'lowwater_client_reports_total{job="worker", instance="w:1"}',
     "acknowledged": 'lowwater_client_acknowledged_reports_total{job="worker", instance="w:1"}',
     "unserved": 'lowwater_client_unserved_computations{job="worker", instance="w:1"}',
@@ -76,13 +76,13 @@ def regions(**values: Value) -> Exported:
     return changed(**{**well, "built": well["up"], "serving": well["up"], **values})
 
 
-def gone(exported: Exported, words: str, until: float = 20 * HOURS) -> Exported:
+def without(exported: Exported, words: str, until: float = 20 * HOURS) -> Exported:
     paused(exported, FAULT, until, words)
     return exported
 
 
 def global_down(until: float = 20 * HOURS) -> Exported:
-    return gone(regions(), f'instance="{GLOBAL}"', until) | {NAMES["up"]: lambda t: 1 - on(t, until)}
+    return without(regions(), f'instance="{GLOBAL}"', until) | {NAMES["up"]: lambda t: 1 - on(t, until)}
 
 
 def stands(t: float) -> float:
@@ -114,7 +114,7 @@ FIRES: dict[str, tuple[Callable[[], Exported], Expected]] = {
         {"LowwaterDedupRefused": {3630: [], 3660: [PARTITION]}, "LowwaterDedupHeld": {6600: []}},
     ),
     "a deduplicator is gone": (
-        lambda: gone(healthy(), "lowwater_dedup_"),
+        lambda: without(healthy(), "lowwater_dedup_"),
         {"LowwaterDedupAbsent": {3870: [], 3930: [PARTITION], 7600: []}},
     ),
     "a partition is held": (
@@ -137,8 +137,8 @@ FIRES: dict[str, tuple[Callable[[], Exported], Expected]] = {
 
 @pytest.mark.parametrize("case", FIRES)
 def test_it_fires_at_its_second(tmp_path: Path, case: str) -> None:
-    made, expected = FIRES[case]
-    check(tmp_path, made(), expected)
+    make, expected = FIRES[case]
+    check(tmp_path, make(), expected)
 
 
 def restarted() -> Exported:
@@ -150,7 +150,7 @@ def restarted() -> Exported:
 def handed_over() -> Exported:
     """A partition goes from process to process: the old one exports it no more, the new one opens it for a while."""
     exported = changed(running=lambda t: 1 - on(t, FAULT + 240), commits=lambda t: max(0, t - FAULT - 240))
-    return gone(exported, "lowwater_dedup_", FAULT + 90)
+    return without(exported, "lowwater_dedup_", FAULT + 90)
 
 
 HARMLESS: dict[str, Callable[[], Exported]] = {

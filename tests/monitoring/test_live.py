@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from lowwater.prometheus import register
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
-from tests.monitoring.panels_asked import Asked, asked, rules, selectors
+from tests.monitoring.panels_asked import Asked, panel_queries, rules, selectors
 from tests.monitoring.pipeline import Pipeline
 from tests.monitoring.prometheus_server import Prometheus
 from tests.process.regions import Process, Site
@@ -46,7 +46,7 @@ computations = "[fh]*"
 late = "366d"
 team = "reports"
 """
-"""Of most computations here; what is kept of them never breaks."""
+"""Promises for most computations here; the one of 366 days is never broken."""
 
 LASTING: Final = "5s"
 """For how long an expression has to hold here until its alert fires, instead of minutes. After which second each fires in truth is shown in
@@ -116,7 +116,7 @@ def without_data(prometheus: Prometheus, queries: list[Asked]) -> list[Asked]:
 
 @pytest.mark.parametrize("board", ["lowwater-lag", "lowwater-promises", "lowwater-authority"])
 def test_every_panel_of_the_authority_has_data(watched: Watched, board: str) -> None:
-    queries = [query for query in asked(board) if "lowwater_memory_limit_" not in query.expr]
+    queries = [query for query in panel_queries(board) if "lowwater_memory_limit_" not in query.expr]
     assert len(queries) >= 8
     missing = queries
 
@@ -129,27 +129,27 @@ def test_every_panel_of_the_authority_has_data(watched: Watched, board: str) -> 
 
 
 def test_every_panel_of_the_clients_has_data(watched: Watched) -> None:
-    queries = [query for query in asked("lowwater-workloads", ".+") if "lowwater_client_" in query.expr]
+    queries = [query for query in panel_queries("lowwater-workloads", ".+") if "lowwater_client_" in query.expr]
     assert len(queries) == 12
     eventually(lambda: not without_data(watched.prometheus, queries), seconds=60)
 
 
 def test_every_rule_is_evaluated_and_reads_what_is_exported(watched: Watched) -> None:
-    known = {rule["name"] for rule in watched.prometheus.rules()}
-    assert known == {rule.get("alert") or rule["record"] for name in ("alerts", "recording") for rule in rules(name)}
+    names = {rule["name"] for rule in watched.prometheus.rules()}
+    assert names == {rule.get("alert") or rule["record"] for name in ("alerts", "recording") for rule in rules(name)}
     eventually(
         lambda: all(rule["health"] == "ok" for rule in watched.prometheus.rules()),
         seconds=30,
         seen=watched.prometheus.rules,
     )
-    wanted = set[str]().union(*(selectors(rule["expr"]) for name in ("alerts", "recording") for rule in rules(name)))
-    assert len(wanted) > 30
-    here = {each for each in wanted if not any(word in each for word in NOT_HERE)}
+    used = set[str]().union(*(selectors(rule["expr"]) for name in ("alerts", "recording") for rule in rules(name)))
+    assert len(used) > 30
+    here = {selector for selector in used if not any(word in selector for word in NOT_HERE)}
     empty: set[str] = set()
 
     def all_read() -> bool:
         nonlocal empty
-        empty = {each for each in here if not watched.prometheus.series(each)}
+        empty = {selector for selector in here if not watched.prometheus.series(selector)}
         return not empty
 
     eventually(all_read, seconds=90, seen=lambda: empty)
@@ -160,13 +160,13 @@ def test_the_worker_that_was_killed_is_named_by_the_alert(watched: Watched) -> N
 
     def named() -> list[dict[str, Any]]:
         silent = prometheus.alerts("LowwaterHolderSilent")
-        return [each for each in silent if each["labels"].get("worker") == "exec-7" and each["state"] == "firing"]
+        return [item for item in silent if item["labels"].get("worker") == "exec-7" and item["state"] == "firing"]
 
     eventually(named, seconds=240, seen=lambda: prometheus.alerts("LowwaterHolderSilent"))
     print(f"the alert fired {time.time() - watched.killed:.0f} s after the worker was killed")
     (alert,) = named()
-    told = {each["labels"]["computation"] for each in prometheus.alerts("LowwaterHolderSilent")}
-    assert told <= {"enriched", "left", "crooked"}, "neither who waits for windows nor who is idle is silent"
+    silent = {silent_alert["labels"]["computation"] for silent_alert in prometheus.alerts("LowwaterHolderSilent")}
+    assert silent <= {"enriched", "left", "crooked"}, "neither who waits for windows nor who is idle is silent"
     assert not {"idle", "hourly", "flights"} & {
         labels["computation"] for labels, _ in prometheus.series('ALERTS{alertname="LowwaterHolderSilent"}')
     }
@@ -182,8 +182,8 @@ def test_the_alerts_of_a_computation_end_when_it_is_dropped(watched: Watched) ->
     prometheus = watched.prometheus
 
     def told_of(name: str) -> list[dict[str, Any]]:
-        found = [each for alert in rules("alerts") if "alert" in alert for each in prometheus.alerts(alert["alert"])]
-        return [each for each in found if each["labels"].get("computation") == name]
+        items = [item for alert in rules("alerts") if "alert" in alert for item in prometheus.alerts(alert["alert"])]
+        return [item for item in items if item["labels"].get("computation") == name]
 
     eventually(lambda: told_of("left"), seconds=60)
     watched.pipeline.client.drop("left")

@@ -18,12 +18,12 @@ from tests.monitoring.exported import (
     flowing,
     following,
     healthy,
-    held,
     hourly,
-    of,
     own,
     paused,
     quiet,
+    series_of,
+    steady,
     together,
 )
 
@@ -39,31 +39,31 @@ AFTER = range(FAULT, 4 * HOURS, 600)
 def standing(at: float = FAULT) -> Exported:
     """Enriched stands still from a moment on, though its worker lives."""
     exported = healthy()
-    low = held(at, following)
+    low = steady(at, following)
     computation(exported, "enriched", low, flowing)
-    exported[of("local_lag_seconds", "hourly")] = lambda t: difference(low(t), hourly(min(t, at)))
+    exported[series_of("local_lag_seconds", "hourly")] = lambda t: difference(low(t), hourly(min(t, at)))
     return exported
 
 
 def named(exported: Exported, begin: float = FAULT + 30) -> Exported:
     labels = ', worker="exec-7", host="node-3", range="[40.., 44..)"'
-    exported[of("holder_info", "enriched", labels)] = lambda t: 1 if t >= begin else None
+    exported[series_of("holder_info", "enriched", labels)] = lambda t: 1 if t >= begin else None
     return exported
 
 
 def finished(exported: Exported) -> Exported:
     """Enriched ends: of a finished computation neither its time nor its lag is exported."""
-    gone = ("low_watermark_timestamp_seconds", "lag_seconds", "last_report", "oldest_operation")
+    ended = ("low_watermark_timestamp_seconds", "lag_seconds", "last_report", "oldest_operation")
     for name in list(exported):
-        if 'computation="enriched"' in name and any(word in name for word in gone):
+        if 'computation="enriched"' in name and any(word in name for word in ended):
             paused(exported, FAULT, 20 * HOURS, name)
-    exported[of("ranges", "enriched", ', state="owned"')] = lambda t: 64 * (t < FAULT)
-    exported[of("ranges", "enriched", ', state="finished"')] = lambda t: 64 * (t >= FAULT)
+    exported[series_of("ranges", "enriched", ', state="owned"')] = lambda t: 64 * (t < FAULT)
+    exported[series_of("ranges", "enriched", ', state="finished"')] = lambda t: 64 * (t >= FAULT)
     return exported
 
 
 def estimated(exported: Exported) -> Exported:
-    exported[of("estimated", "enriched")] = lambda t: 1
+    exported[series_of("estimated", "enriched")] = lambda t: 1
     return exported
 
 
@@ -74,7 +74,7 @@ ANSWERS = {"owner": "ana", "team": "billing"}
 def promised(exported: Exported, name: str, late: float, *, instance: str = "one") -> Exported:
     labels = f', owner="ana", team="billing", runbook="https://wiki.example.org/{name}"'
     for metric, more, value in (("promise_late_seconds", "", late), ("promise_info", labels, 1.0)):
-        series = of(metric, name, more).replace("one:7421", f"{instance}:7421")
+        series = series_of(metric, name, more).replace("one:7421", f"{instance}:7421")
         exported[series] = lambda t, value=value: value  # type: ignore[misc]
     return exported
 
@@ -101,7 +101,7 @@ OWN = FAULT + 1170
 
 def silent() -> Exported:
     exported = named(standing())
-    exported[of("last_report_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT)
+    exported[series_of("last_report_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT)
     return exported
 
 
@@ -120,7 +120,7 @@ def failed_over() -> Exported:
 
 
 def later(value: Value) -> Value:
-    """What the second shard says: nothing in the first ten minutes of the fault."""
+    """Return the second shard's value, which is missing in the first ten minutes of the fault."""
     return lambda t: value(t) if t >= FAULT + 600 else None
 
 
@@ -128,7 +128,7 @@ def silent_after_fail_over() -> Exported:
     """Enriched was taken over, its new holder died, and so did one of a computation that stayed where it is."""
     exported = failed_over()
     exported[f'lowwater_last_report_timestamp_seconds{{{TWO}, computation="enriched"}}'] = later(lambda t: FAULT + 570)
-    exported[of("last_report_timestamp_seconds", "hourly")] = lambda t: min(t, FAULT)
+    exported[series_of("last_report_timestamp_seconds", "hourly")] = lambda t: min(t, FAULT)
     return exported
 
 
@@ -147,26 +147,26 @@ def test_after_a_fail_over_the_newest_owners_holder_is_named_and_other_computati
 
 def unknown(ranges: int = 64) -> Exported:
     exported = healthy()
-    gone = ("low_watermark", "lag_seconds", "last_report", "oldest_operation")
+    missing = ("low_watermark", "lag_seconds", "last_report", "oldest_operation")
     for name in list(exported):
-        if 'computation="enriched"' in name and any(word in name for word in gone):
+        if 'computation="enriched"' in name and any(word in name for word in missing):
             paused(exported, FAULT, 20 * HOURS, name)
-    exported[of("watermark_state", "enriched", ', state="unknown"')] = lambda t: int(t >= FAULT)
-    exported[of("ranges", "enriched", ', state="owned"')] = lambda t: ranges
+    exported[series_of("watermark_state", "enriched", ', state="unknown"')] = lambda t: int(t >= FAULT)
+    exported[series_of("ranges", "enriched", ', state="owned"')] = lambda t: ranges
     return exported
 
 
 def waiting(leased: Value) -> Exported:
     exported = healthy()
-    exported[of("tasks", "flights", ', group="close", state="ready"')] = lambda t: 3.0 * (t >= FAULT)
-    exported[of("tasks", "flights", ', group="close", state="leased"')] = leased
+    exported[series_of("tasks", "flights", ', group="close", state="ready"')] = lambda t: 3.0 * (t >= FAULT)
+    exported[series_of("tasks", "flights", ', group="close", state="leased"')] = leased
     return exported
 
 
 def behind(excused: Value) -> Exported:
     exported = healthy()
     for name, value in (("records", lambda t: 10.0 * t), ("behind", lambda t: 0.1 * t), ("excused", excused)):
-        exported[of(f"lateness_budget_{name}_total", "flights", ', budget="0.01"')] = value
+        exported[series_of(f"lateness_budget_{name}_total", "flights", ', budget="0.01"')] = value
     return exported
 
 
@@ -174,19 +174,19 @@ def idle_but_renewed() -> Exported:
     """No data come: the inputs stand too, and the worker says so every few seconds."""
     exported = healthy()
     for name, low in (("flights", flowing), ("enriched", following)):
-        computation(exported, name, held(FAULT, low), None if name == "flights" else held(FAULT, flowing))
+        computation(exported, name, steady(FAULT, low), None if name == "flights" else steady(FAULT, flowing))
     return named(exported)
 
 
 def claimed_again() -> Exported:
     exported = healthy()
-    exported[of("ranges", "enriched", ', state="unowned"')] = lambda t: 2 if FAULT <= t < FAULT + 120 else 0
+    exported[series_of("ranges", "enriched", ', state="unowned"')] = lambda t: 2 if FAULT <= t < FAULT + 120 else 0
     return exported
 
 
 def retired() -> Exported:
     exported = healthy()
-    exported[of("ranges", "enriched", ', state="retired"')] = lambda t: 2 if t >= FAULT else 0
+    exported[series_of("ranges", "enriched", ', state="retired"')] = lambda t: 2 if t >= FAULT else 0
     return exported
 
 
@@ -211,7 +211,7 @@ def new_and_catching_up(fast: float) -> Exported:
 def one_slice_stands() -> Exported:
     """A slice of enriched stands still. Enriched does so as well then, and is told of: not each of its slices."""
     exported = healthy()
-    computation(exported, "enriched~3", held(FAULT, following), flowing)
+    computation(exported, "enriched~3", steady(FAULT, following), flowing)
     return exported
 
 
@@ -224,13 +224,13 @@ def with_series(name: str, value: Value) -> Exported:
 def hourly_stands() -> Exported:
     """Hourly stands at 07:00 since 08:00."""
     exported = healthy()
-    computation(exported, "hourly", held(8 * HOURS - 60, hourly), following)
+    computation(exported, "hourly", steady(8 * HOURS - 60, hourly), following)
     return exported
 
 
 HOUR = HOURLY | {"window": "1h"}
-UNOWNED = of("ranges", "enriched", ', state="unowned"')
-STUCK = of("oldest_operation_timestamp_seconds", "enriched")
+UNOWNED = series_of("ranges", "enriched", ', state="unowned"')
+STUCK = series_of("oldest_operation_timestamp_seconds", "enriched")
 TOO_FAR = own("lowwater_refused_reports_total", ', reason="TOO_FAR_AHEAD"')
 FIRES: dict[str, tuple[Callable[[], Exported], Mapping[float, Instances]]] = {
     # Due at 08:30:00 is 08:00; 18 of the 121 samples of an hour are more than 14.4 %, at 08:38:30, and that has to last for two minutes.
@@ -248,7 +248,7 @@ FIRES: dict[str, tuple[Callable[[], Exported], Mapping[float, Instances]]] = {
     "LowwaterWatermarkUnknown": (unknown, {7470: [], 7500: [ONE], 4 * HOURS: [ONE]}),
     "LowwaterRangesUnowned": (lambda: with_series(UNOWNED, lambda t: 2 if t >= FAULT else 0), {7470: [], 7500: [ONE]}),
     # It began at 01:59:55. Older than 900 s at 02:15:00, and five minutes more.
-    "LowwaterOperationStuck": (lambda: with_series(STUCK, held(FAULT, lambda t: t - 5)), {8370: [], 8400: [ONE]}),
+    "LowwaterOperationStuck": (lambda: with_series(STUCK, steady(FAULT, lambda t: t - 5)), {8370: [], 8400: [ONE]}),
     "LowwaterReportsRefused": (
         lambda: with_series(TOO_FAR, lambda t: 4 + max(0, t - FAULT) / 30),
         {7320: [], 7350: [{"job": "lowwater", "reason": "TOO_FAR_AHEAD"}]},
@@ -268,21 +268,21 @@ FIRES: dict[str, tuple[Callable[[], Exported], Mapping[float, Instances]]] = {
 
 @pytest.mark.parametrize("alert", FIRES)
 def test_it_fires_at_its_second(tmp_path: Path, alert: str) -> None:
-    made, expected = FIRES[alert]
-    check(tmp_path, made(), {alert: expected})
+    make, expected = FIRES[alert]
+    check(tmp_path, make(), {alert: expected})
 
 
 def catching_up() -> Exported:
     exported = healthy()
     low: Callable[[float], float] = lambda t: following(t) - max(0, 5000 - max(0, t - FAULT) / 4) * (t >= FAULT)  # noqa: E731
-    exported[of("local_lag_seconds", "enriched")] = lambda t: difference(flowing(t), low(t))
+    exported[series_of("local_lag_seconds", "enriched")] = lambda t: difference(flowing(t), low(t))
     return named(exported)
 
 
 HARMLESS: dict[str, tuple[Callable[[], Exported], tuple[str, ...]]] = {
     "new and catches up in minutes": (lambda: new_and_catching_up(20), ()),
     "unknown before anybody claimed": (lambda: unknown(0), ()),
-    "an estimate": (lambda: estimated(silent() | {STUCK: held(FAULT, lambda t: t - 5)}), ("LowwaterEstimateLate",)),
+    "an estimate": (lambda: estimated(silent() | {STUCK: steady(FAULT, lambda t: t - 5)}), ("LowwaterEstimateLate",)),
     "finished while it stood": (lambda: finished(named(standing(FAULT - 300), FAULT)), ("LowwaterHolderSilent",)),
     # Its promise is broken, and that is told: old data are old data. But nobody is guilty of it.
     "idle but renewed": (idle_but_renewed, ("LowwaterPromiseBroken",)),
@@ -318,9 +318,9 @@ def test_an_alert_that_says_who_answers_goes_on_while_nothing_is_scraped(tmp_pat
 def relieved() -> Exported:
     """The shard before says of enriched that its holder is silent, its ranges are left and its operation does not end."""
     exported = failed_over()
-    exported[of("last_report_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT + 600)
-    exported[of("oldest_operation_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT + 600)
-    exported[of("ranges", "enriched", ', state="unowned"')] = lambda t: 2 if t >= FAULT + 600 else 0
+    exported[series_of("last_report_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT + 600)
+    exported[series_of("oldest_operation_timestamp_seconds", "enriched")] = lambda t: min(t, FAULT + 600)
+    exported[series_of("ranges", "enriched", ', state="unowned"')] = lambda t: 2 if t >= FAULT + 600 else 0
     # Of its successor neither is known: nobody reported since.
     for name in ("last_report", "oldest_operation"):
         paused(exported, 0, 20 * HOURS, f'lowwater_{name}_timestamp_seconds{{{TWO}, computation="enriched"')

@@ -53,7 +53,7 @@ class Case:
         event_time: str | None = None,
         topics: Sequence[str] = (),
         stamped: bool | None = None,
-        **told: Any,
+        **options: Any,
     ) -> None:
         self.kafka = kafka
         self.low: Low | None = None
@@ -63,7 +63,7 @@ class Case:
         kafka.create(f"{name}-out", partitions)
         for side in topics:
             kafka.create(f"{name}-{side}", partitions)
-            told[side] = f"{name}-{side}"
+            options[side] = f"{name}-{side}"
         self.settings = Settings(
             f"{name}-in",
             f"{name}-out",
@@ -72,7 +72,7 @@ class Case:
             client_settings(kafka.address, QUICK),
             Field.parse(id),
             Window.parse(window, None if event_time is None else Field.parse(event_time)),
-            **told,
+            **options,
         )
         self._member = consumer(self.settings, committed=True)
         self._zombies: list[Lane] = []
@@ -89,8 +89,8 @@ class Case:
 
     def send(self, *ids: str | bytes, partition: int = 0, times: Iterable[int | None] = itertools.repeat(None)) -> None:
         rows = [
-            Row(b"value of " + each, each, partition, at)
-            for each, at in zip((each.encode() if isinstance(each, str) else each for each in ids), times, strict=False)
+            Row(b"value of " + key, key, partition, at)
+            for key, at in zip((key.encode() if isinstance(key, str) else key for key in ids), times, strict=False)
         ]
         self.put(*rows)
 
@@ -128,14 +128,14 @@ class Case:
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[Consumer]:
-        asked = consumer(self.settings, committed=True)
+        reader = consumer(self.settings, committed=True)
         try:
-            yield asked
+            yield reader
         finally:
-            asked.close()
+            reader.close()
 
     def bury(self, lane: Lane) -> None:
-        """What is left when a process is killed: its files, and whatever its producer had sent. That goes on as a zombie's."""
+        """Keep what a killed process leaves: its files, and the writes that its producer has sent, which go on as a zombie's."""
         if lane in self._open:
             self._open.remove(lane)
         if lane.memory is not None:
@@ -177,22 +177,22 @@ class Case:
 
     def outcome(self) -> Outcome:
         came = Counter(row.key for row in self.rows())
-        wanted = {row.key for row in self.sent}
-        return Outcome(len(wanted - came.keys()), sum(count - 1 for count in came.values()))
+        keys = {row.key for row in self.sent}
+        return Outcome(len(keys - came.keys()), sum(count - 1 for count in came.values()))
 
 
 def by_partition(ids: Iterable[bytes], partitions: int) -> list[Row]:
-    found = [*ids]
-    places = Partitioner.MURMUR2.partitions(found, partitions)
-    return [Row(b"value of " + each, each, place) for each, place in zip(found, places, strict=True)]
+    keys = [*ids]
+    places = Partitioner.MURMUR2.partitions(keys, partitions)
+    return [Row(b"value of " + key, key, place) for key, place in zip(keys, places, strict=True)]
 
 
 def at(step: str, number: int = 1) -> Callable[[str], None]:
     """A probe that kills the lane when a step is done for the n-th time."""
-    left = itertools.count(number, -1)
+    countdown = itertools.count(number, -1)
 
     def probe(done: str) -> None:
-        if done == step and next(left) == 1:
+        if done == step and next(countdown) == 1:
             raise Killed(step)
 
     return probe

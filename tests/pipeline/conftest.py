@@ -25,16 +25,16 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 @pytest.fixture
 def make(kafka: Kafka, tmp_path: Path) -> Iterator[Callable[..., Case]]:
-    made: list[Case] = []
+    opened: list[Case] = []
 
-    def case(window: str = "1000", **told: Any) -> Case:
+    def case(window: str = "1000", **options: Any) -> Case:
         number = next(_numbers)
-        made.append(Case(kafka, f"t{number}", tmp_path / f"state-{number}", window, **told))
-        return made[-1]
+        opened.append(Case(kafka, f"t{number}", tmp_path / f"state-{number}", window, **options))
+        return opened[-1]
 
     yield case
-    for each in made:
-        each.close()
+    for one in opened:
+        one.close()
 
 
 @pytest.fixture

@@ -86,38 +86,38 @@ PLAIN = [
 OTHERS = [Declared(Bucket, buckets), Declared(float, st.just(float("nan")))]
 
 
-def optional(of: Declared) -> Declared:
-    return Declared(of.kind | None, st.none() | of.values)
+def optional(item: Declared) -> Declared:
+    return Declared(item.kind | None, st.none() | item.values)
 
 
-def tuples(of: Declared) -> Declared:
-    return Declared(GenericAlias(tuple, (of.kind, ...)), st.lists(of.values, max_size=3).map(tuple))
+def tuples(item: Declared) -> Declared:
+    return Declared(GenericAlias(tuple, (item.kind, ...)), st.lists(item.values, max_size=3).map(tuple))
 
 
 def two(a: Declared, b: Declared) -> Declared:
     return Declared(GenericAlias(tuple, (a.kind, b.kind)), st.tuples(a.values, b.values))
 
 
-def lists(of: Declared) -> Declared:
-    return Declared(GenericAlias(list, of.kind), st.lists(of.values, max_size=3))
+def lists(item: Declared) -> Declared:
+    return Declared(GenericAlias(list, item.kind), st.lists(item.values, max_size=3))
 
 
-def sets(of: Declared) -> Declared:
-    return Declared(GenericAlias(set, of.kind), st.sets(of.values, max_size=4))
+def sets(item: Declared) -> Declared:
+    return Declared(GenericAlias(set, item.kind), st.sets(item.values, max_size=4))
 
 
-def dicts(key: Declared, of: Declared) -> Declared:
-    return Declared(GenericAlias(dict, (key.kind, of.kind)), st.dictionaries(key.values, of.values, max_size=3))
+def dicts(key: Declared, item: Declared) -> Declared:
+    return Declared(GenericAlias(dict, (key.kind, item.kind)), st.dictionaries(key.values, item.values, max_size=3))
 
 
-def within(of: st.SearchStrategy[Declared]) -> st.SearchStrategy[Declared]:
-    return st.one_of(st.builds(optional, of), st.builds(tuples, of), st.builds(two, of, of))
+def within(item: st.SearchStrategy[Declared]) -> st.SearchStrategy[Declared]:
+    return st.one_of(st.builds(optional, item), st.builds(tuples, item), st.builds(two, item, item))
 
 
 hashables = st.recursive(st.sampled_from(PLAIN), within, max_leaves=3)
 declared = st.recursive(
     st.one_of(hashables, st.sampled_from(OTHERS), st.builds(sets, hashables)),
-    lambda of: st.one_of(within(of), st.builds(lists, of), st.builds(dicts, hashables, of)),
+    lambda item: st.one_of(within(item), st.builds(lists, item), st.builds(dicts, hashables, item)),
     max_leaves=4,
 )
 
@@ -126,13 +126,13 @@ def exact(value: Any) -> Any:
     """Return what is equal for equal values of the same types, and only for these: with the sign of a zero, NaN and the order of a dict."""
     kind = type(value)
     if is_dataclass(value):
-        return kind, tuple(exact(getattr(value, each.name)) for each in fields(value))
+        return kind, tuple(exact(getattr(value, field.name)) for field in fields(value))
     if kind in (list, tuple):
-        return kind, tuple(exact(each) for each in value)
+        return kind, tuple(exact(item) for item in value)
     if kind is set:
-        return kind, frozenset(exact(each) for each in value)
+        return kind, frozenset(exact(item) for item in value)
     if kind is dict:
-        return kind, tuple((exact(k), exact(each)) for k, each in value.items())
+        return kind, tuple((exact(k), exact(item)) for k, item in value.items())
     return kind, value.hex() if kind is float else value, value.tzinfo if kind is datetime else None
 
 
@@ -141,13 +141,13 @@ def inserted_otherwise(value: Any, chance: random.Random) -> Any:
     kind = type(value)
     if kind is set:
         other = set[Any]()
-        for each in chance.sample(list(value), len(value)):
-            other.add(each)
+        for item in chance.sample(list(value), len(value)):
+            other.add(item)
         return other
     if kind in (list, tuple):
-        return kind([inserted_otherwise(each, chance) for each in value])
+        return kind([inserted_otherwise(item, chance) for item in value])
     if kind is dict:
-        return {k: inserted_otherwise(each, chance) for k, each in value.items()}
+        return {k: inserted_otherwise(item, chance) for k, item in value.items()}
     if kind is Bucket:
         return Bucket(value.n, inserted_otherwise(value.seen, chance), value.last)
     return value
@@ -179,7 +179,7 @@ def test_bytes_of_one_type_are_refused_as_another_one_or_read_as_exactly_that(da
 
 
 @pytest.mark.parametrize(
-    ("kind", "data", "said"),
+    ("kind", "data", "text"),
     [
         (list[str], b'{"a":1}', r"the state is \{'a': 1\}, which is no list"),
         (tuple[int, int], b"[1,2,3]", r"the state is \[1, 2, 3\] and does not have 2 values"),
@@ -196,9 +196,9 @@ def test_bytes_of_one_type_are_refused_as_another_one_or_read_as_exactly_that(da
         (list[int], b"[" * 200_000, "recursion"),
     ],
 )
-def test_bytes_of_another_type_are_refused(kind: Any, data: bytes, said: str) -> None:
+def test_bytes_of_another_type_are_refused(kind: Any, data: bytes, text: str) -> None:
     initial = (lambda: (1, 2)) if kind == tuple[int, int] else None
-    with pytest.raises(ValueError, match=f"(?s)the stored state is no .*{said}"):
+    with pytest.raises(ValueError, match=f"(?s)the stored state is no .*{text}"):
         Codec[Any](kind, initial=initial).decode(data)
 
 
@@ -219,8 +219,8 @@ def test_the_initial_state_is_new_each_time() -> None:
     codec.initial().seen.add("x")
     assert codec.initial() == Bucket()
     assert [Codec[Any](kind).initial() for kind in (int, str, list[int], int | None)] == [0, "", [], None]
-    there = datetime(2013, 1, 9, 11, tzinfo=timezone(timedelta(hours=1)))
-    assert Codec[datetime](datetime, initial=lambda: at(9)).decode(Codec[Any](datetime | None).encode(there)) == at(10)
+    abroad = datetime(2013, 1, 9, 11, tzinfo=timezone(timedelta(hours=1)))
+    assert Codec[datetime](datetime, initial=lambda: at(9)).decode(Codec[Any](datetime | None).encode(abroad)) == at(10)
 
 
 def test_a_dataclass_may_grow_and_nothing_is_dropped() -> None:
@@ -237,7 +237,7 @@ def test_a_dataclass_may_grow_and_nothing_is_dropped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "state", "said"),
+    ("kind", "state", "text"),
     [
         (int, True, "the state is True where int is declared"),
         (dict[str, int], {1: 1}, "a key of the state is 1 where str is declared"),
@@ -249,8 +249,8 @@ def test_a_dataclass_may_grow_and_nothing_is_dropped() -> None:
         (list[int], "a" * 1000, "the state is 'aa*[.]{3} where list is declared"),
     ],
 )
-def test_a_value_of_another_type_is_refused(kind: Any, state: Any, said: str) -> None:
-    with pytest.raises(TypeError, match=said):
+def test_a_value_of_another_type_is_refused(kind: Any, state: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
         Codec[Any](kind).encode(state)
 
 
@@ -258,7 +258,7 @@ EAST = timezone(timedelta(hours=1))
 
 
 @pytest.mark.parametrize(
-    ("kind", "state", "said"),
+    ("kind", "state", "text"),
     [
         (datetime | None, datetime(2013, 1, 9), "the state is datetime.* and has no time zone"),  # noqa: DTZ001
         (datetime | None, datetime.min.replace(tzinfo=EAST), "in UTC outside of the years 1 to 9999"),
@@ -268,8 +268,8 @@ EAST = timezone(timedelta(hours=1))
         (dict[float, int], {float("nan"): 1, -float("nan"): 2}, "two keys of the state are the same in bytes"),
     ],
 )
-def test_a_value_that_could_not_be_read_again_is_refused_when_it_is_written(kind: Any, state: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said) as refused:
+def test_a_value_that_could_not_be_read_again_is_refused_when_it_is_written(kind: Any, state: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text) as refused:
         Codec[Any](kind).encode(state)
     str(refused.value).encode()
 
@@ -278,13 +278,13 @@ def test_the_largest_int_is_read_where_the_limit_of_digits_is_the_lowest() -> No
     codec, largest, before = Codec[int](int), 2**2048 - 1, sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(sys.int_info.str_digits_check_threshold)
     try:
-        assert [codec.decode(codec.encode(each)) for each in (largest, -largest)] == [largest, -largest]
+        assert [codec.decode(codec.encode(number)) for number in (largest, -largest)] == [largest, -largest]
     finally:
         sys.set_int_max_str_digits(before)
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "text"),
     [
         (object, "a state cannot be of object: take bool, int"),
         (Bare, r"Bare makes no initial state without arguments: pass Codec\(Bare, initial=...\)"),
@@ -295,8 +295,8 @@ def test_the_largest_int_is_read_where_the_limit_of_digits_is_the_lowest() -> No
         (dict[str, Derived], "Derived cannot be made again of its fields, because of twice"),
     ],
 )
-def test_a_type_that_it_does_not_know_is_refused_when_it_is_declared(kind: Any, said: str) -> None:
-    with pytest.raises(TypeError, match=said):
+def test_a_type_that_it_does_not_know_is_refused_when_it_is_declared(kind: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
         Codec[Any](kind)
 
 

@@ -1,4 +1,4 @@
-"""What the command takes, and what it refuses by name; and a window that a real authority moves."""
+"""The command's arguments, those that it refuses by name, and a window that a real authority moves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.process.serving import Serving
 PLAIN = {"brokers": "b:9092", "input": "in", "output": "out", "id": "key", "window": "1h", "state": "/s"}
 
 
-def told(*more: str, **changed: str) -> Settings:
+def parsed(*more: str, **changed: str) -> Settings:
     options = [f"--{name}={value}" for name, value in (PLAIN | changed).items()]
     return settings_of(parser().parse_args(["dedup", *options, *more]))
 
@@ -35,11 +35,11 @@ def told(*more: str, **changed: str) -> Settings:
 def test_what_is_secret_comes_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text("# of the job\nsasl.password = a=b \n\nsasl.username=me\n")
-    found = told(f"--kafka-file={file}", "--kafka=sasl.username=other").clients
-    assert (found["sasl.password"], found["sasl.username"]) == ("a=b", "other")
+    clients = parsed(f"--kafka-file={file}", "--kafka=sasl.username=other").clients
+    assert (clients["sasl.password"], clients["sasl.username"]) == ("a=b", "other")
     file.write_text("# of the job\nsasl.password: a secret\n")
     with pytest.raises(ValueError, match="line 2 is no setting; write NAME=VALUE") as refused:
-        told(f"--kafka-file={file}")
+        parsed(f"--kafka-file={file}")
     assert "a secret" not in str(refused.value)
 
 
@@ -60,12 +60,12 @@ def test_what_is_secret_comes_from_a_file(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_is_refused_by_name(more: list[str], changed: dict[str, str], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        told(*more, **changed)
+        parsed(*more, **changed)
 
 
 def test_a_partition_has_one_transactional_id_in_every_process() -> None:
-    assert told(state="/elsewhere").transactional_id(1) == told().transactional_id(1)
-    assert told(output="other").transactional_id(1) != told().transactional_id(1) != told().transactional_id(0)
+    assert parsed(state="/elsewhere").transactional_id(1) == parsed().transactional_id(1)
+    assert parsed(output="other").transactional_id(1) != parsed().transactional_id(1) != parsed().transactional_id(0)
 
 
 def view(low: int, **more: Any) -> lowwater.WatermarkView:
@@ -89,16 +89,16 @@ def test_a_watermark_that_nobody_promises_is_refused() -> None:
 
 def test_without_the_authority_the_watermark_stands() -> None:
     answers = [{"a": view(7)}]
-    asked = []
+    names = []
 
     def ask(name: str) -> dict[str, lowwater.WatermarkView]:
-        asked.append(name)
+        names.append(name)
         if answers:
             return answers.pop()
         raise lowwater.Unavailable("nobody is there")
 
     with Senders(["a"], ask, every=0.01) as senders:
-        eventually(lambda: len(asked) > 3, "it is asked again")
+        eventually(lambda: len(names) > 3, "it is asked again")
         assert senders.low() == Low(7, (0,))
 
 

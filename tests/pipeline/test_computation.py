@@ -43,14 +43,14 @@ class Rows(Script):
     """Takes what to do from a column, and says in its rows which key it is."""
 
     def process_record(self, ctx: Context, record: Record) -> None:
-        actions = [(each["what"], each["tag"], each["later"], each["other"]) for each in record["do"]]
+        actions = [(action["what"], action["tag"], action["later"], action["other"]) for action in record["do"]]
         super().process_record(ctx, Record(record.timestamp, record.id, {"do": actions}))
 
 
 def table(rows: Sequence[Row]) -> pa.Table:
-    made = [
+    records = [
         {
-            "do": [dict(zip(("what", "tag", "later", "other"), each, strict=True)) for each in do],
+            "do": [dict(zip(("what", "tag", "later", "other"), action, strict=True)) for action in do],
             "lowwater_place": ord(key) % 3 - 1,
             "lowwater_key": key,
             "lowwater_micros": micros,
@@ -58,8 +58,8 @@ def table(rows: Sequence[Row]) -> pa.Table:
         }
         for key, micros, identity, do in rows
     ]
-    half = len(made) // 2
-    return pa.concat_tables([pa.Table.from_pylist(part, SCHEMA) for part in (made[:half], made[half:])])
+    half = len(records) // 2
+    return pa.concat_tables([pa.Table.from_pylist(part, SCHEMA) for part in (records[:half], records[half:])])
 
 
 @dataclass
@@ -95,11 +95,11 @@ class Range:
         return produced
 
     def logs(self) -> dict[Any, list[str]]:
-        found: dict[Any, list[str]] = {}
+        logs: dict[Any, list[str]] = {}
         for piece in pieces_of(self.last):
             for row in piece.read().to_pylist():
-                found[row["key"]] = [] if row.get("state") is None else LOG.decode(row["state"])
-        return {key: log for key, log in found.items() if log}
+                logs[row["key"]] = [] if row.get("state") is None else LOG.decode(row["state"])
+        return {key: log for key, log in logs.items() if log}
 
 
 def test_the_computation_of_the_documentation_counts(tmp_path: Path) -> None:
@@ -116,12 +116,12 @@ def test_the_computation_of_the_documentation_counts(tmp_path: Path) -> None:
     outputs = Outputs("counts", {"buckets": ["query", "start", "n"]}, pa.schema(kinds))
     disk = Range(tmp_path, named["Counts"](), outputs)
     first = table([("a", 5, 1, []), ("a", MINUTE + 5, 2, []), ("b", 7, 3, []), ("a", 6, 4, [])])
-    made, holds = [], []
+    counts, holds = [], []
     for rows, low in ((first, 0), (table([("b", MINUTE, 5, [])]), MINUTE), (table([]), MAX)):
         produced = disk.run(rows, low)
-        made.append(sorted((each["buckets/query"], each["buckets/start"], each["buckets/n"]) for each in produced))
+        counts.append(sorted((row["buckets/query"], row["buckets/start"], row["buckets/n"]) for row in produced))
         holds.append(disk.hold)
-    assert made == [[], [("a", 0, 2), ("b", 0, 1)], [("a", MINUTE, 1), ("b", MINUTE, 1)]]
+    assert counts == [[], [("a", 0, 2), ("b", 0, 1)], [("a", MINUTE, 1), ("b", MINUTE, 1)]]
     assert holds == [lowwater.Watermark(0), lowwater.Watermark(MINUTE), None]
     assert disk.last.segments == ()
 
@@ -136,18 +136,18 @@ ONE: Row = ("a", 5, 1, [RING])
 
 
 @pytest.mark.parametrize(
-    ("column", "said"),
+    ("column", "text"),
     [
         ("lowwater_key", r"1 of 2 rows of script have no key \(key\)"),
         ("lowwater_micros", r"1 of 2 rows of script have no event time \(t\)"),
         ("lowwater_id", r"1 of 2 rows of script have no id \(id\)"),
     ],
 )
-def test_a_row_without_key_time_or_id_is_refused_by_name(disk: Range, column: str, said: str) -> None:
+def test_a_row_without_key_time_or_id_is_refused_by_name(disk: Range, column: str, text: str) -> None:
     rows = table([ONE, ONE])
     at = rows.column_names.index(column)
     broken = pa.chunked_array([pa.array([None, *rows[column].to_pylist()[1:]], SCHEMA.field(column).type)])
-    with pytest.raises(ValueError, match=f"{said}. Give each record one, or filter these rows out of the frame"):
+    with pytest.raises(ValueError, match=f"{text}. Give each record one, or filter these rows out of the frame"):
         disk.run(rows.set_column(at, column, broken), 0)
 
 
@@ -158,13 +158,13 @@ def moments(zone: str) -> pa.DataType:
 
 
 def test_records_that_wait_come_back_as_they_were(tmp_path: Path) -> None:
-    seen: list[dict[str, Any]] = []
+    waiting: list[dict[str, Any]] = []
 
     class Waits(Types):
         in_order = True
 
         def process_record(self, ctx: Context, record: Record) -> None:
-            seen.append({name: record[name] for name in record})
+            waiting.append({name: record[name] for name in record})
 
     columns: dict[str, tuple[Any, pa.DataType]] = {
         "moment": (MOMENT, pa.timestamp("us", "UTC")),
@@ -185,13 +185,13 @@ def test_records_that_wait_come_back_as_they_were(tmp_path: Path) -> None:
         rows = rows.append_column(name, pa.array([value], kind))
     disk = Range(tmp_path, Waits({}), TYPES)
     # The session's zone is another one in the next run.
-    there = rows
+    typed = rows
     for name, kind in (("moment", pa.timestamp("us", "Europe/Berlin")), ("moments", moments("Europe/Berlin"))):
-        there = there.set_column(there.column_names.index(name), name, rows[name].cast(kind))
-    disk.run(there, 5)
-    assert (seen, disk.due) == ([], Due(6, None))
+        typed = typed.set_column(typed.column_names.index(name), name, rows[name].cast(kind))
+    disk.run(typed, 5)
+    assert (waiting, disk.due) == ([], Due(6, None))
     disk.run(rows.slice(0, 0), 6)
-    assert seen == [{name: value for name, (value, _) in columns.items()}]
+    assert waiting == [{name: value for name, (value, _) in columns.items()}]
     assert disk.last.segments == ()
 
 
@@ -237,15 +237,15 @@ class Types(Computation):
 class Half(Computation):
     """Says nothing but what is given."""
 
-    def __init__(self, **given: Any) -> None:
-        self.__dict__.update(given)
+    def __init__(self, **members: Any) -> None:
+        self.__dict__.update(members)
 
 
 class Declares(Types):
     """Declares in its fields what is given."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        self.__dict__.update({"outputs": {"out": "a int"}} | given)
+    def __init__(self, members: dict[str, Any]) -> None:
+        self.__dict__.update({"outputs": {"out": "a int"}} | members)
 
 
 class Texts:
@@ -259,7 +259,7 @@ WHOLE = {"name": "half", "inputs": [Input("source", key="key", event_time="t")],
 
 
 @pytest.mark.parametrize(
-    ("computation", "error", "said"),
+    ("computation", "error", "text"),
     [
         (Script, TypeError, r"is no computation: pass an instance .*, as start\(Counts\(\), ...\)"),
         (Half(name="half"), ValueError, "Half does not say its inputs, outputs: write inputs = "),
@@ -269,8 +269,8 @@ WHOLE = {"name": "half", "inputs": [Input("source", key="key", event_time="t")],
         (Types({"lock": Lock()}), TypeError, "types cannot travel to the executors: let its class and its fields hold"),
     ],
 )
-def test_a_broken_computation_is_refused(computation: Any, error: type[Exception], said: str, tmp_path: Path) -> None:
-    with pytest.raises(error, match=said):
+def test_a_broken_computation_is_refused(computation: Any, error: type[Exception], text: str, tmp_path: Path) -> None:
+    with pytest.raises(error, match=text):
         start(computation, None, print, checkpoint=tmp_path)  # type: ignore[arg-type]
 
 
@@ -285,15 +285,15 @@ MOMENT = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=7)
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "text"),
     [
         ({"t": MOMENT.replace(tzinfo=None), "n": 1}, "column t of types's output one got .*, which names no moment"),
         ({"t": 1, "n": "x"}, "column n of types's output one is of int64, and a value is not"),
         ({"t": 1, "n": 2**70}, "column n of types's output one is of int64, and a value is not"),
     ],
 )
-def test_a_value_that_is_not_of_its_column_is_refused_by_name(tmp_path: Path, row: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_value_that_is_not_of_its_column_is_refused_by_name(tmp_path: Path, row: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
         Range(tmp_path, Types(row), TYPES).run(table([ONE]), 0)
 
 
@@ -325,6 +325,6 @@ def test_a_column_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
         def process_record(self, ctx: Context, record: Record) -> None:
             record["missing"]
 
-    with pytest.raises(KeyError, match="the rows have no column missing; they have do") as seen:
+    with pytest.raises(KeyError, match="the rows have no column missing; they have do") as refused:
         Range(tmp_path, Asks({}), TYPES).run(table([ONE]), 0)
-    assert seen.value.__notes__ == ["in types, key 'a', the record of 1970-01-01T00:00:00.000005Z with the id 1"]
+    assert refused.value.__notes__ == ["in types, key 'a', the record of 1970-01-01T00:00:00.000005Z with the id 1"]

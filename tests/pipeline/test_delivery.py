@@ -81,9 +81,9 @@ class Sums(Computation):
 
 
 def _with(productions: Any) -> Sums:
-    made = Sums()
-    made.productions = productions  # type: ignore[misc]
-    return made
+    computation = Sums()
+    computation.productions = productions  # type: ignore[misc]
+    return computation
 
 
 Row = tuple[str, int, int]
@@ -91,11 +91,11 @@ Row = tuple[str, int, int]
 
 
 def table(rows: Sequence[Row], first: int = 0) -> pa.Table:
-    made = [
+    records = [
         {"n": n, "lowwater_place": ord(key), "lowwater_key": key, "lowwater_micros": micros, "lowwater_id": first + i}
         for i, (key, micros, n) in enumerate(rows)
     ]
-    return pa.Table.from_pylist(made, ROWS)
+    return pa.Table.from_pylist(records, ROWS)
 
 
 @dataclass
@@ -136,24 +136,24 @@ class Range:
     @property
     def waiting(self) -> int:
         outbox = outbox_of([Parent(self.last)])
-        found = 0 if outbox is None else outbox.num_rows
-        assert sum(each.rows for each in self.unsent) == found
-        return found
+        count = 0 if outbox is None else outbox.num_rows
+        assert sum(segment.rows for segment in self.unsent) == count
+        return count
 
     @property
     def unsent(self) -> list[Unsent]:
         return ComputationUpdate(Sums(), OUT, 0, delivery=self.delivery).unsent(self.last.segments)
 
     def messages(self) -> list[tuple[str, str, dict[str, Any]]]:
-        found = []
-        told = {
+        messages = []
+        options = {
             "log_level": 0,
             "group.id": "weak",
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": 10,
         }
-        with closing(Consumer({"bootstrap.servers": self.kafka.address, **told})) as consumer:
+        with closing(Consumer({"bootstrap.servers": self.kafka.address, **options})) as consumer:
             for number in consumer.list_topics(self.topic, ANSWERS_WITHIN).topics[self.topic].partitions:
                 consumer.assign([TopicPartition(self.topic, number, 0)])
                 while True:
@@ -164,15 +164,15 @@ class Range:
                         break
                     [(name, identity)] = message.headers()
                     assert name == HEADER
-                    found.append((identity.decode(), message.key().decode(), json.loads(message.value())))
-        return found
+                    messages.append((identity.decode(), message.key().decode(), json.loads(message.value())))
+        return messages
 
 
 @pytest.fixture
 def sent(tmp_path: Path, kafka: Kafka) -> Range:
-    made = Range(tmp_path, kafka)
-    kafka.create(made.topic, 2)
-    return made
+    range_ = Range(tmp_path, kafka)
+    kafka.create(range_.topic, 2)
+    return range_
 
 
 def test_rows_are_sent_while_the_batch_runs_and_the_others_are_emitted(sent: Range) -> None:
@@ -251,10 +251,10 @@ def test_each_row_comes_once_by_its_id_whatever_dies_and_whoever_is_away(sent: R
         number += len(rows)
         if sent.patience == ANSWERS_WITHIN:
             assert sent.waiting == 0
-            there = {(row["key"], row["start"]) for _, _, row in sent.messages()}
-            held = MAX if sent.hold is None else sent.hold.micros
+            keys_ = {(row["key"], row["start"]) for _, _, row in sent.messages()}
+            hold = MAX if sent.hold is None else sent.hold.micros
             assert all(
-                (key, _start(minute)) in there for key, minute in expected if minute * MINUTE < min(held, low - MINUTE)
+                (key, _start(minute)) in keys_ for key, minute in expected if minute * MINUTE < min(hold, low - MINUTE)
             )
     sent.patience = ANSWERS_WITHIN
     sent.run(table([]), MAX)
@@ -308,7 +308,7 @@ class NoId(Sums):
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("computation", "text"),
     [
         (NoId(), "declare id= of each Input"),
         (_with(Weak({"other": "t"}, {})), "sends other, and the outputs are sums, seen"),
@@ -318,10 +318,10 @@ class NoId(Sums):
         (_with("weak"), r"declare Strong\(\), or Weak"),
     ],
 )
-def test_what_is_declared_is_looked_at(made: Computation, said: str) -> None:
+def test_what_is_declared_is_looked_at(computation: Computation, text: str) -> None:
     frame: Any = None
-    with pytest.raises((ValueError, TypeError, Unsupported), match=said):
-        start(made, frame, None, checkpoint="nowhere")
+    with pytest.raises((ValueError, TypeError, Unsupported), match=text):
+        start(computation, frame, None, checkpoint="nowhere")
 
 
 def test_rows_that_an_older_release_has_kept_are_sent(sent: Range) -> None:
@@ -330,9 +330,9 @@ def test_rows_that_an_older_release_has_kept_are_sent(sent: Range) -> None:
     broker.pause()
     try:
         sent.run(table([("a", 1, 3)]), MINUTE, now=SECOND)
-        [kept] = [each for each in sent.last.segments if len(each.facts) > 3 and each.facts[0] == 1]
+        [old] = [segment for segment in sent.last.segments if len(segment.facts) > 3 and segment.facts[0] == 1]
         older = NextSegments(
-            [FreshSegment(sent.last.read(kept).drop_columns(["since"]), (1,))], sent.last.facts, sent.due
+            [FreshSegment(sent.last.read(old).drop_columns(["since"]), (1,))], sent.last.facts, sent.due
         )
         folder = sent.folder / "older"
         folder.mkdir()
@@ -345,7 +345,7 @@ def test_rows_that_an_older_release_has_kept_are_sent(sent: Range) -> None:
     sent.patience = ANSWERS_WITHIN
     sent.run(table([]), MINUTE, now=3 * SECOND)
     assert sent.waiting == 0
-    assert [row["n"] for _, _, row in sorted(sent.messages(), key=lambda each: each[1])] == [3, 4]
+    assert [row["n"] for _, _, row in sorted(sent.messages(), key=lambda message: message[1])] == [3, 4]
 
 
 def test_code_that_was_mended_between_two_attempts_gives_no_row_the_id_of_another(sent: Range) -> None:

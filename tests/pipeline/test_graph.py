@@ -32,7 +32,7 @@ class Any_(Computation):
         self.__dict__.update({"name": name, "inputs": inputs, "outputs": outputs, **more})
 
     def process_record(self, ctx: Any, record: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def named(name: str, *inputs: Input, **more: Any) -> Any_:
@@ -41,8 +41,8 @@ def named(name: str, *inputs: Input, **more: Any) -> Any_:
 
 
 def reads(name: str, **more: Any) -> Input:
-    told: dict[str, Any] = {"key": "q", "event_time": "start"} | more
-    return Input(name, **told)
+    options: dict[str, Any] = {"key": "q", "event_time": "start"} | more
+    return Input(name, **options)
 
 
 SOURCE: Mapping[str, Any] = {"in": Folder(ROWS, "in")}
@@ -52,19 +52,19 @@ def test_all_is_derived_of_what_is_said_once() -> None:
     last = named("last", reads("middle"), reads("first", output="b", alias="b", event_time="T"))
     middle = named("middle", reads("first", output="a"))
     first = Any_("first", [reads("in")], {"a": Output(ROWS, "start"), "b": Output("q string, t timestamp", "t")})
-    made = Pipeline("p", [last, middle, first], sources=SOURCE, outputs={"first.b": Folder(path="/b", format="json")})
-    assert made.order == ["first", "middle", "last"]
-    assert [(each.computation, each.input.label, each.origin, each.path) for each in made.reads] == [
+    graph = Pipeline("p", [last, middle, first], sources=SOURCE, outputs={"first.b": Folder(path="/b", format="json")})
+    assert graph.order == ["first", "middle", "last"]
+    assert [(read.computation, read.input.label, read.origin, read.path) for read in graph.reads] == [
         ("last", "middle", "middle.rows", "outputs/middle/rows"),
         ("last", "b", "first.b", "/b"),
         ("middle", "first", "first.a", "outputs/first/a"),
         ("first", "in", "in", "in"),
     ]
-    assert [each.schema for each in made.reads] == [ROWS, "q string, t timestamp", ROWS, ROWS]
-    assert (made.upstream_of("last"), made.readers_of("first")) == (["middle", "first"], ["last", "middle"])
-    assert made.named(["last", "first"]) == ["first", "last"]
+    assert [read.schema for read in graph.reads] == [ROWS, "q string, t timestamp", ROWS, ROWS]
+    assert (graph.upstream_of("last"), graph.readers_of("first")) == (["middle", "first"], ["last", "middle"])
+    assert graph.named(["last", "first"]) == ["first", "last"]
     with pytest.raises(ValueError, match="the pipeline p has no computation other; it has last, middle, first"):
-        made.named(["other"])
+        graph.named(["other"])
 
 
 def both(first: Sequence[Input], second: Sequence[Input]) -> list[Computation]:
@@ -133,13 +133,13 @@ WRONG: list[tuple[Sequence[Computation], Mapping[str, Any], Mapping[str, Any], s
 ]
 
 
-@pytest.mark.parametrize(("computations", "sources", "outputs", "said"), WRONG)
+@pytest.mark.parametrize(("computations", "sources", "outputs", "text"), WRONG)
 def test_what_cannot_run_is_refused_by_name(
-    computations: Sequence[Computation], sources: Mapping[str, Any], outputs: Mapping[str, Any], said: str
+    computations: Sequence[Computation], sources: Mapping[str, Any], outputs: Mapping[str, Any], text: str
 ) -> None:
     with pytest.raises(PipelineError, match="the pipeline p cannot run:") as refused:
         Pipeline("p", computations, sources=sources, outputs=outputs)
-    assert [problem for problem in refused.value.problems if re.search(said, problem)], refused.value
+    assert [problem for problem in refused.value.problems if re.search(text, problem)], refused.value
 
 
 def test_an_expression_as_key_and_a_table_without_columns_are_sparks_to_check() -> None:
@@ -187,14 +187,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-@pytest.mark.parametrize("asked", ["{}", "{}.py", "{}:other", "{}.py:other"])
-def test_the_command_finds_what_a_module_declares(module: str, asked: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["graph", asked.format(module)]) == 0
+@pytest.mark.parametrize("name", ["{}", "{}.py", "{}:other", "{}.py:other"])
+def test_the_command_finds_what_a_module_declares(module: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["graph", name.format(module)]) == 0
     assert capsys.readouterr().out.startswith("pipeline p\n\nCOMPUTATION  INPUT")
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("name", "text"),
     [
         ("{}:wrong", "has no wrong that is a Pipeline: write wrong = Pipeline(...)"),
         ("{}:none", "has no none that is a Pipeline"),
@@ -202,9 +202,9 @@ def test_the_command_finds_what_a_module_declares(module: str, asked: str, capsy
         ("{}_other.py", "there is no file declared_"),
     ],
 )
-def test_the_command_names_what_lacks(module: str, asked: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["graph", asked.format(module)]) == 2
-    assert said in capsys.readouterr().err
+def test_the_command_names_what_lacks(module: str, name: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["graph", name.format(module)]) == 2
+    assert text in capsys.readouterr().err
 
 
 def test_the_command_tells_a_pipelines_faults(module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,14 +215,14 @@ def test_the_command_tells_a_pipelines_faults(module: str, tmp_path: Path, capsy
     for command in (["graph"], ["run", "--root", "r"], ["remove", "a", "--root", "r"]):
         assert main([command[0], f"{module}_type", *command[1:]]) == 2
         assert "Counts has no process_record" in capsys.readouterr().err
-    for more, said in ((["--only", "b"], "has no computation b; it has a"), (["--conf", "x"], "write NAME=VALUE")):
+    for more, text in ((["--only", "b"], "has no computation b; it has a"), (["--conf", "x"], "write NAME=VALUE")):
         assert main(["run", module, "--root", str(tmp_path), *more]) == 2
-        assert said in capsys.readouterr().err
+        assert text in capsys.readouterr().err
 
 
 @dataclass
 class Query:
-    """How one stands is what is said."""
+    """A query whose state is what the test sets."""
 
     reported: Any = field(default_factory=lambda: mark(9))
     failure: Exception | None = None
@@ -246,7 +246,7 @@ class Query:
 
 
 class Lines(list[str]):
-    """What was told, and an event that is set when one begins so."""
+    """The lines that were printed, and an event that is set when a line begins with a given text."""
 
     def __init__(self, end: str = "never") -> None:
         super().__init__()
@@ -271,8 +271,8 @@ def running(**queries: Query) -> Running:
 
 def test_one_that_fails_ends_alone_and_the_code_says_so() -> None:
     a = Query(failure=ConnectionResetError("the disk is full\nmore"))
-    made, lines = running(a=a, b=Query(), c=Query(late_rows=2, holding="for a file")), Lines("c")
-    assert made.wait(tell=lines.tell, stopping=lines.stopping) == 1
+    run, lines = running(a=a, b=Query(), c=Query(late_rows=2, holding="for a file")), Lines("c")
+    assert run.wait(tell=lines.tell, stopping=lines.stopping) == 1
     assert lines == [
         "a  batch 1  low 2013-01-09T09:00:00Z  reported 2013-01-09T09:00:00Z",
         "a  has failed: ConnectionResetError: the disk is full",
@@ -285,27 +285,27 @@ def test_one_that_fails_ends_alone_and_the_code_says_so() -> None:
 
 
 def test_a_signal_stops_all() -> None:
-    made, lines = running(a=Query(), b=Query(), c=Query()), Lines()
+    run, lines = running(a=Query(), b=Query(), c=Query()), Lines()
 
     def tell(line: str) -> None:
         lines.append(line)
         if line.startswith("c"):
             signal.raise_signal(signal.SIGINT)
 
-    assert made.wait(tell=tell) == 0
+    assert run.wait(tell=tell) == 0
     assert lines[-1] == "stopping, since it was told to"
 
 
 def test_until_finished_it_does_not_wait_for_what_reads_one_that_has_failed() -> None:
     done = lowwater.Watermark.FINISHED
-    made, lines = running(a=Query(reported=done), b=Query(reported=done), c=Query(reported=done)), Lines()
-    assert made.wait(until_finished=True, tell=lines.tell, stopping=lines.stopping) == 0
+    run, lines = running(a=Query(reported=done), b=Query(reported=done), c=Query(reported=done)), Lines()
+    assert run.wait(until_finished=True, tell=lines.tell, stopping=lines.stopping) == 0
     assert lines[-3:] == ["a  is finished", "c  is finished", "b  is finished"]
-    made = running(a=Query(failure=ValueError("x")), b=Query(), c=Query(reported=done))
-    assert made.wait(until_finished=True, tell=lines.tell, stopping=lines.stopping) == 1
-    made, lines = running(b=Query(), c=Query(reported=done)), Lines("b  batch 1  low 2013-01-09T10")
-    made.failed["a"] = ValueError("not the checkpoint's name")
-    assert made.wait(until_finished=True, tell=lines.tell, stopping=lines.stopping) == 1
+    run = running(a=Query(failure=ValueError("x")), b=Query(), c=Query(reported=done))
+    assert run.wait(until_finished=True, tell=lines.tell, stopping=lines.stopping) == 1
+    run, lines = running(b=Query(), c=Query(reported=done)), Lines("b  batch 1  low 2013-01-09T10")
+    run.failed["a"] = ValueError("not the checkpoint's name")
+    assert run.wait(until_finished=True, tell=lines.tell, stopping=lines.stopping) == 1
     assert lines[0] == "a  has not started: ValueError: not the checkpoint's name"
 
 
@@ -319,16 +319,16 @@ def messages(spark: Any) -> Any:
 def test_weak_productions_go_to_their_topic_and_are_read_once() -> None:
     weak = named("a", reads("in", id="n"), productions=WEAK)
     alone = Pipeline("p", [weak], sources=SOURCE)
-    assert [(each.output, each.stands.describe(each.path)) for each in alone.writes] == [("rows", "topic t, sent")]
+    assert [(write.output, write.stands.describe(write.path)) for write in alone.writes] == [("rows", "topic t, sent")]
     assert "topic t, sent" in draw(alone, "text")
     reader = named("b", reads("a", id="header", once=True))
-    made = Pipeline("p", [weak, reader], sources=SOURCE, outputs={"a": Frame(messages)})
-    assert made.upstream_of("b") == ["a"]
-    assert made.reads_of("b")[0].place.describe("") == "messages"
+    pipeline = Pipeline("p", [weak, reader], sources=SOURCE, outputs={"a": Frame(messages)})
+    assert pipeline.upstream_of("b") == ["a"]
+    assert pipeline.reads_of("b")[0].place.describe("") == "messages"
 
 
 @pytest.mark.parametrize(
-    ("more", "outputs", "said"),
+    ("more", "outputs", "text"),
     [
         ({}, {"a": Frame(messages)}, r"b: the input a reads a\.rows, .* drop copies"),
         ({"id": "header", "once": True}, {}, r"say how it is read, outputs=\{'a\.rows': Frame\(FUNCTION\)\}"),
@@ -336,9 +336,9 @@ def test_weak_productions_go_to_their_topic_and_are_read_once() -> None:
         ({"id": "n", "once": True}, {"b": Topic("t", "k:1", 1)}, r"and a\.rows stand in one place, topic t"),
     ],
 )
-def test_weak_production_read_twice_is_refused(more: Mapping[str, Any], outputs: Mapping[str, Any], said: str) -> None:
+def test_weak_production_read_twice_is_refused(more: Mapping[str, Any], outputs: Mapping[str, Any], text: str) -> None:
     weak = named("a", reads("in", id="n"), productions=WEAK)
-    with pytest.raises(PipelineError, match=said):
+    with pytest.raises(PipelineError, match=text):
         Pipeline("p", [weak, named("b", reads("a", **more))], sources=SOURCE, outputs=outputs)
 
 
@@ -355,10 +355,10 @@ class Stuck(Query):
 
 def test_one_that_cannot_be_stopped_does_not_keep_the_others() -> None:
     b = Query()
-    made = running(a=Query(), b=b, c=Stuck())
+    run = running(a=Query(), b=b, c=Stuck())
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(ConnectionError, match="no gateway") as raised:
-        made.wait(tell=Lines().tell)
+        run.wait(tell=Lines().tell)
     assert raised.value.__notes__ == ["c could not be stopped"]
     assert sorted(b.stops) == ["a", "b"]
     assert signal.getsignal(signal.SIGTERM) is before

@@ -42,15 +42,15 @@ def test_a_partition_is_the_one_that_a_producer_chooses(make: Callable[..., Case
     for theirs, ours in (("murmur2_random", Partitioner.MURMUR2), ("consistent_random", Partitioner.CRC32)):
         producer = Producer({"bootstrap.servers": case.kafka.address, "log_level": 0, "partitioner": theirs})
         chosen: dict[bytes | None, int | None] = {}
-        for each in IDS:
+        for key in IDS:
             producer.produce(
                 case.settings.input,
                 b"",
-                each,
+                key,
                 on_delivery=lambda _, row: chosen.update({row.key(): row.partition()}),  # noqa: B023
             )
         assert producer.flush(60) == 0
-        assert ours.partitions(IDS, 7) == [chosen[each] for each in IDS]
+        assert ours.partitions(IDS, 7) == [chosen[key] for key in IDS]
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ class Both(Computation):
 
 
 def rows(key: str, events: Sequence[Event]) -> pa.Table:
-    made = []
+    records = []
     for time, place, identity in events:
         row: dict[str, Any] = {"lowwater_input": place, "lowwater_key": key, "lowwater_place": 7}
         row["lowwater_micros"] = time
@@ -68,9 +68,9 @@ def rows(key: str, events: Sequence[Event]) -> pa.Table:
             row["lowwater_row_1"] = {"q": key, "n": str(identity), "lowwater_key": True}
         else:
             row |= {"lowwater_id_0": identity, "lowwater_row_0": {"query": key, "N": identity}}
-        made.append(row)
-    half = len(made) // 2
-    return pa.concat_tables([pa.Table.from_pylist(part, SCHEMA) for part in (made[:half], made[half:])])
+        records.append(row)
+    half = len(records) // 2
+    return pa.concat_tables([pa.Table.from_pylist(part, SCHEMA) for part in (records[:half], records[half:])])
 
 
 def met(events: Sequence[Event]) -> list[str]:
@@ -84,7 +84,7 @@ def test_records_come_by_time_input_and_id_and_those_that_wait_keep_their_input(
     chance = Random(7)
     events = [(time, place, number) for time in range(5) for place in (0, 1) for number in range(2)]
     # Clicks have no ids: those of one time come in any order, so there is one of each.
-    events = [each for each in events if not (each[1] and each[2])]
+    events = [event for event in events if not (event[1] and event[2])]
     shuffled = list(events)
     chance.shuffle(shuffled)
     disk = Range(tmp_path, Both(in_order=in_order), OUT)
@@ -92,22 +92,22 @@ def test_records_come_by_time_input_and_id_and_those_that_wait_keep_their_input(
     for batch in batches:
         disk.run(rows("a", batch), 0, killed=True)
     disk.run(rows("a", []), MAX)
-    assert disk.logs() == {"a": met(events if in_order else [one for each in batches for one in sorted(each)])}
+    assert disk.logs() == {"a": met(events if in_order else [one for batch in batches for one in sorted(batch)])}
 
 
 def test_one_input_is_kept_as_it_was_before_there_were_several(tmp_path: Path) -> None:
     action = pa.struct([("what", pa.string()), ("tag", pa.string()), ("later", pa.int64()), ("other", pa.int64())])
     before = pa.struct([("timestamp", pa.int64()), ("id", pa.int64()), ("row", pa.struct([("do", pa.list_(action))]))])
     assert waiting(Rows.inputs, table([ONE])) == pa.list_(before)
-    seen: list[str] = []
+    inputs: list[str] = []
 
     class Names(Rows):
         def process_record(self, ctx: Context, record: Record) -> None:
-            seen.append(record.input)
+            inputs.append(record.input)
             super().process_record(ctx, record)
 
     disk = Range(tmp_path, Names(in_order=True))
     disk.run(table([ONE]), 0)
-    assert seen == []
+    assert inputs == []
     disk.run(table([]), MAX)
-    assert seen == ["source"]
+    assert inputs == ["source"]

@@ -26,7 +26,7 @@ Make = Callable[..., Case]
 PARTITIONS = 2
 IDS = [b"id-%d" % number for number in range(200)]
 FIRST, SECOND = (
-    [row.key or b"" for row in by_partition(IDS, PARTITIONS) if row.partition == each] for each in range(PARTITIONS)
+    [row.key or b"" for row in by_partition(IDS, PARTITIONS) if row.partition == place] for place in range(PARTITIONS)
 )
 
 
@@ -45,7 +45,7 @@ def running(case: Case, **changes: object) -> Iterator[Job]:
 
 
 def sum_of(job: Job, name: str) -> int:
-    return sum(getattr(each, name) for each in job.counts().values())
+    return sum(getattr(count, name) for count in job.counts().values())
 
 
 def has_all(case: Case) -> Callable[[], bool]:
@@ -61,7 +61,7 @@ def test_a_partition_that_is_fenced_goes_on_and_its_neighbour_never_stops(make: 
         name = case.settings.transactional_id(0)
         stranger = Producer({"bootstrap.servers": case.kafka.address, "log_level": 0, "transactional.id": name})
         stranger.init_transactions(60)
-        case.put(*by_partition([b"more-%d" % each for each in range(100)], PARTITIONS))
+        case.put(*by_partition([b"more-%d" % index for index in range(100)], PARTITIONS))
         case.put(*by_partition(IDS, PARTITIONS))
         eventually(has_all(case), "the first one takes its partition back")
         assert job.counts()[0].opened > 1
@@ -75,7 +75,7 @@ def test_partitions_go_from_process_to_process(make: Make) -> None:
     elsewhere = case.settings.state.with_name("elsewhere")
 
     def burst(number: int) -> None:
-        ids = [b"%d-%d" % (number, each) for each in range(100)]
+        ids = [b"%d-%d" % (number, index) for index in range(100)]
         case.put(*by_partition([*ids, *IDS], 4))
 
     with running(case) as first:
@@ -100,8 +100,8 @@ def test_a_topic_that_goes_away_stops_everything(make: Make) -> None:
         workers = job.workers()
         case.kafka.delete(case.settings.input)
         case.kafka.create(case.settings.input, PARTITIONS)
-        eventually(lambda: all(each.refused for each in workers), "everything stops")
-        assert all("made anew" in str(each.refused) or "no topic" in str(each.refused) for each in workers)
+        eventually(lambda: all(worker.refused for worker in workers), "everything stops")
+        assert all("made anew" in str(worker.refused) or "no topic" in str(worker.refused) for worker in workers)
 
 
 @pytest.mark.parametrize("name", ["OFFSET_METADATA_TOO_LARGE", "INVALID_TIMESTAMP"])
@@ -112,8 +112,8 @@ def test_what_a_new_lane_would_meet_as_well_is_refused(name: str) -> None:
 
 def test_what_a_new_lane_may_do_without_holds() -> None:
     passing = KafkaException(KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS))
-    held: list[Exception] = [passing, Held("the memory is open elsewhere"), OSError(), SystemError()]
-    assert [refusal(error) for error in held] == [None] * 4
+    faults: list[Exception] = [passing, Held("the memory is open elsewhere"), OSError(), SystemError()]
+    assert [refusal(error) for error in faults] == [None] * 4
 
 
 def test_brokers_that_do_not_answer_in_time_hold(case: Case) -> None:
@@ -130,9 +130,9 @@ def test_a_message_without_an_id_stops_its_partition_alone_and_the_figures_say_s
         case.put(*by_partition(IDS, PARTITIONS), *by_partition(IDS[:50], PARTITIONS))
         case.put(Row(b"v", None, 0))
         eventually(lambda: (sum_of(job, "admitted"), sum_of(job, "duplicates")) == (len(IDS), 50), "all is read")
-        eventually(lambda: any(each.refused for each in job.workers()), "the first partition stops")
-        (stopped,) = [each for each in job.workers() if each.refused is not None]
-        assert f"[0] at offset {len(FIRST) + len([each for each in FIRST if each in IDS[:50]])} stops" in str(
+        eventually(lambda: any(worker.refused for worker in job.workers()), "the first partition stops")
+        (stopped,) = [worker for worker in job.workers() if worker.refused is not None]
+        assert f"[0] at offset {len(FIRST) + len([key for key in FIRST if key in IDS[:50]])} stops" in str(
             stopped.refused
         )
         case.put(*by_partition(SECOND, PARTITIONS))
@@ -144,14 +144,14 @@ def test_a_message_without_an_id_stops_its_partition_alone_and_the_figures_say_s
         def value(name: str, partition: int) -> float | None:
             return registry.get_sample_value(f"lowwater_dedup_{name}", {"topic": topic, "partition": str(partition)})
 
-        assert [value("admitted_messages_total", each) for each in (0, 1)] == [len(FIRST), len(SECOND)]
-        assert sum(value("duplicate_messages_total", each) or 0 for each in (0, 1)) == 50 + len(SECOND)
-        assert [value("remembered_ids", each) for each in (0, 1)] == [len(FIRST), len(SECOND)]
-        assert [value("refused", each) for each in (0, 1)] == [1, 0]
-        assert [value("running", each) for each in (0, 1)] == [0, 1]
+        assert [value("admitted_messages_total", partition) for partition in (0, 1)] == [len(FIRST), len(SECOND)]
+        assert sum(value("duplicate_messages_total", partition) or 0 for partition in (0, 1)) == 50 + len(SECOND)
+        assert [value("remembered_ids", partition) for partition in (0, 1)] == [len(FIRST), len(SECOND)]
+        assert [value("refused", partition) for partition in (0, 1)] == [1, 0]
+        assert [value("running", partition) for partition in (0, 1)] == [0, 1]
         assert value("state_bytes", 1)
         assert value("lag_messages", 1) == 0
         assert value("window_since_timestamp_seconds", 1) is None
         assert value("watermark_timestamp_seconds", 1) is None
-        said = generate_latest(registry).decode()
-        assert all(f"# TYPE {each.name} {each.kind}" in said for each in FIGURES)
+        text = generate_latest(registry).decode()
+        assert all(f"# TYPE {figure.name} {figure.kind}" in text for figure in FIGURES)

@@ -24,11 +24,11 @@ from tests.kit.times import MAX
 FORM = Form(pa.large_string())
 
 Touch = dict[str, Kept]
-"""What becomes of keys in a batch."""
+"""The state of each key after a batch."""
 
 
 def place(key: str) -> int:
-    """So few places that two of the first keys often have one."""
+    """Place a key. There are so few places that two of the first keys often share one."""
     number = int(key)
     return number % 5 - 2 if number < 40 else number
 
@@ -72,14 +72,14 @@ def names_of(keys: Keys, refs: Refs) -> list[str]:
     return [] if table is None else sorted(table["key"].to_pylist())
 
 
-def found(keys: Keys, names: Sequence[str]) -> dict[str, Kept]:
+def entries(keys: Keys, names: Sequence[str]) -> dict[str, Kept]:
     refs = keys.find(np.array([place(name) for name in names], np.int64), pa.array(names, pa.large_string()))
-    known = np.flatnonzero(refs.pieces >= 0)
-    table = keys.rows(Refs(refs.pieces[known], refs.rows[known]))
+    present = np.flatnonzero(refs.pieces >= 0)
+    table = keys.rows(Refs(refs.pieces[present], refs.rows[present]))
     if table is None:
         return {}
-    held = dict(zip([names[i] for i in known.tolist()], keys.form.entries(table), strict=True))
-    return {name: kept for name, kept in held.items() if kept}
+    states = dict(zip([names[i] for i in present.tolist()], keys.form.entries(table), strict=True))
+    return {name: state for name, state in states.items() if state}
 
 
 def check(keys: Keys) -> None:
@@ -89,11 +89,11 @@ def check(keys: Keys) -> None:
         table = piece.read()
         assert table["place"].to_pylist() == sorted(table["place"].to_pylist())
         assert table.num_rows == piece.rows
-        counts = [each for each in table.to_pylist() if each["key"] not in newer]
+        counts = [row for row in table.to_pylist() if row["key"] not in newer]
         for name in ("due", "wall", "hold"):
-            least = min((MAX if (time := each.get(name)) is None else time for each in counts), default=MAX)
+            least = min((MAX if (time := row.get(name)) is None else time for row in counts), default=MAX)
             assert getattr(piece.facts, name) == least, (number, name)
-        assert piece.facts.live == len([each for each in counts if not each["gone"]])
+        assert piece.facts.live == len([row for row in counts if not row["gone"]])
         newer.update(table["key"].to_pylist())
         live, rows = live + piece.facts.live, rows + piece.rows
         if number + 1 < len(keys.pieces):
@@ -113,14 +113,14 @@ steps = st.lists(
 
 
 def then(touched: Touch, due: Sequence[str], low: int, now: int) -> Touch:
-    """What is due has its turn: what it has by then is later."""
+    """Let each key that is due have its turn: its timers up to then are gone."""
     return {
         name: Kept(
-            kept.state,
-            {each: hold for each, hold in kept.timers.items() if each[0] > low},
-            {each: hold for each, hold in kept.wall_timers.items() if each[0] > now},
+            entry.state,
+            {timer: hold for timer, hold in entry.timers.items() if timer[0] > low},
+            {timer: hold for timer, hold in entry.wall_timers.items() if timer[0] > now},
         )
-        for name, kept in {**dict.fromkeys(due, Kept(b"fired")), **touched}.items()
+        for name, entry in {**dict.fromkeys(due, Kept(b"fired")), **touched}.items()
     }
 
 
@@ -130,18 +130,18 @@ def follow(disk: Disk, steps: list[tuple[Touch, int, int]], chance: Random) -> N
     for touched, step, tick in steps:
         low, now = low + step, now + tick
         keys = disk.read()
-        due = sorted(name for name, kept in oracle.items() if kept.due <= low or kept.wall <= now)
+        due = sorted(name for name, entry in oracle.items() if entry.due <= low or entry.wall <= now)
         assert names_of(keys, keys.due(low, now)) == due
         touched = then(touched, due, low, now)
         disk.run(touched, low, now, killed=chance.random() < 0.3)
-        oracle = {name: kept for name, kept in {**oracle, **touched}.items() if kept}
+        oracle = {name: entry for name, entry in {**oracle, **touched}.items() if entry}
         keys = disk.read()
         check(keys)
-        assert found(keys, [str(number) for number in range(31)]) == oracle
+        assert entries(keys, [str(number) for number in range(31)]) == oracle
         assert keys.count == len(oracle)
-        assert keys.least("due") == min((kept.due for kept in oracle.values() if kept.due != MAX), default=None)
-        assert keys.least("wall") == min((kept.wall for kept in oracle.values() if kept.wall != MAX), default=None)
-        holds = [kept.hold(1) for kept in oracle.values()]
+        assert keys.least("due") == min((entry.due for entry in oracle.values() if entry.due != MAX), default=None)
+        assert keys.least("wall") == min((entry.wall for entry in oracle.values() if entry.wall != MAX), default=None)
+        holds = [entry.hold(1) for entry in oracle.values()]
         assert keys.least("hold") == min((hold for hold in holds if hold != MAX), default=None)
     cut_anew(disk.read(), oracle, chance)
 
@@ -153,11 +153,11 @@ def cut_anew(keys: Keys, oracle: Touch, chance: Random) -> None:
     parts = [keys.within(*span) for span in spans]
     for part, (start, end) in zip(parts, spans, strict=True):
         check(part)
-        assert found(part, names) == {name: kept for name, kept in oracle.items() if start <= place(name) < end}
-    assert found(Keys.union(parts), names) == oracle
+        assert entries(part, names) == {name: entry for name, entry in oracle.items() if start <= place(name) < end}
+    assert entries(Keys.union(parts), names) == oracle
     row = FORM.table(np.array([99]), pa.array(["99"], pa.large_string()), [Kept(b"another")])
     beside = replace(keys, pieces=(Piece.of(row),))
-    assert found(Keys.union([beside, keys]), [*names, "99"]) == {**oracle, "99": Kept(b"another")}
+    assert entries(Keys.union([beside, keys]), [*names, "99"]) == {**oracle, "99": Kept(b"another")}
 
 
 @settings(max_examples=60)
@@ -175,12 +175,12 @@ def test_a_batch_writes_what_has_changed_and_links_the_rest(tmp_path: Path) -> N
     assert large.stat().st_size < 100 * 10_000
     for batch in range(1, 4):
         disk.run({str(number): Kept(b"y", {(5000, "a"): 5000}) for number in range(batch * 10, batch * 10 + 10)}, 0, 0)
-        assert [each.rows for each in disk.last.segments] == [10_000, *[[10], [20], [20, 10]][batch - 1]]
+        assert [segment.rows for segment in disk.last.segments] == [10_000, *[[10], [20], [20, 10]][batch - 1]]
         assert Path(disk.last.folder, disk.last.segments[0].name).stat().st_ino == inode
     keys = disk.read()
     assert (keys.count, keys.least("hold"), keys.least("due")) == (10_000, 0, 1000)
     disk.run({str(number): Kept() for number in range(6000)}, 0, 0)
-    assert [each.rows for each in disk.last.segments] == [4000], "most are gone, so they go from the disk as well"
+    assert [segment.rows for segment in disk.last.segments] == [4000], "most are gone, so they go from the disk as well"
     assert disk.read().least("hold") == 6000
     disk.run({str(number): Kept() for number in range(6000, 10_000)}, 0, 0)
     assert (disk.last.segments, disk.files()) == ((), [])

@@ -72,8 +72,8 @@ def test_a_strangers_open_transaction_hides_nothing(case: Case) -> None:
     case.send(*"abc")
     try:
         case.drain(case.lane(patience=3.0))
-    except Held as held:
-        assert "another program has a transaction open" in str(held)  # noqa: PT017
+    except Held as error:
+        assert "another program has a transaction open" in str(error)  # noqa: PT017
     finally:
         other.abort_transaction(60)
     case.bury_all()
@@ -84,12 +84,12 @@ def test_a_strangers_open_transaction_hides_nothing(case: Case) -> None:
 def test_an_input_made_anew_is_refused_and_adopted_loses_nothing(case: Case) -> None:
     case.send(*"abc")
     case.shut(case.drain(case.lane()))
-    with case.asking() as asked:
-        kept = asked.committed([TopicPartition(case.settings.input, 0)], 60)
+    with case.asking() as reader:
+        committed = reader.committed([TopicPartition(case.settings.input, 0)], 60)
         case.kafka.delete(case.settings.input)
         case.kafka.create(case.settings.input)
         # Kafka forgets the offsets of a topic that is deleted; these come back from a copy.
-        asked.commit(offsets=kept, asynchronous=False)
+        reader.commit(offsets=committed, asynchronous=False)
     case.sent.clear()
     case.send(*"defabcghi")
     with pytest.raises(Refused, match="was deleted and made anew: offset 3 is none of its own"):
@@ -117,8 +117,8 @@ def test_an_offset_of_another_life_is_refused(case: Case) -> None:
     case.kafka.create(output, 2)
     with pytest.raises(Refused, match="what was passed on is gone"):
         case.lane()
-    with case.asking() as asked:
-        asked.commit(offsets=[TopicPartition(source, 0, 0)], asynchronous=False)
+    with case.asking() as reader:
+        reader.commit(offsets=[TopicPartition(source, 0, 0)], asynchronous=False)
     with pytest.raises(Refused, match="Another program has set or reset the offsets"):
         case.lane()
 
@@ -128,7 +128,7 @@ def test_a_memory_that_is_lost_is_read_from_the_output(make: Make, window: str) 
     case = make(window)
     case.send(*"abcdefgh")
     lane = case.drain(case.lane(most=2))
-    remembered = {each: rank for each, rank in ids(lane).items() if rank >= lane.counts.floor}
+    remembered = {name: rank for name, rank in ids(lane).items() if rank >= lane.counts.floor}
     case.shut(lane)
     forget_memory(case)
     lane = case.lane()
@@ -189,7 +189,7 @@ def cut(case: Case, topic: str, before: int) -> None:
 
 
 def test_a_window_that_the_output_does_not_hold_is_refused_or_published(case: Case) -> None:
-    case.send(*"abcdef", times=[1_500_000_000_000 + each for each in range(6)])
+    case.send(*"abcdef", times=[1_500_000_000_000 + number for number in range(6)])
     case.shut(case.drain(case.lane()))
     cut(case, case.settings.output, case.kafka_offset("d"))
     case.drain(case.lane())  # the memory is there: nothing is missing
@@ -221,7 +221,7 @@ def test_messages_that_retention_removed_unread_are_refused_and_adopted(case: Ca
 def test_a_message_without_an_id_goes_to_the_side_if_the_user_chose(make: Make) -> None:
     case = make(topics=["unreadable"], id="json:id")
     values = [{"id": "a"}, {"id": None}, {"id": 7}, {"id": 7}, {"id": 1.5}, {}, [], {"id": "a"}]
-    case.put(*(Row(json.dumps(each).encode()) for each in values), Row(b"{"), Row(b""))
+    case.put(*(Row(json.dumps(value).encode()) for value in values), Row(b"{"), Row(b""))
     lane = case.drain(case.lane())
     assert [json.loads(row.value) for row in case.rows()] == [{"id": "a"}, {"id": 7}]
     assert len(case.rows(case.settings.unreadable or "")) == 6
@@ -240,8 +240,8 @@ def test_an_id_in_a_wrong_partition_stops_the_partition_and_names_the_partitione
         case.drain(lane)
 
 
-def watermark(make: Make, **told: Any) -> Case:
-    return make("watermark:orders", event_time="timestamp", topics=["undecidable"], **told)
+def watermark(make: Make, **options: Any) -> Case:
+    return make("watermark:orders", event_time="timestamp", topics=["undecidable"], **options)
 
 
 def test_an_id_is_forgotten_at_the_watermark_and_what_comes_later_is_undecidable(make: Make) -> None:
@@ -325,9 +325,9 @@ def test_a_message_that_is_stamped_below_the_floor_is_not_passed_on_as_new(make:
     case = make("1h")
     pins, floor = case.pins(), int(time.time() * 1000) + 365 * 24 * 3_600_000
     mark = Mark(pins.input.id, pins.output.id, 1, case.settings.rule, floor, 0)
-    with case.asking() as asked:
+    with case.asking() as reader:
         offset = TopicPartition(case.settings.input, 0, 0, mark.text())
-        asked.commit(offsets=[offset], asynchronous=False)
+        reader.commit(offsets=[offset], asynchronous=False)
     case.send("a", "a")
     with pytest.raises(Refused, match=r"at offset 0 stops the partition: the broker has stamped it .* further back"):
         case.drain(case.lane())
@@ -336,18 +336,18 @@ def test_a_message_that_is_stamped_below_the_floor_is_not_passed_on_as_new(make:
 
 def stamp_by_broker(case: Case) -> None:
     """The operator does what the refusal says; what is in the topic keeps the times of its senders."""
-    told = ConfigEntry("message.timestamp.type", "LogAppendTime", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, case.settings.input, incremental_configs=[told])
+    entry = ConfigEntry("message.timestamp.type", "LogAppendTime", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, case.settings.input, incremental_configs=[entry])
     case.kafka.admin.incremental_alter_configs([resource])[resource].result(60)
 
-    def known() -> bool:
+    def stamped() -> bool:
         try:
             case.pins()
         except Refused:
             return False
         return True
 
-    eventually(known, "the broker says so")
+    eventually(stamped, "the broker says so")
 
 
 def test_a_window_by_time_takes_the_brokers_times_alone(make: Make) -> None:
@@ -365,9 +365,9 @@ def test_the_first_start_is_committed_before_anything_is_read(case: Case) -> Non
     lane = case.lane()
     lane.step()
     case.shut(lane)
-    with case.asking() as asked:
-        (found,) = asked.committed([TopicPartition(case.settings.input, 0)], 60)
-    assert found.offset == 0
+    with case.asking() as reader:
+        (committed,) = reader.committed([TopicPartition(case.settings.input, 0)], 60)
+    assert committed.offset == 0
     cut(case, case.settings.output, -1)
     case.send(*"aba")
     case.drain(case.lane())

@@ -36,7 +36,7 @@ OUT = Outputs(
 
 
 class Once(Rows):
-    """What :class:`Rows` does with the first record of each id."""
+    """Does as :class:`Rows` does, with the first record of each id alone."""
 
     inputs: ClassVar[Sequence[Input]] = [Input("source", key="key", event_time="t", id="id", once=True)]
 
@@ -44,15 +44,15 @@ class Once(Rows):
 def history(seed: int) -> list[tuple[list[Row], int, list[Row], int, int]]:
     """Batches: the rows, W, those that have a turn, how many are copies, and of how many nobody can say."""
     chance = Random(seed)
-    made: list[Row] = []
+    records: list[Row] = []
     done: set[int] = set()
-    found = []
+    batches = []
     low = floor = 0
     for _ in range(15):
         for _ in range(chance.randrange(6)):
             do: list[Action] = [("set", "loud", chance.randrange(12), None)] if chance.random() < 0.7 else []
-            made.append((chance.choice("abc"), max(0, low + chance.randrange(-15, 30)), len(made), do))
-        rows = [chance.choice(made) for _ in range(chance.randrange(8))] if made else []
+            records.append((chance.choice("abc"), max(0, low + chance.randrange(-15, 30)), len(records), do))
+        rows = [chance.choice(records) for _ in range(chance.randrange(8))] if records else []
         floor = max(floor, low)
         undecidable = [row for row in rows if row[1] < floor]
         turns = []
@@ -60,9 +60,9 @@ def history(seed: int) -> list[tuple[list[Row], int, list[Row], int, int]]:
             if row[1] >= floor and row[2] not in done:
                 done.add(row[2])
                 turns.append(row)
-        found.append((rows, low, turns, len(rows) - len(undecidable) - len(turns), len(undecidable)))
+        batches.append((rows, low, turns, len(rows) - len(undecidable) - len(turns), len(undecidable)))
         low += chance.randrange(12)
-    return found
+    return batches
 
 
 def check(folder: Path, seed: int) -> None:
@@ -72,8 +72,8 @@ def check(folder: Path, seed: int) -> None:
     chance = Random(seed)
     for rows, low, turns, copies, undecidable in history(seed):
         produced = disk.run(table(rows), low, killed=chance.random() < 0.4)
-        aside = [each for each in produced if each[OUTPUT] == UNDECIDABLE]
-        assert [each for each in produced if each[OUTPUT] != UNDECIDABLE] == plain.run(table(turns), low)
+        aside = [row for row in produced if row[OUTPUT] == UNDECIDABLE]
+        assert [row for row in produced if row[OUTPUT] != UNDECIDABLE] == plain.run(table(turns), low)
         assert (disk.logs(), disk.hold, disk.due) == (plain.logs(), plain.hold, plain.due)
         noted: Any = SimpleNamespace(noted=[disk.last.facts])
         counts = copies_of(noted)
@@ -90,7 +90,7 @@ def test_records_in_time_that_are_read_together_with_a_newer_low_watermark_have_
     disk = Range(tmp_path, Once(), OUT)
     assert disk.run(table([("a", 5, 1, []), ("a", 5, 1, [])]), 10, promised=5) == []
     assert disk.logs() == {"a": ["record 1 5"]}
-    assert [each[OUTPUT] for each in disk.run(table([("a", 5, 1, [])]), 10, promised=10)] == [UNDECIDABLE]
+    assert [row[OUTPUT] for row in disk.run(table([("a", 5, 1, [])]), 10, promised=10)] == [UNDECIDABLE]
     assert disk.logs() == {"a": ["record 1 5"]}
 
 
@@ -108,10 +108,10 @@ def test_ids_are_known_in_whatever_ranges_their_keys_are(tmp_path: Path) -> None
         written = write_segments(after, parents[0].segments, str(folder), "0")
         return Segments(str(folder), written, tuple(after.facts)), [] if emitted is None else emitted.to_pylist()
 
-    places = {each[0]: place for each, place in zip(first, table(first)["lowwater_place"].to_pylist(), strict=True)}
+    places = {record[0]: place for record, place in zip(first, table(first)["lowwater_place"].to_pylist(), strict=True)}
     parts = []
     for span in (low, high):
-        mine = [each for each in first if span[0] <= places[each[0]] < span[1]]
+        mine = [record for record in first if span[0] <= places[record[0]] < span[1]]
         part, out = run([Parent(whole.last, span)], [*mine, (mine[0][0], 8, 9, [])], 5, f"part{span[0]}")
         assert out == []
         noted: Any = SimpleNamespace(noted=[part.facts])
@@ -136,14 +136,14 @@ class Named(Once):
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("computation", "text"),
     [
         (NoId(), "they are known by their ids: declare id="),
         (Slack(), "slack of the input source of script is .* with once=True"),
         (Named(), "call yours otherwise"),
     ],
 )
-def test_what_is_declared_is_looked_at(made: Computation, said: str) -> None:
+def test_what_is_declared_is_looked_at(computation: Computation, text: str) -> None:
     frame: Any = None
-    with pytest.raises(ValueError, match=said):
-        start(made, frame, None, checkpoint="nowhere")
+    with pytest.raises(ValueError, match=text):
+        start(computation, frame, None, checkpoint="nowhere")

@@ -50,7 +50,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def stood(lw: lowwater.Client) -> None:
-    """It came to nine o'clock, and has stopped."""
+    """Leave a computation that came to nine o'clock and has stopped."""
     upstream = Upstream(lw, "a")
     upstream.at(9)
     upstream.lease.release()
@@ -59,16 +59,16 @@ def stood(lw: lowwater.Client) -> None:
 def test_one_that_is_read_is_not_removed(root: Path, lw: lowwater.Client) -> None:
     two = Input(["web", "phone"], key="q", event_time="start", alias="clicks")
     sources = {**SOURCE, "web+phone": Folder(ROWS, "clicks")}
-    made = Pipeline(
+    pipeline = Pipeline(
         "p", [named("a", reads("in")), named("b", reads("a")), named("c", two, reads("a"))], sources=sources
     )
     with pytest.raises(Refused, match="b, c of the pipeline p reads a: remove that first, or take a out of its inputs"):
-        check_unread(made, "a")
+        check_unread(pipeline, "a")
     with pytest.raises(Refused, match="c of the pipeline p reads phone"):
-        check_unread(made, "phone")
-    check_unread(made, "b")
+        check_unread(pipeline, "phone")
+    check_unread(pipeline, "b")
     with pytest.raises(Refused, match="a of the pipeline p reads in"):
-        check_unread(made, "in")
+        check_unread(pipeline, "in")
     Upstream(lw, "a").lease.finish()
     lw.register("b", inputs=["a"])
     with pytest.raises(Refused, match="b reads a, as the authority knows it: remove that first"):
@@ -80,10 +80,10 @@ def test_one_that_is_read_is_not_removed(root: Path, lw: lowwater.Client) -> Non
 def test_one_that_runs_is_not_removed(root: Path, lw: lowwater.Client) -> None:
     stood(lw)
     marks = [mark_running(root, "a"), mark_running(root, "a")]
-    for each in marks:
+    for running in marks:
         with pytest.raises(Refused, match="a runs: stop its process first, by Ctrl-C or SIGTERM"):
             remove(root, "a", lw, discard=True)
-        each.close()
+        running.close()
     assert remove(root, "a", lw, discard=True).startswith("a is removed")
 
 
@@ -137,18 +137,18 @@ def test_it_is_drained_before_it_is_stopped(root: Path, lw: lowwater.Client) -> 
     process = Process(root)
     process.build(7, TIMERS, UNSENT)
     process.commit(7)
-    said: list[str] = []
+    lines: list[str] = []
 
     def tell(line: str) -> None:
-        said.append(line)
-        if len(said) == 1:
+        lines.append(line)
+        if len(lines) == 1:
             process.build(8, RangeEntry())
             process.commit(8)
         else:
             process.mark.close()
 
     drain(root, "a", within=60, tell=tell, every=0)
-    assert said == [
+    assert lines == [
         "a has left: timers, or records that wait, in 1 key ranges, the first due at the low watermark 2013-01-09T10:00:00Z, 3 productions that no broker has acknowledged",
         "a has left: nothing. Stop its process now, by Ctrl-C or SIGTERM",
     ]
@@ -180,16 +180,16 @@ def test_what_an_interrupted_batch_read_is_not_drained(root: Path, lw: lowwater.
 
 
 def test_a_drain_gives_up_with_what_is_left(root: Path) -> None:
-    process, said = Process(root), list[str]()
+    process, lines = Process(root), list[str]()
     process.build(7, UNSENT)
     process.commit(7)
     with pytest.raises(Refused, match=r"a still runs after 0 seconds\. a has left: 3 productions .* --within"):
-        drain(root, "a", within=0, tell=said.append)
+        drain(root, "a", within=0, tell=lines.append)
     process.commit(8)  # what was looked at is removed meanwhile
     with pytest.raises(Refused, match="a still runs after 0 seconds"):
-        drain(root, "a", within=0, tell=said.append)
+        drain(root, "a", within=0, tell=lines.append)
     process.mark.close()
-    assert len(said) == 1
+    assert len(lines) == 1
     with pytest.raises(Refused, match="there is no b in"):
         drain(root, "b", within=0, tell=print)
 
@@ -212,12 +212,12 @@ def test_the_command_removes(
     module: str, root: Path, authority: Serving, lw: lowwater.Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stood(lw)
-    told = ["remove", module, "a", "--root", str(root), "--address", authority.address]
-    assert main(told) == 2
+    arguments = ["remove", module, "a", "--root", str(root), "--address", authority.address]
+    assert main(arguments) == 2
     assert "a is not finished" in capsys.readouterr().err
-    assert main([*told, "--discard"]) == 0
+    assert main([*arguments, "--discard"]) == 0
     assert capsys.readouterr().out.startswith("a is removed, its checkpoint is ")
-    assert main(["remove", module, "in", *told[3:]]) == 2
+    assert main(["remove", module, "in", *arguments[3:]]) == 2
     assert "a of the pipeline p reads in" in capsys.readouterr().err
 
 
@@ -243,7 +243,7 @@ def test_what_would_be_lost_is_lost_only_when_that_is_said(root: Path, lw: lowwa
     aside = root / "removed/a.1"
     assert remove(root, "a", lw, discard=True) == f"a is removed, its checkpoint is {aside} now. Its outputs stay"
     assert lw.get("a")["a"].dropped
-    assert [each.name for each in aside.iterdir()] == ["begun"]
+    assert [path.name for path in aside.iterdir()] == ["begun"]
     with pytest.raises(Refused, match=r"there is no a in .*: .*/checkpoints/a is not there. Is --root that of"):
         remove(root, "a", lw, discard=True)
 

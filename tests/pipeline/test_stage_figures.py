@@ -24,8 +24,8 @@ def batch(number: int, digest: str = "a") -> Batch:
 
 
 def exported(registry: CollectorRegistry, computation: str = "unique") -> list[int]:
-    found = [sample for family in registry.collect() for sample in family.samples]
-    return [int(each.value) for each in found if each.labels["computation"] == computation]
+    samples = [sample for family in registry.collect() for sample in family.samples]
+    return [int(sample.value) for sample in samples if sample.labels["computation"] == computation]
 
 
 def test_each_batch_counts_once_in_sums_and_the_last_one_in_gauges() -> None:

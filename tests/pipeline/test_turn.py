@@ -20,7 +20,7 @@ from tests.kit.times import MAX, MIN
 LOG = Codec[list[str]](list[str])
 
 Action = tuple[str, str, int, int | None]
-"""What to do, a tag, by how much later than the record or the timer, and a hold or a timestamp, as much later."""
+"""An action, a tag, how much later than the record or the timer it is, and a hold or a timestamp, as much later."""
 
 TAGS: dict[str, list[Action]] = {
     "quiet": [],
@@ -30,7 +30,7 @@ TAGS: dict[str, list[Action]] = {
     "rings": [("wall", "loud", 2, None)],
     "clears": [("clear", "loud", 2, None), ("set", "quiet", 1, 1)],
 }
-"""What a timer does."""
+"""The actions of a timer, by its tag."""
 
 
 class Script(Computation):
@@ -82,16 +82,16 @@ class Oracle:
     timers: dict[str, list[tuple[int, str, int]]] = field(default_factory=lambda: {"set": [], "wall": []})
 
     def turn(self, records: Sequence[Record], low: int, now: int) -> None:
-        left = sorted(records, key=lambda each: (each.timestamp, each.id))
+        waiting = sorted(records, key=lambda record: (record.timestamp, record.id))
         while True:
-            due = sorted(each for each in self.timers["set"] if each[0] <= low)
-            if left:
-                due = [each for each in due if each[0] <= left[0].timestamp]
-            rings = sorted(each for each in self.timers["wall"] if each[0] <= now)
+            due = sorted(timer for timer in self.timers["set"] if timer[0] <= low)
+            if waiting:
+                due = [timer for timer in due if timer[0] <= waiting[0].timestamp]
+            rings = sorted(timer for timer in self.timers["wall"] if timer[0] <= now)
             if due:
                 self.fire("set", due[0])
-            elif left:
-                record = left.pop(0)
+            elif waiting:
+                record = waiting.pop(0)
                 self.log.append(f"record {record.id} {record.timestamp}")
                 start = record.timestamp // self.length * self.length
                 self.act(record["do"], record.timestamp, start, record.timestamp)
@@ -110,33 +110,33 @@ class Oracle:
         for what, tag, later, other in actions:
             least = min([bound, *(hold for timers in self.timers.values() for _, _, hold in timers)])
             if what == "produce":
-                given = stamp if other is None else at + other
-                if given < least:
+                moment = stamp if other is None else at + other
+                if moment < least:
                     self.log.append("refused produce")
                 else:
-                    self.out.append(given)
+                    self.out.append(moment)
             elif what in ("clear", "unring"):
                 kind = "set" if what == "clear" else "wall"
-                self.timers[kind] = [each for each in self.timers[kind] if each[:2] != (at + later, tag)]
+                self.timers[kind] = [timer for timer in self.timers[kind] if timer[:2] != (at + later, tag)]
             else:
                 default = max(at + later, bound) if what == "set" and self.length == 1 else bound
                 hold = default if other is None else at + other
                 if hold < least:
                     self.log.append(f"refused {what}")
                     continue
-                same = [each for each in self.timers[what] if each[:2] == (at + later, tag)]
-                others = [each for each in self.timers[what] if each not in same]
+                same = [timer for timer in self.timers[what] if timer[:2] == (at + later, tag)]
+                others = [timer for timer in self.timers[what] if timer not in same]
                 self.timers[what] = [*others, min([*same, (at + later, tag, hold)])]
 
 
-def take(turns: Turns, kept: Kept, records: Sequence[Record]) -> tuple[Kept, list[int]]:
+def take(turns: Turns, entry: Kept, records: Sequence[Record]) -> tuple[Kept, list[int]]:
     before = len(turns.productions)
-    kept = turns.take("k", kept, records)
-    return kept, [timestamp for _, _, timestamp in turns.productions[before:]]
+    entry = turns.take("k", entry, records)
+    return entry, [timestamp for _, _, timestamp in turns.productions[before:]]
 
 
-def log(kept: Kept) -> list[str]:
-    return [] if kept.state is None else LOG.decode(kept.state)
+def log(entry: Kept) -> list[str]:
+    return [] if entry.state is None else LOG.decode(entry.state)
 
 
 def record(timestamp: int, identity: int, *actions: Action) -> Record:
@@ -163,7 +163,7 @@ batches = st.lists(
 def test_a_key_meets_records_and_timers_in_the_order_of_the_oracle(
     batches: list[tuple[list[tuple[int, list[Action]]], int, int]], length: int, finished: bool
 ) -> None:
-    oracle, kept = Oracle(length), Kept()
+    oracle, entry = Oracle(length), Kept()
     low, now, number = MIN, 0, 0
     for i, (rows, step, tick) in enumerate(batches):
         low = MAX if finished and i == len(batches) - 1 else max(low, 0) + step if i else MIN
@@ -172,16 +172,16 @@ def test_a_key_meets_records_and_timers_in_the_order_of_the_oracle(
         number += len(records)
         oracle.turn(records, low, now)
         turns = Turns(Script(length), OUTPUTS, low, now)
-        kept, out = take(turns, kept, records[::-1])
-        assert log(kept) == oracle.log
+        entry, out = take(turns, entry, records[::-1])
+        assert log(entry) == oracle.log
         assert out == oracle.out
         oracle.out.clear()
-        assert sorted((*each, hold) for each, hold in kept.timers.items()) == sorted(oracle.timers["set"])
-        assert sorted((*each, hold) for each, hold in kept.wall_timers.items()) == sorted(oracle.timers["wall"])
+        assert sorted((*timer, hold) for timer, hold in entry.timers.items()) == sorted(oracle.timers["set"])
+        assert sorted((*timer, hold) for timer, hold in entry.wall_timers.items()) == sorted(oracle.timers["wall"])
         held = [hold for timers in oracle.timers.values() for _, _, hold in timers]
-        assert kept.hold(length) == min(held, default=MAX)
-        assert kept.due == min((at for at, _, _ in oracle.timers["set"]), default=MAX)
-        assert kept.wall == min((at for at, _, _ in oracle.timers["wall"]), default=MAX)
+        assert entry.hold(length) == min(held, default=MAX)
+        assert entry.due == min((at for at, _, _ in oracle.timers["set"]), default=MAX)
+        assert entry.wall == min((at for at, _, _ in oracle.timers["wall"]), default=MAX)
 
 
 @given(
@@ -189,26 +189,26 @@ def test_a_key_meets_records_and_timers_in_the_order_of_the_oracle(
     st.lists(st.integers(0, 12), max_size=5),
     st.randoms(use_true_random=False),
 )
-def test_in_order_batches_do_not_matter(given: list[tuple[int, list[Action]]], cuts: list[int], chance: Any) -> None:
-    given = [(t, [each for each in actions if each[0] not in ("wall", "unring")]) for t, actions in given]
+def test_in_order_batches_do_not_matter(steps: list[tuple[int, list[Action]]], cuts: list[int], chance: Any) -> None:
+    steps = [(t, [action for action in actions if action[0] not in ("wall", "unring")]) for t, actions in steps]
     # A clock that the hooks can see tells batches apart.
-    given = [(t, [each for each in actions if each[1] != "rings"]) for t, actions in given]
-    records = [record(timestamp, number, *actions) for number, (timestamp, actions) in enumerate(given)]
+    steps = [(t, [action for action in actions if action[1] != "rings"]) for t, actions in steps]
+    records = [record(timestamp, number, *actions) for number, (timestamp, actions) in enumerate(steps)]
     whole, expected = take(Turns(Script(5, in_order=True), OUTPUTS, MAX), Kept(), records)
-    kept, out, left = Kept(), list[int](), list(records)
-    chance.shuffle(left)
+    entry, out, rest = Kept(), list[int](), list(records)
+    chance.shuffle(rest)
     for cut in cuts:
-        now, left = left[:cut], left[cut:]
-        low = min((each.timestamp for each in left), default=MAX)
-        kept, more = take(Turns(Script(5, in_order=True), OUTPUTS, low), kept, now)
-        waiting = [each.timestamp for each in kept.waiting]
-        assert all(each >= low for each in waiting)
-        assert kept.hold(5) == min([*(floor(each, 5) for each in waiting), *kept.timers.values()], default=MAX)
-        assert kept.due == min([*(each + 1 for each in waiting), *(at for at, _ in kept.timers)], default=MAX)
+        now, rest = rest[:cut], rest[cut:]
+        low = min((record.timestamp for record in rest), default=MAX)
+        entry, more = take(Turns(Script(5, in_order=True), OUTPUTS, low), entry, now)
+        waiting = [record.timestamp for record in entry.waiting]
+        assert all(time >= low for time in waiting)
+        assert entry.hold(5) == min([*(floor(time, 5) for time in waiting), *entry.timers.values()], default=MAX)
+        assert entry.due == min([*(time + 1 for time in waiting), *(at for at, _ in entry.timers)], default=MAX)
         out += more
-    kept, more = take(Turns(Script(5, in_order=True), OUTPUTS, MAX), kept, left)
-    assert (log(kept), out + more) == (log(whole), expected)
-    records_seen = [int(line.split()[2]) for line in log(kept) if line.startswith("record")]
+    entry, more = take(Turns(Script(5, in_order=True), OUTPUTS, MAX), entry, rest)
+    assert (log(entry), out + more) == (log(whole), expected)
+    records_seen = [int(line.split()[2]) for line in log(entry) if line.startswith("record")]
     assert all(a <= b for a, b in pairwise(records_seen))
 
 
@@ -234,10 +234,10 @@ class Once(Computation):
         self.on_timer(ctx)
 
 
-def once(computation: Computation, low: int = 100, kept: Kept | None = None, now: int = 0, most: int = 1000) -> Turns:
+def once(computation: Computation, low: int = 100, entry: Kept | None = None, now: int = 0, most: int = 1000) -> Turns:
     outputs = {"out": frozenset("ab"), "other": frozenset("a"), "times": frozenset({"a", "start"})}
     turns = Turns(computation, outputs, low, now, most)
-    turns.take("k", kept or Kept(), [Record(25)] if kept is None else [])
+    turns.take("k", entry or Kept(), [Record(25)] if entry is None else [])
     return turns
 
 
@@ -245,7 +245,7 @@ ROW = {"a": 1, "b": None}
 
 
 @pytest.mark.parametrize(
-    ("does", "error", "said"),
+    ("does", "error", "text"),
     [
         (lambda ctx: ctx.produce("aut", ROW), ValueError, "once has no output 'aut'; it declares out, other, times"),
         (lambda ctx: ctx.produce("out", {"a": 1, "c": 2}), ValueError, "b is missing, c is not declared"),
@@ -258,8 +258,8 @@ ROW = {"a": 1, "b": None}
     ],
     ids=["output", "columns", "row", "timestamp", "at", "end", "tag", "state"],
 )
-def test_a_wrong_hook_is_told_with_the_fix(does: Callable[[Context], None], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_a_wrong_hook_is_told_with_the_fix(does: Callable[[Context], None], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
         once(Once(does))
 
 
@@ -271,8 +271,8 @@ def test_a_timer_that_sets_itself_anew_for_ever_ends_with_a_reason() -> None:
     every = Every(lambda ctx: ctx.set_timer("t", 30))
     once(every, low=9000)
     turns = Turns(every, {"out": frozenset("ab")}, MAX, most=1000)
-    said = r"once, key 'k': timers .* fired 1,000 times in one batch, the last one 't' at .*\. The inputs are finished, .* only while not ctx\.finished"
-    with pytest.raises(ValueError, match=said):
+    text = r"once, key 'k': timers .* fired 1,000 times in one batch, the last one 't' at .*\. The inputs are finished, .* only while not ctx\.finished"
+    with pytest.raises(ValueError, match=text):
         turns.take("k", Kept(), [Record(25)])
 
 
@@ -294,12 +294,12 @@ MOMENT = datetime(1970, 1, 1, tzinfo=UTC)
     ],
 )
 def test_a_row_has_the_timestamp_of_its_event_times(does: Callable[[Context], None], length: int, stamp: int) -> None:
-    [(_, _, found)] = once(Once(does, length=length)).productions
-    assert found == stamp
+    [(_, _, timestamp)] = once(Once(does, length=length)).productions
+    assert timestamp == stamp
 
 
 @pytest.mark.parametrize(
-    ("does", "error", "said"),
+    ("does", "error", "text"),
     [
         (produces(24), ValueError, "gives times a row of timestamp .*000024Z, below .*000025Z"),
         (
@@ -313,8 +313,8 @@ def test_a_row_has_the_timestamp_of_its_event_times(does: Callable[[Context], No
         (produces(MAX), ValueError, "times are above MIN and below MAX"),
     ],
 )
-def test_a_row_below_reports_is_refused(does: Callable[[Context], None], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_a_row_below_reports_is_refused(does: Callable[[Context], None], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
         once(Once(does))
 
 
@@ -338,12 +338,12 @@ def test_names_are_compared_as_spark_does() -> None:
 
 
 def test_a_timer_at_the_end_fires_when_the_inputs_are_finished() -> None:
-    told = []
-    ends = Once(lambda ctx: ctx.set_timer("t", END), lambda ctx: told.append(ctx.finished))
-    kept = Turns(ends, {}, END - 1).take("k", Kept(), [Record(25)])
-    assert kept.due == END
-    assert not Turns(ends, {}, MAX).take("k", kept, [])
-    assert told == [True]
+    finished = []
+    ends = Once(lambda ctx: ctx.set_timer("t", END), lambda ctx: finished.append(ctx.finished))
+    entry = Turns(ends, {}, END - 1).take("k", Kept(), [Record(25)])
+    assert entry.due == END
+    assert not Turns(ends, {}, MAX).take("k", entry, [])
+    assert finished == [True]
 
 
 @pytest.mark.parametrize("kind", ["set_wall_timer", "both"])
@@ -361,8 +361,8 @@ def test_a_state_as_it_began_and_no_timer_leave_nothing() -> None:
     script = Script()
     turns = Turns(script, OUTPUTS, MIN)
     assert not turns.take("k", Kept(), [])
-    kept = Kept(b'["a"]', {(5, "quiet"): 5})
-    assert turns.take("k", kept, []) == kept
+    entry = Kept(b'["a"]', {(5, "quiet"): 5})
+    assert turns.take("k", entry, []) == entry
 
     class Forgets(Script):
         def process_record(self, ctx: Context, record: Record) -> None:

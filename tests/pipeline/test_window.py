@@ -1,4 +1,4 @@
-"""What becomes of messages, against an oracle that remembers everything; and what a memory and a mark keep of it."""
+"""A window's verdicts, against an oracle that remembers everything; and what a memory and a mark keep of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Naive:
         self.passed: list[tuple[bytes, int]] = []
         self.floor = NO_FLOOR
 
-    def take(self, each: bytes, stamp: int) -> Verdict:
+    def take(self, name: bytes, stamp: int) -> Verdict:
         kind, size = self.window.kind, self.window.size
         if kind is WindowKind.COUNT:
             remembered = {one for one, _ in self.passed[-size:]}
@@ -41,9 +41,9 @@ class Naive:
             if stamp < self.floor:
                 return Verdict.UNDECIDABLE
             remembered = {one for one, rank in self.passed if rank >= self.floor}
-        if each in remembered:
+        if name in remembered:
             return Verdict.DUPLICATE
-        self.passed.append((each, stamp))
+        self.passed.append((name, stamp))
         return Verdict.ADMITTED
 
 
@@ -58,23 +58,23 @@ def test_a_memory_decides_as_one_that_forgets_nothing_by_itself(
     with TemporaryDirectory() as folder:
         memory = Memory(Path(folder) / "memory")
         for number, (batch, raise_by, place) in enumerate(history):
-            ids, stamps = [b"%d" % each for each, _ in batch], [stamp for _, stamp in batch]
+            ids, stamps = [b"%d" % name for name, _ in batch], [stamp for _, stamp in batch]
             raised = None
             if window.kind is WindowKind.WATERMARK:
                 raised_to = max(raised_to, raise_by)
                 raised = min(place, len(batch)), raised_to
             expected = []
-            for at, (each, stamp) in enumerate(zip(ids, stamps, strict=True)):
+            for at, (name, stamp) in enumerate(zip(ids, stamps, strict=True)):
                 if raised is not None and at == raised[0]:
                     naive.floor = max(naive.floor, raised[1])
-                expected.append(naive.take(each, stamp))
+                expected.append(naive.take(name, stamp))
             if raised is not None and raised[0] == len(batch):
                 naive.floor = max(naive.floor, raised[1])
-            known = memory.known(ids)
-            found = decide(window, ids, stamps, known, floor, following, raised)
-            assert found.verdicts == expected
-            floor, following = found.floor, found.next
-            memory.write(found.fresh, known, floor, Standing("o", "r", number, following, 0))
+            remembered = memory.known(ids)
+            decision = decide(window, ids, stamps, remembered, floor, following, raised)
+            assert decision.verdicts == expected
+            floor, following = decision.floor, decision.next
+            memory.write(decision.fresh, remembered, floor, Standing("o", "r", number, following, 0))
             memory.check()
             if number in reopens:
                 memory.close()
@@ -94,7 +94,7 @@ def test_from_where_a_mark_says_the_output_has_all_ids(transactions: list[tuple[
     floor, ordinal, offset = NO_FLOOR, 0, base
     for count, greatest, rises in transactions:
         chunks = trail(chunks, Chunk(offset, ordinal, greatest), floor)
-        rows += [(offset + each, greatest) for each in range(count)]
+        rows += [(offset + index, greatest) for index in range(count)]
         ordinal += count
         offset += count + 1
         floor = max(floor, rises)

@@ -30,38 +30,38 @@ class Running:
         [[self.output, declared]] = computation.outputs.items()
         assert isinstance(declared, Output)
         self._columns = {self.output: frozenset(field.split()[0] for field in declared.schema.split(", "))}
-        self._kept: defaultdict[str, Kept] = defaultdict(Kept)
+        self._entries: defaultdict[str, Kept] = defaultdict(Kept)
 
     def batch(self, rows: Iterable[Row], low: int) -> list[Row]:
         turns = Turns(self._computation, self._columns, low, 0)
         records: defaultdict[str, list[Record]] = defaultdict(list)
         for row in rows:
             records[row["origin"]].append(Record(row[self._event_time], self._id and row[self._id], row))
-        for key in self._kept.keys() | records.keys():
-            self._kept[key] = turns.take(key, self._kept[key], records[key])
+        for key in self._entries.keys() | records.keys():
+            self._entries[key] = turns.take(key, self._entries[key], records[key])
         return [dict(row) for _, row, _ in turns.productions]
 
     @property
     def hold(self) -> int:
         length = HOUR if self._computation.stamp else 1
-        return min((kept.hold(length) for kept in self._kept.values()), default=MAX)
+        return min((entry.hold(length) for entry in self._entries.values()), default=MAX)
 
 
 def departures(chance: Random) -> list[Departure]:
-    """Of two airports with dips, spikes and hours in which nobody leaves."""
-    found = list[Departure]()
+    """Departures of two airports with dips, spikes and hours in which nobody leaves."""
+    rows = list[Departure]()
     for origin in ("EWR", "JFK"):
         for hour in range(BEGIN, END, HOUR):
             usual = (0, 3, 12, 20)[hour // HOUR % 4]
             n = chance.choice((0, usual // 3, usual, usual, usual, usual, usual * 3))
-            found += [Departure(len(found) + each, origin, hour + chance.randrange(60) * MINUTE) for each in range(n)]
-    return found
+            rows += [Departure(len(rows) + i, origin, hour + chance.randrange(60) * MINUTE) for i in range(n)]
+    return rows
 
 
-def run(left: Sequence[Departure], chance: Random) -> tuple[list[Hour], list[Change]]:
+def run(rows: Sequence[Departure], chance: Random) -> tuple[list[Hour], list[Change]]:
     """Run all three over batches at random, each of which reads some of what the one before has written, up to the end."""
     counts, model, dips = Running(Counts(), "at", "id"), Running(Model(), "start"), Running(Dips(), "start")
-    waiting = [each._asdict() for each in left]
+    waiting = [flight._asdict() for flight in rows]
     chance.shuffle(waiting)
     between: list[list[Row]] = [[], []]
     hours, changes = list[Hour](), list[Change]()
@@ -86,13 +86,13 @@ def run(left: Sequence[Departure], chance: Random) -> tuple[list[Hour], list[Cha
 @given(st.integers(0, 2**32))
 def test_every_hour_and_every_change_is_the_batch_answer(seed: int) -> None:
     chance = Random(seed)
-    left = departures(chance)
-    hours, changes = run(left, chance)
-    wanted = answer.hours(left, END)
-    assert sorted(hours) == sorted(wanted)
-    assert sorted(changes) == sorted(answer.changes(wanted))
-    assert any(hour.verdict == "dip" and hour.n == 0 for hour in wanted), "no row tells of it, but a timer"
-    assert {hour.verdict for hour in wanted} == {"new", "quiet", "usual", "dip", "spike"}
+    flights = departures(chance)
+    hours, changes = run(flights, chance)
+    right = answer.hours(flights, END)
+    assert sorted(hours) == sorted(right)
+    assert sorted(changes) == sorted(answer.changes(right))
+    assert any(hour.verdict == "dip" and hour.n == 0 for hour in right), "no row tells of it, but a timer"
+    assert {hour.verdict for hour in right} == {"new", "quiet", "usual", "dip", "spike"}
 
 
 def test_the_watch_ends_with_the_feeds() -> None:

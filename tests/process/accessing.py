@@ -86,10 +86,10 @@ class Wire:
 Call = Callable[[Wire, tuple[tuple[str, str], ...], dict[str, Any], dict[str, Any]], errors.LowwaterError | None]
 
 
-def _unary(service: str, method: str, request: Callable[..., Any], **given: Callable[[dict[str, Any]], Any]) -> Call:
+def _unary(service: str, method: str, request: Callable[..., Any], **parts: Callable[[dict[str, Any]], Any]) -> Call:
     def call(wire: Wire, metadata: Any, fields: dict[str, Any], about: dict[str, Any]) -> None:
-        made = request(**{key: value(about) for key, value in given.items()} | fields)
-        getattr(getattr(wire.stubs, service), method)(made, metadata=metadata, timeout=PATIENCE)
+        message = request(**{key: value(about) for key, value in parts.items()} | fields)
+        getattr(getattr(wire.stubs, service), method)(message, metadata=metadata, timeout=PATIENCE)
 
     return call
 
@@ -107,7 +107,7 @@ _SENDER: Final = secrets.token_bytes(16)
 
 
 def messages(groups: Sequence[workers_pb2.GroupReport], **fields: Any) -> Iterator[workers_pb2.ReportRequest]:
-    """What a report stream sends: an open, and one report."""
+    """Return the messages of a report stream: an open, and one report."""
     opening = workers_pb2.ReportOpen(sender=_SENDER, stream=next(_streams), **fields)
     yield workers_pb2.ReportRequest(open=opening)
     yield workers_pb2.ReportRequest(report=workers_pb2.Report(number=1, groups=groups))
@@ -121,7 +121,7 @@ def _report(wire: Wire, metadata: Any, fields: dict[str, Any], about: dict[str, 
     call = wire.stubs.workers.Report(messages([group], **fields), metadata=metadata, timeout=PATIENCE)
     for response in call:
         if response.HasField("ack"):
-            return next((error_of(each.reason, each.message, {}) for each in response.ack.refused), None)
+            return next((error_of(part.reason, part.message, {}) for part in response.ack.refused), None)
     return None
 
 

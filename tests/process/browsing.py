@@ -1,4 +1,4 @@
-"""What looks at the status page's API in tests: plain HTTP, and a viewer of the event stream as a browser is one."""
+"""Tests look at the status page's API by plain HTTP, and by a viewer of the event stream as a browser is one."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Answer:
 
     @property
     def json(self) -> Json:
-        found: Json = json.loads(self.body)
-        return found
+        content: Json = json.loads(self.body)
+        return content
 
 
 def ask(
@@ -71,7 +71,7 @@ class Viewer:
     lows: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     """(incarnation, low) of each computation as they came, while it was a time."""
     ends: int = 0
-    """How often the stream has ended."""
+    """The number of times that the stream has ended."""
 
     def __enter__(self) -> Self:
         self._changed = threading.Condition()
@@ -97,8 +97,8 @@ class Viewer:
             assert self._changed.wait_for(lambda: condition(self), seconds), (self.ends, self.shown)
 
     def low(self, name: str) -> int | None:
-        found: int | None = self.shown[name]["low"]["micros"] if name in self.shown else None
-        return found
+        low: int | None = self.shown[name]["low"]["micros"] if name in self.shown else None
+        return low
 
     def _follow(self) -> None:
         place = urllib.parse.urlsplit(self.page)
@@ -131,15 +131,15 @@ class Viewer:
                 self._take(Event(kind, value, time.monotonic()))
 
     def _take(self, event: Event) -> None:
-        told = json.loads(event.data)
+        change = json.loads(event.data)
         with self._changed:
             self.events.append(event)
             if event.kind == "snapshot":
                 self.shown.clear()
-            for name in told.get("removed", ()):
+            for name in change.get("removed", ()):
                 self.shown.pop(name, None)
-            for each in told.get("computations", ()):
-                self.shown[each["name"]] = each
-                if each["low"]["state"] == "time":
-                    self.lows.setdefault(each["name"], []).append((each["incarnation"], each["low"]["micros"]))
+            for view in change.get("computations", ()):
+                self.shown[view["name"]] = view
+                if view["low"]["state"] == "time":
+                    self.lows.setdefault(view["name"], []).append((view["incarnation"], view["low"]["micros"]))
             self._changed.notify_all()

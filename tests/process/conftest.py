@@ -39,6 +39,6 @@ def lw(server: Serving) -> Iterator[lowwater.Client]:
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[RedisSubject]:
-    made = RedisSubject(tmp_path)
-    yield made
-    await made.close()
+    subject = RedisSubject(tmp_path)
+    yield subject
+    await subject.close()

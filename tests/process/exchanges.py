@@ -70,11 +70,11 @@ def _steps(block: str) -> Iterator[Step]:
     assert not parts[0].strip(), f"text before the first message: {parts[0]!r}"
     service = method = ""
     for line, text in zip(parts[1::2], parts[2::2], strict=True):
-        found = LINE.fullmatch(line)
-        assert found, f"not understood: {line}"
-        service, method = found["service"] or service, found["method"] or method
-        place, stream, code = found["place"] or "", found["stream"] or "", found["code"] or ""
-        yield Step(line, found["way"] == "->", service, method, stream, code, place, text)
+        match = LINE.fullmatch(line)
+        assert match, f"not understood: {line}"
+        service, method = match["service"] or service, match["method"] or method
+        place, stream, code = match["place"] or "", match["stream"] or "", match["code"] or ""
+        yield Step(line, match["way"] == "->", service, method, stream, code, place, text)
 
 
 @dataclass
@@ -156,14 +156,14 @@ class Replay:
             msg = f"{step.line}: {error}"
             raise AssertionError(msg) from error
 
-    def _compare(self, step: Step, told: Message, live: Message) -> None:
-        self._bind(told, live)
-        expected, found = self._translated(told), _told(live)
-        assert found == expected, f"{step.line}\n--- the page, translated:\n{expected}\n--- the authority:\n{found}"
+    def _compare(self, step: Step, expected_message: Message, live: Message) -> None:
+        self._bind(expected_message, live)
+        expected, actual = self._translated(expected_message), _stripped(live)
+        assert actual == expected, f"{step.line}\n--- the page, translated:\n{expected}\n--- the authority:\n{actual}"
 
-    def _bind(self, told: Message, live: Message) -> None:
+    def _bind(self, expected: Message, live: Message) -> None:
         """Learn what the deployment has for what the page has."""
-        for name, value in _fields(told):
+        for name, value in _fields(expected):
             other = dict(_fields(live)).get(name)
             if isinstance(value, Message):
                 self._bind(value, other if isinstance(other, Message) else value)
@@ -186,9 +186,9 @@ class Replay:
             if isinstance(value, Message):
                 self._translate(value)
             elif isinstance(value, list):
-                for each in value:
-                    if isinstance(each, Message):
-                        self._translate(each)
+                for item in value:
+                    if isinstance(item, Message):
+                        self._translate(item)
             elif name == "metadata":
                 for key, text in list(value.items()):  # an assignment to a map ends the iteration over it, now and then
                     value[key] = str(self._live.get((key, int(text) if text.isdecimal() else text), text))
@@ -202,7 +202,7 @@ def _fields(message: Any) -> Iterator[tuple[str, Any]]:
         yield descriptor.name, list(value) if repeated else value
 
 
-def _told(message: Message) -> Message:
+def _stripped(message: Message) -> Message:
     copy: Any = type(message)()
     copy.CopyFrom(message)
     _leave_out(copy)
@@ -216,9 +216,9 @@ def _leave_out(message: Any) -> None:
         elif isinstance(value, Message):
             _leave_out(value)
         elif isinstance(value, list):
-            for each in value:
-                if isinstance(each, Message):
-                    _leave_out(each)
+            for item in value:
+                if isinstance(item, Message):
+                    _leave_out(item)
         elif name == "metadata":
             for key in UNTOLD & value.keys():
                 del value[key]

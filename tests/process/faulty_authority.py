@@ -55,7 +55,7 @@ def takes_gaps() -> Fault:
 def no_fencing() -> Fault:
     """Whoever reports is taken for the newest owner."""
     newest: dict[str, int] = {}
-    asked: list[str] = [""]
+    claimed: list[str] = [""]
 
     def trusted(message: Any) -> None:
         for group in message.report.groups:
@@ -65,8 +65,8 @@ def no_fencing() -> Fault:
 
     return Fault(
         {
-            "ClaimRequest": lambda message: asked.__setitem__(0, message.computation),
-            "ClaimResponse": lambda message: newest.__setitem__(asked[0], message.sequencer),
+            "ClaimRequest": lambda message: claimed.__setitem__(0, message.computation),
+            "ClaimResponse": lambda message: newest.__setitem__(claimed[0], message.sequencer),
             "ReportRequest": trusted,
         }
     )
@@ -104,13 +104,13 @@ def old_streams(message: Any) -> None:
 
 
 def goes_back(view: Any) -> None:
-    """What is published is the least of the ranges as they stand."""
+    """The published watermark is the least of the ranges' own, and may go back."""
     if view.HasField("holder"):
         view.low_micros = view.holder.watermark_micros
 
 
 def knows_early(view: Any) -> None:
-    """What nobody owns does not hold."""
+    """A range without an owner does not hold the watermark."""
     if view.registered and view.low_micros == -(2**63):
         view.low_micros = 3_600_000_000
 
@@ -140,4 +140,4 @@ FAULTS: Final[dict[str, Callable[[], Fault]]] = {
     ),
     "complete": lambda: Fault({"CheckCompleteResponse": lambda message: setattr(message, "complete", True)}),
 }
-"""By the check that has to fail of each."""
+"""The fault by the check that has to fail of it."""

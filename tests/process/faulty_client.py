@@ -29,12 +29,12 @@ def same_stream() -> None:
 
 def skipped_number() -> None:
     """Every second number of a report is left out."""
-    taken = reports.ReporterState.take
+    original = reports.ReporterState.take
 
     def wrong(self: Any, now: float) -> Any:
-        found = taken(self, now)
-        self._number += bool(found)
-        return found
+        report = original(self, now)
+        self._number += bool(report)
+        return report
 
     reports.ReporterState.take = wrong  # type: ignore[method-assign]
 
@@ -45,14 +45,14 @@ def only_changes() -> None:
 
 
 def acknowledged_by_sending() -> None:
-    """What was sent counts as durable."""
-    taken = reports.ReporterState.take
+    """A report counts as durable when it was sent."""
+    original = reports.ReporterState.take
 
     def wrong(self: Any, now: float) -> Any:
-        found = taken(self, now)
-        for lease in self.leases if found else ():
+        report = original(self, now)
+        for lease in self.leases if report else ():
             lease.acknowledge(lease.version)
-        return found
+        return report
 
     reports.ReporterState.take = wrong  # type: ignore[method-assign]
 
@@ -129,16 +129,16 @@ def deaf() -> None:
 
 
 def overlooks_refusals() -> None:
-    """What is refused of a report counts as taken."""
+    """A refused part of a report counts as taken."""
     LeaseState.refuse = lambda self, refusal: None  # type: ignore[method-assign]
 
 
 def same_claim() -> None:
     """Each claim has the same id."""
-    made = claims.Claimant.claim
+    original = claims.Claimant.claim
 
     def wrong(self: Any, calls: Any, request_id: bytes, *others: Any, **named: Any) -> Any:
-        return made(self, calls, bytes(16), *others, **named)
+        return original(self, calls, bytes(16), *others, **named)
 
     claims.Claimant.claim = wrong  # type: ignore[method-assign]
 
@@ -162,7 +162,7 @@ FAULTS: Final[dict[str, tuple[Callable[[], None], str]]] = {
         (same_claim, "several-claims-on-one-stream"),
     ]
 }
-"""By name: what plants it, and the scenario that has to fail."""
+"""The fault's function by its name, and the scenario that has to fail."""
 
 
 if __name__ == "__main__":

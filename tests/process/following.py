@@ -37,7 +37,7 @@ class Work:
     def __init__(self, lw: lowwater.Client, names: Iterable[str]) -> None:
         self.leases = {name: lw.worker(name).claim() for name in names}
         self.done = 0
-        """Nothing above may be published."""
+        """The greatest value that may be published."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work)
 
@@ -64,7 +64,7 @@ class Following:
     """Follows all computations at each of some shards, without the client's ratchet, so that nothing hides what they say."""
 
     def __init__(self) -> None:
-        self.said: dict[str, list[Said]] = defaultdict(list)
+        self.seen_values: dict[str, list[Said]] = defaultdict(list)
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._calls: dict[str, grpc.Call] = {}
@@ -84,36 +84,36 @@ class Following:
         assert arrived, f"not at {low} yet: { {name: self.low(name) for name in names} }"
 
     def low(self, name: str) -> int:
-        return max((said.low for said in self.said[name]), default=MIN)
+        return max((value.low for value in self.seen_values[name]), default=MIN)
 
     def gap(self, name: str) -> float:
         steps, low = [], MIN
-        for said in self.said[name]:
-            if said.low > low:
-                low = said.low
-                steps.append(said.at)
+        for value in self.seen_values[name]:
+            if value.low > low:
+                low = value.low
+                steps.append(value.at)
         return max(later - earlier for earlier, later in pairwise(steps))
 
     def check(self) -> None:
-        """Nothing went back: not within a stream, and not from one owner to the next."""
-        for name, all_said in self.said.items():
+        """Check that no value went back: not within a stream, and not from one owner to the next."""
+        for name, all_said in self.seen_values.items():
             newest: dict[int, Said] = {}
-            for said in all_said:
-                before = newest.get(said.stream)
-                assert before is None or (before.incarnation, before.low) <= (said.incarnation, said.low), (
+            for value in all_said:
+                before = newest.get(value.stream)
+                assert before is None or (before.incarnation, before.low) <= (value.incarnation, value.low), (
                     name,
                     before,
-                    said,
+                    value,
                 )
-                newest[said.stream] = said
+                newest[value.stream] = value
             before = None
-            for said in sorted(all_said, key=lambda said: (said.epoch, said.incarnation, said.low)):
-                assert before is None or (before.incarnation, before.low) <= (said.incarnation, said.low), (
+            for value in sorted(all_said, key=lambda value: (value.epoch, value.incarnation, value.low)):
+                assert before is None or (before.incarnation, before.low) <= (value.incarnation, value.low), (
                     name,
                     before,
-                    said,
+                    value,
                 )
-                before = said
+                before = value
 
     def __enter__(self) -> Self:
         return self
@@ -145,8 +145,10 @@ class Following:
     def _take(self, message: watermarks_pb2.WatchResponse, stream: int) -> None:
         now = time.monotonic()
         with self._changed:
-            for each in message.watermarks:
-                if not each.registered:
+            for mark in message.watermarks:
+                if not mark.registered:
                     continue
-                self.said[each.computation].append(Said(now, stream, each.incarnation, each.epoch, each.low_micros))
+                self.seen_values[mark.computation].append(
+                    Said(now, stream, mark.incarnation, mark.epoch, mark.low_micros)
+                )
             self._changed.notify_all()

@@ -27,7 +27,7 @@ def say(**fields: object) -> None:
 
 
 def payload(log: str, position: int) -> bytes:
-    """What belongs at a position: of any size, mostly small, and known to the parent too."""
+    """Return the payload of a position: of any size, mostly small, and known to the parent too."""
     source = random.Random(f"{log}:{position}")
     return source.randbytes(source.choice([10, 100, 500, 20_000]))
 

@@ -67,8 +67,8 @@ class Nursery:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for each in (self._socket, theirs):
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST)
+        for end in (self._socket, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__],

@@ -53,9 +53,9 @@ class PageProcess:
                 )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        found = READY.match(line)
-        assert found, f"no ready line but {line!r}:\n{self.log}"
-        self.page = found[1]
+        match = READY.match(line)
+        assert match, f"no ready line but {line!r}:\n{self.log}"
+        self.page = match[1]
         return self
 
     def __exit__(self, *failure: object) -> None:

@@ -15,14 +15,14 @@ STEPS = {"os.rename", "os.mkdir", "os.remove", "urllib.Request", "socket.connect
 
 
 def killed_at(step: int) -> None:
-    left = step
+    remaining = step
 
     def look(event: str, about: tuple[Any, ...]) -> None:
-        nonlocal left
+        nonlocal remaining
         writes = event == "open" and isinstance(about[2], int) and about[2] & (os.O_WRONLY | os.O_RDWR)
         if event in STEPS or writes:
-            left -= 1
-            if not left:
+            remaining -= 1
+            if not remaining:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(look)

@@ -106,7 +106,7 @@ class Sink:
             assert db.execute("UPDATE token SET number = ? WHERE number <= ?", (number, number)).rowcount, "fenced"
 
     def write(self, number: int, batch: int, until: int) -> bool:
-        """Whether it was taken."""
+        """Return True if the sink took the batch."""
         with closing(self._connect()) as db:
             written = db.execute(
                 "INSERT INTO batches SELECT ?, ?, ? FROM token WHERE number = ?", (number, batch, until, number)

@@ -16,9 +16,9 @@ class Scrape:
             self.text: str = page.read().decode()
         self.families = list(text_string_to_metric_families(self.text))
         self.samples = {
-            (each.name, frozenset(each.labels.items())): each.value
+            (sample.name, frozenset(sample.labels.items())): sample.value
             for family in self.families
-            for each in family.samples
+            for sample in family.samples
         }
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -26,13 +26,13 @@ class Scrape:
 
     def all(self, name: str) -> dict[tuple[str, ...], float]:
         return {
-            tuple(value for _, value in sorted(labels)): found
-            for (each, labels), found in self.samples.items()
-            if each == f"lowwater_{name}"
+            tuple(value for _, value in sorted(labels)): value
+            for (metric, labels), value in self.samples.items()
+            if metric == f"lowwater_{name}"
         }
 
     def linted(self) -> str:
-        """What promtool has against it."""
+        """Return promtool's complaints about it."""
         done = subprocess.run(
             ["promtool", "check", "metrics"], input=self.text, capture_output=True, text=True, timeout=60, check=False
         )

@@ -60,14 +60,14 @@ class Serving:
                 self.process = subprocess.Popen([*program, *arguments], stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        found = READY.match(line)
-        assert found, f"no ready line but {line!r}:\n{(self.data.parent / 'serve.log').read_text()}"
-        self.port = int(found[1].rpartition(":")[2])
-        self.page, self.metrics = found[2], found[3]
+        match = READY.match(line)
+        assert match, f"no ready line but {line!r}:\n{(self.data.parent / 'serve.log').read_text()}"
+        self.port = int(match[1].rpartition(":")[2])
+        self.page, self.metrics = match[2], match[3]
         return self
 
     def program(self) -> list[str] | None:
-        """What is run; None for ``lowwater serve`` from the nursery."""
+        """Return the command of the server; None for ``lowwater serve`` from the nursery."""
         return None
 
     def flags_of_page(self) -> list[str]:
@@ -77,10 +77,10 @@ class Serving:
         return ["--data", str(self.data)]
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """What it has logged under a name, with ``--log-format json``."""
+        """Return the server's log lines of a name, with ``--log-format json``."""
         lines = (self.data.parent / "serve.log").read_text().splitlines()
         # gRPC, and a page beside it, write there by themselves.
-        return [each for each in (json.loads(line) for line in lines if line.startswith("{")) if each["event"] == name]
+        return [item for item in (json.loads(line) for line in lines if line.startswith("{")) if item["event"] == name]
 
     def memory(self, field: str) -> int:
         """Bytes of memory by a field of its /proc/PID/status."""
@@ -90,11 +90,11 @@ class Serving:
 
     def page_pid(self) -> int:
         """The process of the page that it began last. Waits for it."""
-        found = eventually(self._page_pids)
-        return found[-1]
+        pids = eventually(self._page_pids)
+        return pids[-1]
 
     def _page_pids(self) -> list[int]:
-        return [each["pid"] for each in self.events("page_begun")]
+        return [event["pid"] for event in self.events("page_begun")]
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)

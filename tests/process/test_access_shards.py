@@ -43,7 +43,7 @@ def deployment(
             shard.constants = SOON
             shard.page_at = "127.0.0.1:0"
             shards.append(running.enter_context(shard))
-        addresses = ",".join(each.address for each in shards)
+        addresses = ",".join(shard.address for shard in shards)
         with lowwater.connect(addresses, token=TOKENS["admin"], timeout=PATIENCE) as lw:
             eventually(lambda: len(lw.shards()) == len(shards))
             yield lw, shards
@@ -66,8 +66,8 @@ def snapshot(shard: Shard, token: str) -> str:
 
 
 def shows(shard: Shard, *names: str) -> bool:
-    found = snapshot(shard, TOKENS["admin"])
-    return all(f'"{name}"' in found for name in names)
+    text = snapshot(shard, TOKENS["admin"])
+    return all(f'"{name}"' in text for name in names)
 
 
 def test_shards_ask_each_other_while_their_token_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +111,8 @@ def test_who_only_reads_does_not_move_a_computation_on(tmp_path: Path, monkeypat
         wire = Wire(channel, one.address)
         eventually(lambda: wire.attempt("GetWatermarks", bearer(TOKENS["reader"]), "source") is None)
 
-        def epoch(token: str, seen: int) -> int:
-            request = cluster_pb2.LocateRequest(computations=["source"], epochs=[seen])
+        def epoch(token: str, known_epoch: int) -> int:
+            request = cluster_pb2.LocateRequest(computations=["source"], epochs=[known_epoch])
             answer = wire.stubs.cluster.Locate(request, metadata=bearer(token), timeout=PATIENCE)
             return int(answer.redirects[0].epoch)
 
@@ -124,6 +124,6 @@ def test_who_only_reads_does_not_move_a_computation_on(tmp_path: Path, monkeypat
         lease.flush(timeout=PATIENCE)
         # But it is told: it may be true, and then who only reads waits.
         lines = [json.loads(line) for line in one.log.splitlines() if line.startswith("{")]
-        told = [each for each in lines if each["event"] == "store_lost_epochs"]
-        assert [(each["level"], each["seen"], each["epoch"]) for each in told] == [("warning", before + 1000, before)]
+        losses = [line for line in lines if line["event"] == "store_lost_epochs"]
+        assert [(loss["level"], loss["seen"], loss["epoch"]) for loss in losses] == [("warning", before + 1000, before)]
         assert epoch(TOKENS["admin"], before + 1000) > before + 1000

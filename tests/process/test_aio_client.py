@@ -1,4 +1,4 @@
-"""What the client on asyncio does by itself; the client on threads, which is generated from it, is in test_client_end_to_end.py."""
+"""The client on asyncio has behaviour of its own; the client on threads, which is generated from it, is in test_client_end_to_end.py."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_a_release_that_failed_or_was_cancelled_may_be_repeated(server: Se
             await lease.release()
             with pytest.raises(lowwater.Closed, match="released"):
                 await lease.release()
-        assert {each.state for each in await lw.ranges("flights")} == {RangeState.UNOWNED}
+        assert {entry.state for entry in await lw.ranges("flights")} == {RangeState.UNOWNED}
         stale = await lw.worker("flights").claim()
         await lw.worker("flights").claim()
         for _ in range(2):
@@ -57,17 +57,17 @@ async def test_what_is_cancelled_leaves_the_client_usable(server: Serving, lw: l
     await lw.register("enriched", inputs=["flights"])
     flights, worker = await lw.worker("flights").claim(), lw.worker("enriched")
     enriched = await worker.claim(bounds=[b"", b"\x40", b"\x80", b""])
-    seen = await worker.inputs()
+    inputs = await worker.inputs()
     changes = lw.watch("flights")
     await anext(changes)
     server.kill()
     # A reset that is sent before gRPC notices fails at once: it may have happened, so it is not repeated.
     await eventually_async(lambda: lw.statistics().watcher.stale_for > 1)
     flights.advance(None, oldest=None, frontier=at(14))
-    enriched.advance(seen, oldest=None)
+    enriched.advance(inputs, oldest=None)
     waits = [
-        asyncio.ensure_future(each)
-        for each in (
+        asyncio.ensure_future(call)
+        for call in (
             flights.flush(),
             enriched.finish([0]),
             lw.wait("flights", at(14)),
@@ -80,7 +80,7 @@ async def test_what_is_cancelled_leaves_the_client_usable(server: Serving, lw: l
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await asyncio.gather(*waits)
-    assert [each.cancelled() for each in waits] == [True] * len(waits)
+    assert [wait.cancelled() for wait in waits] == [True] * len(waits)
 
     await asyncio.to_thread(server.start)
     await flights.flush(timeout=30)
@@ -88,4 +88,4 @@ async def test_what_is_cancelled_leaves_the_client_usable(server: Serving, lw: l
     assert (await anext(changes)).low == mark(14)
     await changes.aclose()
     await enriched.flush(timeout=30)
-    assert [each.state for each in await lw.ranges("enriched")].count(RangeState.FINISHED) == 1
+    assert [entry.state for entry in await lw.ranges("enriched")].count(RangeState.FINISHED) == 1

@@ -29,7 +29,7 @@ def connect(address: str) -> lowwater.Client:
 
 
 def hot_backup(data: Path, target: Path) -> None:
-    """What `sqlite3 DATA/journal.sqlite ".backup TARGET/journal.sqlite"` does, while the authority has the file open."""
+    """Do what `sqlite3 DATA/journal.sqlite ".backup TARGET/journal.sqlite"` does, while the authority has the file open."""
     target.mkdir()
     with (
         closing(sqlite3.connect(data / "journal.sqlite")) as source,
@@ -46,29 +46,29 @@ def restore(server: Serving, backup: Path) -> None:
 
 
 def test_an_embedded_journal_comes_back_from_a_backup_of_while_it_was_served(server: Serving, tmp_path: Path) -> None:
-    """What was claimed since is forgotten: its owner is refused, and never taken for the one that the backup knows."""
+    """Claims since the backup are forgotten: such an owner is refused, and never taken for the one that the backup knows."""
     with connect(server.address) as reader, connect(server.address) as lw, connect(server.address) as newer:
         for name in ("kept", "taken"):
             lw.register(name)
-        kept, replaced = lw.worker("kept").claim(), lw.worker("taken").claim()
-        advance(kept, 10)
+        staying, replaced = lw.worker("kept").claim(), lw.worker("taken").claim()
+        advance(staying, 10)
         advance(replaced, 10)
         hot_backup(server.data, tmp_path / "backup")
         token = lw.server_token
-        advance(kept, 20)
-        taken = newer.worker("taken").claim()
-        advance(taken, 30)
+        advance(staying, 20)
+        newest = newer.worker("taken").claim()
+        advance(newest, 30)
         assert low(reader, "taken") == 30
 
         restore(server, tmp_path / "backup")
-        advance(kept, 21)
+        advance(staying, 21)
         with connect(server.address) as fresh:
             assert {name: low(fresh, name) for name in ("kept", "taken")} == {"kept": 21, "taken": 10}
             assert fresh.server_token == token
         assert low(reader, "taken") == 30, "it keeps what it was shown"
         with pytest.raises(lowwater.StaleSequencer):
-            advance(taken, 40)
+            advance(newest, 40)
         again = newer.worker("taken").claim()
-        assert again.sequencer > taken.sequencer
+        assert again.sequencer > newest.sequencer
         advance(again, 40)
         assert low(reader, "taken") == 40

@@ -1,4 +1,4 @@
-"""What is no message, and a second server: the authority goes on."""
+"""The authority goes on over messages that are none, and beside a second server that is refused."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ def test_what_cannot_be_read_is_invalid_argument(server: Serving, lw: lowwater.C
 def test_a_message_beyond_64_mb_is_refused_readably(server: Serving) -> None:
     with grpc.insecure_channel(server.address, options=[("grpc.max_send_message_length", -1)]) as channel:
         graph = topology_pb2_grpc.TopologyServiceStub(channel)
-        for size, said in ((8 << 20, "Register takes"), (65 << 20, "larger than max")):
+        for size, text in ((8 << 20, "Register takes"), (65 << 20, "larger than max")):
             with pytest.raises(grpc.RpcError) as refused:
                 graph.Register(topology_pb2.RegisterRequest(name="x" * size), timeout=30)
-            assert said in (refused.value.details() or "")
+            assert text in (refused.value.details() or "")
 
 
 def test_a_second_server_is_refused_also_while_the_first_is_stopped(
@@ -116,12 +116,12 @@ def test_a_second_server_is_refused_also_while_the_first_is_stopped(
         if stopped:
             server.freeze()
         try:
-            said = refused_start("--data", str(server.data))
+            error = refused_start("--data", str(server.data))
         finally:
             if stopped:
                 server.signal(signal.SIGCONT)
-        assert said.startswith("lowwater serve: ")
-        assert f"in use by process {pid} on host" in said
-        assert "stop that process" in said
-        assert len(said.splitlines()) == 1
+        assert error.startswith("lowwater serve: ")
+        assert f"in use by process {pid} on host" in error
+        assert "stop that process" in error
+        assert len(error.splitlines()) == 1
     goes_on(lease, lw)

@@ -40,28 +40,28 @@ def test_a_pipeline_from_registration_to_its_end(lw: lowwater.Client) -> None:
 
     flights.advance(None, oldest=None, frontier=at(14))
     assert lw.wait("flights", at(14), timeout=30).low == mark(14)
-    seen = inputs_at(worker, mark(14))
-    assert seen.held_by == f"flights all keys, owned by injector on {worker.host}"
-    enriched.advance(seen, oldest=[None, at(13), None], pending=[at(13)], finished=99)
+    inputs = inputs_at(worker, mark(14))
+    assert inputs.held_by == f"flights all keys, owned by injector on {worker.host}"
+    enriched.advance(inputs, oldest=[None, at(13), None], pending=[at(13)], finished=99)
     enriched.flush()
 
     view = lw.get("enriched")["enriched"]
     assert view.low == mark(13)
     assert view.heuristic[0.5] == mark(14), "99 of 100 records are past 14:00"
-    found = lw.complete("enriched", at(14))
-    assert (bool(found), found.holding, found.holders[0].start) == (False, 1, b"\x40")
+    answer = lw.complete("enriched", at(14))
+    assert (bool(answer), answer.holding, answer.holders[0].start) == (False, 1, b"\x40")
     assert lw.complete("enriched", at(13)).complete
     why = lw.why("enriched")
     assert [hop.computation for hop in why] == ["enriched"]
     assert "held by [0x40, 0x80) at 2013-01-09T13:00:00Z, owned by exec-7" in str(why)
-    assert [each.watermark for each in lw.ranges("enriched")] == [mark(13), mark(14), mark(14)]
+    assert [entry.watermark for entry in lw.ranges("enriched")] == [mark(13), mark(14), mark(14)]
     assert lw.ranges("enriched", below=at(14)).total == 1
     lw.register("ns/daily", inputs=["enriched"])
     with lowwater.connect(lw.settings.address, namespace="ns") as other:
         gaps = other.interval("daily", at(13), at(14)).gaps
     assert [(gap.computation, gap.ranges and gap.ranges.total) for gap in gaps] == [("ns/daily", 1), ("enriched", 1)]
 
-    enriched.advance(seen, oldest={1: None})
+    enriched.advance(inputs, oldest={1: None})
     assert lw.wait("enriched", at(14), timeout=30).low == mark(14)
     assert lw.why("enriched").hops[0].sentence.endswith("that is as far as its input flights allows.")
 
@@ -116,7 +116,7 @@ def test_a_wait_does_not_survive_a_reset(server: Serving, lw: lowwater.Client) -
     with lowwater.connect(server.address) as other, futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(other.wait, "enriched", at(15), timeout=30)
         eventually(lambda: other.statistics().watcher.messages > 0, "it knows in which incarnation it waits")
-        assert [each.name for each in lw.reset("flights")] == ["flights", "enriched"]
+        assert [spec.name for spec in lw.reset("flights")] == ["flights", "enriched"]
         assert isinstance(waiting.exception(30), lowwater.IncarnationChanged)
     eventually(lambda: bool(flights.lost) and bool(enriched.lost))
     assert lw.get("enriched")["enriched"].incarnation == 2

@@ -1,4 +1,4 @@
-"""What each command exits with, by the table in docs/reference/cli.md: each is run into each of its codes, for people and for programs."""
+"""Each command exits with the codes of the table in docs/reference/cli.md: each is run into each of its codes, for people and for programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DOCS = Path(__file__).parents[2] / "docs/reference/cli.md"
 SOON = "2013-01-09T14:00Z"
 LATE = "2033-01-09T14:00Z"
 PYTHON = re.compile(r"\w\(\)|\w\((\w+=|'|\")|=(True|False|None)\b|\bNone\b|Client\.|set_inputs|\b(lw|worker|lease)\.\w")
-"""What a sentence for programmers has."""
+"""The pattern of a sentence for programmers."""
 NOBODY = ["--address", "localhost:1", "--answer-within", "50ms"]
 
 
@@ -47,19 +47,19 @@ class Outcomes:
             code = main(arguments)
         except SystemExit as ended:
             code = int(ended.code or 0)
-        said = self._capsys.readouterr()
-        assert "Traceback" not in said.err
+        output = self._capsys.readouterr()
+        assert "Traceback" not in output.err
         if arguments[0] != "completion":
-            assert PYTHON.search(said.out + said.err) is None, "who types commands is told of commands"
+            assert PYTHON.search(output.out + output.err) is None, "who types commands is told of commands"
         self.codes.setdefault(arguments[0], set()).add(code)
-        return code, said.out, said.err
+        return code, output.out, output.err
 
-    def expect(self, code: int, *arguments: str, of: lowwater.Client | None = None, said: str = "") -> None:
+    def expect(self, code: int, *arguments: str, lw: lowwater.Client | None = None, text: str = "") -> None:
         """Run a command for people, and where it can for programs, and look at how each is answered."""
-        where = () if of is None else ("--address", of.settings.address)
+        where = () if lw is None else ("--address", lw.settings.address)
         got, out, err = self.run(*arguments, *where)
         assert got == code, f"{arguments}: {out}{err}"
-        assert said in out + err
+        assert text in out + err
         if code >= 2:
             assert err.startswith(("lowwater ", "usage: "))
         if arguments[0] in {"serve", "access", "completion"}:
@@ -75,7 +75,7 @@ class Outcomes:
             assert failed.keys() == {"reason", "message", "fix", "exit_code", "metadata"}
             assert failed["exit_code"] == code
             assert failed["reason"].isupper()
-            assert said in failed["message"]
+            assert text in failed["message"]
 
 
 @pytest.fixture
@@ -96,10 +96,10 @@ def lw(server: Serving) -> Iterator[lowwater.Client]:
 
 
 def documented() -> dict[str, set[int]]:
-    found = {}
+    table = {}
     for row in re.findall(r"^\| `([\w-]+)` \|(.*)\|$", DOCS.read_text().split("## What `why` means")[0], re.MULTILINE):
-        found[row[0]] = {code for code, cell in enumerate(row[1].split("|")) if cell.strip() != "-"}
-    return found
+        table[row[0]] = {code for code, cell in enumerate(row[1].split("|")) if cell.strip() != "-"}
+    return table
 
 
 def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other(
@@ -108,40 +108,40 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     expect = outcomes.expect
     questions = [[name] for name in ("status", "why", "ranges", "history", "hot")]
     for name, *rest in (*questions, ["wait", "--until", SOON], ["complete", "--until", SOON]):
-        expect(0, name, "flights", *rest, of=lw)
-        expect(2, name, "flihgts", *rest, of=lw, said="did you mean flights?")
+        expect(0, name, "flights", *rest, lw=lw)
+        expect(2, name, "flihgts", *rest, lw=lw, text="did you mean flights?")
         patience = ["--timeout", "50ms"] if name == "wait" else []
         # On a busy machine it takes a while to hear that nobody is there.
-        expect(3, name, "flights", *rest, *patience, *NOBODY, "--answer-within", "500ms", said=" there")
-    expect(2, "watch", "flihgts", of=lw, said="did you mean flights?")
-    expect(0, "tasks", "list", "flights", of=lw)
-    expect(2, "tasks", "list", "flihgts", of=lw, said="did you mean flights?")
-    expect(2, "tasks", "take", "flights", "daily", of=lw, said="there is no group of tasks 'daily'")
-    expect(3, "tasks", "list", "flights", *NOBODY, "--answer-within", "500ms", said="running there?")
-    expect(0, "tasks", "create-group", "flights", "daily", of=lw)
-    expect(1, "tasks", "take", "flights", "daily", of=lw, said="there is no task to take")
-    expect(2, "tasks", "done", str(tmp_path / "nowhere"), of=lw, said="nowhere cannot be read: No such file")
+        expect(3, name, "flights", *rest, *patience, *NOBODY, "--answer-within", "500ms", text=" there")
+    expect(2, "watch", "flihgts", lw=lw, text="did you mean flights?")
+    expect(0, "tasks", "list", "flights", lw=lw)
+    expect(2, "tasks", "list", "flihgts", lw=lw, text="did you mean flights?")
+    expect(2, "tasks", "take", "flights", "daily", lw=lw, text="there is no group of tasks 'daily'")
+    expect(3, "tasks", "list", "flights", *NOBODY, "--answer-within", "500ms", text="running there?")
+    expect(0, "tasks", "create-group", "flights", "daily", lw=lw)
+    expect(1, "tasks", "take", "flights", "daily", lw=lw, text="there is no task to take")
+    expect(2, "tasks", "done", str(tmp_path / "nowhere"), lw=lw, text="nowhere cannot be read: No such file")
     (tmp_path / "no-lease").write_text("{}")
-    expect(2, "tasks", "release", str(tmp_path / "no-lease"), of=lw, said="no-lease holds no lease")
-    expect(1, "wait", "flights", "--until", LATE, "--timeout", "2s", of=lw, said="`lowwater why flights` says more")
+    expect(2, "tasks", "release", str(tmp_path / "no-lease"), lw=lw, text="no-lease holds no lease")
+    expect(1, "wait", "flights", "--until", LATE, "--timeout", "2s", lw=lw, text="`lowwater why flights` says more")
     unregistered = ["flihgts", "--until", LATE, "--timeout", "2s", "--even-unregistered"]
-    expect(1, "wait", *unregistered, of=lw, said="Start the job that registers it")
-    expect(1, "complete", "flights", "--until", LATE, of=lw)
-    expect(2, "complete", "flights", "--until", "noon", of=lw)
+    expect(1, "wait", *unregistered, lw=lw, text="Start the job that registers it")
+    expect(1, "complete", "flights", "--until", LATE, lw=lw)
+    expect(2, "complete", "flights", "--until", "noon", lw=lw)
     for end, code in ((SOON, 0), (LATE, 1)):
-        expect(code, "complete", "flights", "--from", "2013-01-09T13:00Z", "--to", end, of=lw)
-    expect(2, "complete", "flights", "--from", SOON, "--to", SOON, of=lw, said="later than --from")
+        expect(code, "complete", "flights", "--from", "2013-01-09T13:00Z", "--to", end, lw=lw)
+    expect(2, "complete", "flights", "--from", SOON, "--to", SOON, lw=lw, text="later than --from")
 
     intervals = ["--every", "1h", "--from", "2013-01-09T10:00Z", "--cursor", str(tmp_path / "cursor"), "--to"]
     markers = [*intervals, f"file:{tmp_path}/markers/%Y-%m-%d/%H"]
     (tmp_path / "markers").write_text("no folder")
-    expect(1, "publish", "flights", *markers, "--once", of=lw, said="tells it of 2013-01-09T10:00:00Z again")
+    expect(1, "publish", "flights", *markers, "--once", lw=lw, text="tells it of 2013-01-09T10:00:00Z again")
     (tmp_path / "markers").unlink()
     assert outcomes.run("publish", "flights", *markers, "--once", "--address", server.address)[0] == 0
-    expect(2, "publish", "flihgts", *markers, of=lw, said="did you mean flights?")
-    expect(2, "publish", "flights", *intervals, "https://u:p@there", of=lw, said="LOWWATER_PUBLISH_TOKEN")
-    expect(3, "publish", "flights", *markers, *NOBODY, "--answer-within", "500ms", said="running there?")
-    expect(2, "status", "--ca", "/nowhere.pem", of=lw, said="/nowhere.pem cannot be read: No such file or directory")
+    expect(2, "publish", "flihgts", *markers, lw=lw, text="did you mean flights?")
+    expect(2, "publish", "flights", *intervals, "https://u:p@there", lw=lw, text="LOWWATER_PUBLISH_TOKEN")
+    expect(3, "publish", "flights", *markers, *NOBODY, "--answer-within", "500ms", text="running there?")
+    expect(2, "status", "--ca", "/nowhere.pem", lw=lw, text="/nowhere.pem cannot be read: No such file or directory")
 
     changes = (
         ["split", "flights", "0x0000"],
@@ -149,47 +149,47 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
         ["move", "flights", "0x0", "2"],
     )
     for command in changes:
-        expect(2, *command, of=lw, said="the layout of flights is unknown")
-        expect(3, *command, *NOBODY, "--answer-within", "500ms", said="running there?")
+        expect(2, *command, lw=lw, text="the layout of flights is unknown")
+        expect(3, *command, *NOBODY, "--answer-within", "500ms", text="running there?")
     lw.change_layout("flights", 1, lowwater.Layout(0, (0, 0x8000)))
-    expect(0, *changes[0], of=lw)
-    expect(0, *changes[2], of=lw)
+    expect(0, *changes[0], lw=lw)
+    expect(0, *changes[2], lw=lw)
     assert outcomes.run(*changes[1], "--address", server.address)[0] == 0
-    expect(2, "split", "flights", "0x4444", of=lw, said="no range starts at 0x4444; the range of that slot starts at")
+    expect(2, "split", "flights", "0x4444", lw=lw, text="no range starts at 0x4444; the range of that slot starts at")
 
-    expect(2, "retire", "flights", "--start", "", "--end", "", of=lw, said="exec-7 owns part")
-    expect(0, "retire", "prod/ledger", "--start", "", "--end", "", of=lw)
+    expect(2, "retire", "flights", "--start", "", "--end", "", lw=lw, text="exec-7 owns part")
+    expect(0, "retire", "prod/ledger", "--start", "", "--end", "", lw=lw)
     expect(3, "retire", "prod/ledger", "--start", "", "--end", "", *NOBODY)
-    expect(2, "reset", "flights", of=lw, said="--yes")
-    expect(2, "reset", "flihgts", "--yes", of=lw)
+    expect(2, "reset", "flights", lw=lw, text="--yes")
+    expect(2, "reset", "flihgts", "--yes", lw=lw)
     expect(3, "reset", "flights", "--yes", *NOBODY)
     for answer in ("n\n", ""):
         monkeypatch.setattr(sys, "stdin", Answering(answer))
         assert outcomes.run("reset", "flights", "--address", server.address)[0] == 1
-    expect(0, "reset", "flights", "--yes", of=lw)
+    expect(0, "reset", "flights", "--yes", lw=lw)
 
-    expect(2, "set-inputs", "flihgts", "weather", of=lw, said="did you mean flights?")
+    expect(2, "set-inputs", "flihgts", "weather", lw=lw, text="did you mean flights?")
     lw.register("hourly", inputs=["flights"])
-    expect(0, "set-inputs", "hourly", "prod/ledger", of=lw)
+    expect(0, "set-inputs", "hourly", "prod/ledger", lw=lw)
     assert lw.topology().computations["hourly"].inputs == ("prod/ledger",)
-    expect(2, "set-inputs", "prod/ledger", "hourly", of=lw, said="hourly")
-    expect(2, "drop", "prod/ledger", of=lw, said="lowwater set-inputs")
+    expect(2, "set-inputs", "prod/ledger", "hourly", lw=lw, text="hourly")
+    expect(2, "drop", "prod/ledger", lw=lw, text="lowwater set-inputs")
     expect(3, "set-inputs", "hourly", "flights", *NOBODY)
-    expect(2, "set-inputs", "hourly", of=lw)
+    expect(2, "set-inputs", "hourly", lw=lw)
 
     lw.register("wide", slices=[b"m"])
-    expect(0, "slices", "list", "wide", of=lw)
-    expect(2, "slices", "list", "wiide", of=lw, said="did you mean wide")
-    expect(2, "slices", "split", "wide~7", "--at", "x", of=lw, said="is no slice of wide")
-    expect(2, "slices", "split", "wide", "--at", "x", of=lw)
+    expect(0, "slices", "list", "wide", lw=lw)
+    expect(2, "slices", "list", "wiide", lw=lw, text="did you mean wide")
+    expect(2, "slices", "split", "wide~7", "--at", "x", lw=lw, text="is no slice of wide")
+    expect(2, "slices", "split", "wide", "--at", "x", lw=lw)
     expect(3, "slices", "split", "wide~1", "--at", "x", *NOBODY)
     assert outcomes.run("slices", "split", "wide~1", "--at", "x", "--address", server.address)[0] == 0
 
-    expect(2, "drop", "flihgts", of=lw, said="did you mean flights?")
+    expect(2, "drop", "flihgts", lw=lw, text="did you mean flights?")
     expect(3, "drop", "flights", *NOBODY)
     assert outcomes.run("drop", "flights", "--address", server.address)[0] == 0
 
-    expect(2, "shards", of=lw)
+    expect(2, "shards", lw=lw)
     for command in (["shards"], ["drain", "there"], ["pin", "flights", "--off"]):
         expect(3, *command, *NOBODY)
 
@@ -216,26 +216,26 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
 
 def sharded(outcomes: Outcomes, folder: Path) -> None:
     folder.mkdir()
-    with Sharded(folder, 2) as there, there.connect() as lw:
+    with Sharded(folder, 2) as shards, shards.connect() as lw:
         lw.register("flights")
-        eventually(lambda: any("flights" in served(lw, shard) for shard in there.shards))
+        eventually(lambda: any("flights" in served(lw, shard) for shard in shards.shards))
         # When all drain, it is where it would be without a pin: it stays at the second, whatever their addresses are.
-        first, second = sorted(there.shards, key=lambda shard: "flights" in served(lw, shard))
+        first, second = sorted(shards.shards, key=lambda shard: "flights" in served(lw, shard))
         one, two = first.address, second.address
-        outcomes.expect(0, "shards", of=lw)
-        outcomes.expect(0, "pin", "flights", two, of=lw)
+        outcomes.expect(0, "shards", lw=lw)
+        outcomes.expect(0, "pin", "flights", two, lw=lw)
         eventually(lambda: "flights" in served(lw, second))
-        outcomes.expect(2, "pin", "flihgts", one, of=lw, said="did you mean flights?")
-        outcomes.expect(2, "drain", "nowhere", of=lw, said="nowhere:7420")
-        outcomes.expect(0, "drain", one, of=lw)
-        outcomes.expect(1, "drain", two, of=lw, said="no other shard can take over")
-        there.redis.pause()
-        outcomes.expect(3, "why", "flights", "--answer-within", "2s", of=lw)
-        there.redis.resume()
+        outcomes.expect(2, "pin", "flihgts", one, lw=lw, text="did you mean flights?")
+        outcomes.expect(2, "drain", "nowhere", lw=lw, text="nowhere:7420")
+        outcomes.expect(0, "drain", one, lw=lw)
+        outcomes.expect(1, "drain", two, lw=lw, text="no other shard can take over")
+        shards.redis.pause()
+        outcomes.expect(3, "why", "flights", "--answer-within", "2s", lw=lw)
+        shards.redis.resume()
 
 
 def test_a_command_that_does_not_exist_is_told_with_what_is_near(outcomes: Outcomes) -> None:
-    outcomes.expect(2, "sttaus", said="there is no command 'sttaus': did you mean status?")
+    outcomes.expect(2, "sttaus", text="there is no command 'sttaus': did you mean status?")
 
 
 def test_watch_in_a_pipe_tells_once_of_silence_and_once_of_its_end(lw: lowwater.Client, server: Serving) -> None:
@@ -248,9 +248,9 @@ def test_watch_in_a_pipe_tells_once_of_silence_and_once_of_its_end(lw: lowwater.
         assert watching.stderr is not None
         assert "flights" in watching.stdout.readline()
         server.kill()
-        said = watching.stderr.readline()
-        assert said.startswith("lowwater watch: no answer for "), said
-        assert said.endswith(f" from {server.address}; what was shown last stands\n")
+        line = watching.stderr.readline()
+        assert line.startswith("lowwater watch: no answer for "), line
+        assert line.endswith(f" from {server.address}; what was shown last stands\n")
         server.start()
         assert watching.stderr.readline() == "lowwater watch: the authority answers again\n"
         lw.worker("flights").claim().finish()
@@ -261,7 +261,7 @@ def test_watch_in_a_pipe_tells_once_of_silence_and_once_of_its_end(lw: lowwater.
 
 
 def test_to_be_told_to_stop_twice_is_no_traceback(lw: lowwater.Client) -> None:
-    """As `timeout` does it, which tells its command and then the whole group. Here the second one comes while Python ends."""
+    """`timeout` does this: it tells its command and then the whole group. Here the second one comes while Python ends."""
     program = (
         "import atexit, os, signal, sys, lowwater_command;"
         "atexit.register(os.kill, os.getpid(), signal.SIGTERM); sys.exit(lowwater_command.main())"
@@ -277,20 +277,20 @@ def test_to_be_told_to_stop_twice_is_no_traceback(lw: lowwater.Client) -> None:
 
 
 def test_a_reader_that_leaves_ends_a_command_quietly(lw: lowwater.Client, server: Serving) -> None:
-    """As head does when it has had enough; it ends though nothing moves any more."""
-    there, here = os.pipe()
+    """A reader such as head leaves when it has had enough; the command ends though nothing moves any more."""
+    reader, here = os.pipe()
     command = [sys.executable, "-m", "lowwater.cli", "watch"]
     environment = {**os.environ, "LOWWATER_ADDRESS": server.address}
     with (
         os.fdopen(here, "wb") as output,
         subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE, text=True, env=environment) as process,
     ):
-        while b"ledger" not in os.read(there, 1 << 16):
+        while b"ledger" not in os.read(reader, 1 << 16):
             pass
-        os.close(there)
+        os.close(reader)
         output.close()
-        _, said = process.communicate(timeout=60)
-    assert (process.returncode, said) == (128 + signal.SIGPIPE, "")
+        _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (128 + signal.SIGPIPE, "")
 
 
 def test_closed_streams_change_no_exit_code(lw: lowwater.Client, server: Serving) -> None:
@@ -300,7 +300,7 @@ def test_closed_streams_change_no_exit_code(lw: lowwater.Client, server: Serving
 
 
 def test_a_proxy_of_the_environment_is_no_way_to_this_machine(lw: lowwater.Client, server: Serving) -> None:
-    """Nothing listens at the proxy. What is elsewhere is looked for behind it, and the error names the variable."""
+    """Nothing listens at the proxy. Another address is looked for behind it, and the error names the variable."""
     environment = {**os.environ, "http_proxy": "http://user:secret@127.0.0.1:1", "no_proxy": ""}
     command = [sys.executable, "-m", "lowwater.cli", "status", "--answer-within", "2", "--address"]
     assert subprocess.run([*command, server.address], env=environment, check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""What holds a connection to a server over HTTP without using it: it costs that a place for a while, and nobody else anything."""
+"""An unused connection over HTTP costs its owner a place for a while, and nobody else anything."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def connected(page: str, sent: bytes = b"", buffer: int = 1 << 16) -> socket.soc
 
 
 def is_cut_off(connection: socket.socket) -> bool:
-    """Whether the other side has ended it; takes what had been sent. Waits for either."""
+    """Return True if the other side has ended it; takes what had been sent. Waits for either."""
     try:
         while connection.recv(1 << 16):
             pass
@@ -89,11 +89,11 @@ def test_idle_connections_take_their_places_and_no_more(tmp_path: Path) -> None:
         opened = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
         assert opened < FILES - 64
         eventually(lambda: answers(server), seconds=3 * IDLE_SECONDS)
-        told = [json.loads(line) for line in (tmp_path / "serve.log").read_text().splitlines()]
-        refused = [line for line in told if line["event"] == "page_refused"]
+        events = [json.loads(line) for line in (tmp_path / "serve.log").read_text().splitlines()]
+        refused = [line for line in events if line["event"] == "page_refused"]
         assert 1 <= len(refused) <= 6
         assert str(FILES // OF_FILES) in refused[0]["reason"]
-        assert not any(line["event"] == "log" and line["level"] == "error" for line in told)
+        assert not any(line["event"] == "log" and line["level"] == "error" for line in events)
 
 
 OTHER_PROTOCOLS = {
@@ -110,11 +110,11 @@ def test_another_protocol_is_one_line_and_counted(tmp_path: Path) -> None:
             for sent in OTHER_PROTOCOLS.values():
                 with connected(server.endpoint, sent) as connection:
                     assert is_cut_off(connection)
-        found = Scrape(server)
-        assert found.value("page_not_http_total") == 5 * len(OTHER_PROTOCOLS)
+        scrape = Scrape(server)
+        assert scrape.value("page_not_http_total") == 5 * len(OTHER_PROTOCOLS)
         log = (tmp_path / "serve.log").read_text()
-        told = [line for line in map(json.loads, log.splitlines()) if line["level"] not in ("info", "debug")]
-        [line] = [line for line in told if line["event"] != "journal_created"]
+        lines = [line for line in map(json.loads, log.splitlines()) if line["level"] not in ("info", "debug")]
+        [line] = [line for line in lines if line["event"] != "journal_created"]
     assert (line["event"], line["count"]) == ("page_not_http", 1)
     assert "127.0.0.1" in line["message"]
     assert "exception" not in line
@@ -182,16 +182,16 @@ def test_who_asks_or_reads_nothing_is_cut_off_and_who_reads_or_watches_is_not(tm
         # It has got what the system's buffers hold, and what is left for it is dropped.
         eventually(lambda: not open_to(page, deaf), seconds=IDLE_SECONDS)
         assert len(ask(page, "metrics").body) == LARGE
-        viewer.until(lambda seen: sum(event.kind == "beat" for event in seen.events))
+        viewer.until(lambda view: sum(event.kind == "beat" for event in view.events))
         assert viewer.ends == 0
 
 
 def open_to(page: str, connection: socket.socket) -> bool:
-    """Whether the server's end of a connection, in this very process, is open."""
+    """Return True if the server's end of a connection, in this very process, is open."""
     ours = f"{connection.getsockname()[1]:04X}"
     port = f"{urllib.parse.urlsplit(page).port or 0:04X}"
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     established = "01"
     return any(
-        each[1].endswith(f":{port}") and each[2].endswith(f":{ours}") and each[3] == established for each in lines
+        line[1].endswith(f":{port}") and line[2].endswith(f":{ours}") and line[3] == established for line in lines
     )

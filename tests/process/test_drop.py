@@ -63,8 +63,8 @@ def test_all_of_a_dropped_job_ends_and_a_new_incarnation_begins_above(server: Se
         neighbour.flush(30)
 
         reported(lw, "old", 1)
-        found = next(view for view in changes if view.low.micros == NOON + HOUR)
-        assert found.incarnation == 2
+        first = next(view for view in changes if view.low.micros == NOON + HOUR)
+        assert first.incarnation == 2
         viewer.until(lambda page: page.low("old") == NOON + HOUR)
     server.kill()
     server.start()

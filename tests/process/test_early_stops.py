@@ -46,13 +46,13 @@ SERVER = importing("lowwater_authority.serve", SCRIPT)
 
 @functools.cache
 def namespace() -> tuple[str, ...]:
-    """What makes a namespace of processes here: root may, and others may as root of a namespace of users. Skips the test where neither is allowed."""
+    """Return a command that makes a namespace of processes: root may, and others may as root of a namespace of users. Skips the test where neither is allowed."""
     refused = []
     for way in (("unshare",), ("unshare", "--user", "--map-root-user")):
-        found = (*way, "--pid", "--fork", "--kill-child")
-        tried = subprocess.run([*found, "true"], capture_output=True, text=True, timeout=WITHIN, check=False)
+        command = (*way, "--pid", "--fork", "--kill-child")
+        tried = subprocess.run([*command, "true"], capture_output=True, text=True, timeout=WITHIN, check=False)
         if tried.returncode == 0:
-            return found
+            return command
         refused.append(tried.stderr.strip())
     pytest.skip(f"no process can be the first one of a namespace here: {'; '.join(refused)}")
 

@@ -14,18 +14,18 @@ from examples.zombie.__main__ import main as zombie
 @pytest.mark.long  # the rule: test_tasks.py
 def test_each_day_is_closed_once_and_the_sleeper_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert daily_close(["--out", str(tmp_path / "out"), "--days", "2"]) == 0, capsys.readouterr().out
-    told = capsys.readouterr().out
-    assert "sleeper: the lease of the interval from 2013-01-08T00:00:00Z counts no more: it is done by closer-" in told
-    assert "each day is closed once" in told
+    text = capsys.readouterr().out
+    assert "sleeper: the lease of the interval from 2013-01-08T00:00:00Z counts no more: it is done by closer-" in text
+    assert "each day is closed once" in text
     written = list((tmp_path / "out" / "closes" / "daily" / "2013-01-08T000000Z").iterdir())
     assert len(written) == 2, "the sleeper's close has a name of its own, and is in nobody's way"
 
 
 def test_the_zombie_fails_visibly_where_there_is_a_guard_and_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
     assert zombie([]) == 0
-    told = dict(part.split("\n", 1) for part in capsys.readouterr().out.strip().split("\n\n"))
-    assert len(told) == 6
-    for store, steps in told.items():
+    output = dict(part.split("\n", 1) for part in capsys.readouterr().out.strip().split("\n\n"))
+    assert len(output) == 6
+    for store, steps in output.items():
         if store.endswith("guarded"):
             assert re.search(r"B   (goes on|tries again): Fenced: .* it is a zombie, and must stop", steps), steps
             assert "in the store: 09:00, 10:00; B' knows of all" in steps

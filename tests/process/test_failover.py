@@ -16,4 +16,4 @@ KILLS = 10
 @pytest.mark.timeout(400)
 def test_what_a_killed_shard_served_goes_on_at_the_others(tmp_path: Path) -> None:
     rounds = shard_failover.run(tmp_path, KILLS)
-    assert all(value < shard_failover.PATIENCE / 2 for each in rounds for value in each.new.values())
+    assert all(value < shard_failover.PATIENCE / 2 for result in rounds for value in result.new.values())

@@ -1,4 +1,4 @@
-"""What was acknowledged is on the disk: shown by the calls that SQLite makes.
+"""An acknowledged write is on the disk: shown by the calls that SQLite makes.
 
 ``kill -9`` shows none of this, because the page cache outlives the process. A small library (disk_shim.c), preloaded
 into a process that appends, traces its writes and syncs; needs a C compiler, but no rights.
@@ -54,7 +54,7 @@ class Traced:
             stdout=subprocess.PIPE,
             check=True,
         )
-        self.said: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+        self.answers: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
         self.events = [line.split(" ", 1) for line in (root / "trace").read_text().splitlines()]
         """The calls and their paths, and an A at each acknowledgement."""
 
@@ -83,17 +83,17 @@ async def check(path: Path) -> int:
     await journal.open()
     loaded = {log: await journal.load(log) for log in LOGS}
     await journal.close()
-    for log, found in loaded.items():
-        assert found.records == [(n, payload(log, n)) for n in range(found.snapshot_position + 1, found.last + 1)]
-        if found.snapshot_position:
-            assert found.snapshot == payload("snapshot", found.snapshot_position)
+    for log, log_ in loaded.items():
+        assert log_.records == [(n, payload(log, n)) for n in range(log_.snapshot_position + 1, log_.last + 1)]
+        if log_.snapshot_position:
+            assert log_.snapshot == payload("snapshot", log_.snapshot_position)
     assert len({found.last for found in loaded.values()}) == 1
     return loaded[LOGS[0]].last
 
 
 @pytest.mark.parametrize(("call", "code"), [("sync", "EIO"), ("write", "EIO"), ("sync", "ENOSPC")])
 def test_a_commit_that_fails_is_unknown_and_may_be_repeated(shim: Path, tmp_path: Path, call: str, code: str) -> None:
-    failed, repeated = Traced(shim, tmp_path, "fail", call, code).said
+    failed, repeated = Traced(shim, tmp_path, "fail", call, code).answers
     assert failed["error"] == "JournalUnknown"
     assert "repeat the call" in failed["text"]
     assert (failed["found"], failed["unknown"]) == ([1, 1], 1)
@@ -103,12 +103,12 @@ def test_a_commit_that_fails_is_unknown_and_may_be_repeated(shim: Path, tmp_path
 def test_an_unknown_commit_may_have_happened(shim: Path, tmp_path: Path) -> None:
     """The sync failed, the process died, the next one finds the record: treating it as failed would be wrong."""
     traced = Traced(shim, tmp_path, "fail", "sync", "EIO", "and-die")
-    assert traced.said[0]["error"] == "JournalUnknown"
+    assert traced.answers[0]["error"] == "JournalUnknown"
     assert asyncio.run(check(traced.path)) == 2
 
 
 def test_a_disk_that_fills_up_in_the_commit_is_a_sure_failure(shim: Path, tmp_path: Path) -> None:
-    failed, repeated = Traced(shim, tmp_path, "fail", "write", "ENOSPC").said
+    failed, repeated = Traced(shim, tmp_path, "fail", "write", "ENOSPC").answers
     assert failed["error"] == "JournalFailed"
     assert "free space on its disk" in failed["text"]
     assert failed["found"] == [1, 1]

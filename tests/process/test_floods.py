@@ -1,4 +1,4 @@
-"""What somebody without rights sends to use up a process: none of it takes the memory, and nobody else has to wait for it."""
+"""A stranger without rights tries to use up a process: none of it takes the memory, and nobody else has to wait for it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_rule7_empty_names_are_not_parsed(tmp_path: Path, compression: grpc.Comp
 
 
 def test_rule7_a_subscriber_that_stalls_finds_few_old_watermarks(server: Serving) -> None:
-    """By gRPC's own settings 100 KB and more of them lie in its buffers."""
+    """GRPC's own settings would let 100 KB and more of them lie in its buffers."""
     name, last = f"{'x' * 120}/{'x' * 120}", 1_500
     with (
         lowwater.connect(server.address) as lw,

@@ -67,10 +67,10 @@ def reports(server: Serving) -> tuple[int, int]:
     """Report messages that the authority acknowledged, and those of them that it refused or that ended a stream."""
     with urllib.request.urlopen(server.metrics) as page:
         text = page.read().decode()
-    taken = re.search(r"^lowwater_reports_total (\S+)$", text, re.MULTILINE)
+    total = re.search(r"^lowwater_reports_total (\S+)$", text, re.MULTILINE)
     refused = re.findall(r"^lowwater_refused\w+\{.*\} (\S+)$", text, re.MULTILINE)
-    assert taken
-    return int(float(taken[1])), sum(int(float(each)) for each in refused)
+    assert total
+    return int(float(total[1])), sum(int(float(count)) for count in refused)
 
 
 def test_a_child_reads_claims_and_reports_and_the_parent_goes_on_undisturbed(server: Serving) -> None:

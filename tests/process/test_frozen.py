@@ -21,7 +21,7 @@ class Tasks:
 
     def __init__(self, address: str) -> None:
         self.lw = lowwater.aio.connect(address)
-        self.seen: list[int] = []
+        self.shown: list[int] = []
 
     async def begin(self) -> None:
         await self.lw.register("tasks")
@@ -36,12 +36,12 @@ class Tasks:
 
     async def follow(self) -> None:
         async for view in self.lw.watch("tasks"):
-            self.seen.append(view.low.micros)
+            self.shown.append(view.low.micros)
 
     async def go_on(self, to: int) -> None:
         self.lease.advance(None, oldest=None, frontier=to)
         await self.lease.flush(30)
-        await eventually_async(lambda: self.seen[-1:] == [to])
+        await eventually_async(lambda: self.shown[-1:] == [to])
         assert (await self.reader.read()).low.micros == to
 
     async def stale_for(self, seconds: float) -> bool:
@@ -78,7 +78,7 @@ async def test_rule11_a_frozen_authority_is_noticed_and_survived(server: Serving
     tasks.lease.advance(None, oldest=None, frontier=3)
     async with asyncio.timeout(NOTICED_SECONDS):
         await asyncio.gather(tasks.notice(streams), tasks.call())
-    assert tasks.seen[-1] == 2
+    assert tasks.shown[-1] == 2
     server.signal(signal.SIGCONT)
     await tasks.go_on(4)
 
@@ -90,5 +90,5 @@ async def test_rule11_a_frozen_authority_is_noticed_and_survived(server: Serving
         await tasks.go_on(5)
     await tasks.lw.close()
     await following
-    assert tasks.seen == sorted(tasks.seen)
-    assert tasks.seen[-1] == 5
+    assert tasks.shown == sorted(tasks.shown)
+    assert tasks.shown[-1] == 5

@@ -33,8 +33,8 @@ def client(program: list[str]) -> Iterator[Program]:
 
 
 def test_it_does_what_a_client_has_to_do(program: list[str]) -> None:
-    told: list[str] = []
-    assert check_client(program, SCENARIOS, told.append) == [], "\n".join(told)
+    lines: list[str] = []
+    assert check_client(program, SCENARIOS, lines.append) == [], "\n".join(lines)
 
 
 def test_it_follows_a_computation_from_shard_to_shard(client: Program, tmp_path: Path) -> None:
@@ -55,5 +55,5 @@ def test_it_follows_a_computation_from_shard_to_shard(client: Program, tmp_path:
         client.do("advance", claim="claim", micros=[8 * HOUR, 9 * HOUR])
         client.do("flush", claim="claim")
         client.until_seen("clicks", 8 * HOUR)
-        lows = [low for _, _, low in client.seen]
+        lows = [low for _, _, low in client.shown]
         assert lows == sorted(lows)

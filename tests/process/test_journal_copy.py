@@ -54,7 +54,7 @@ def acknowledged(peer: Peer, down: Iterator[workers_pb2.ReportResponse], number:
 
 class Pipeline(NamedTuple):
     data: Path
-    """What an authority has left that was stopped, started again and killed."""
+    """The directory of an authority that was stopped, started again and killed."""
     sender: bytes
     claim: workers_pb2.ClaimResponse
     """The worker's, on "a"."""
@@ -97,9 +97,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str,
     code = main(["journal", *map(str, arguments), "--json"])
     out, err = capsys.readouterr()
     assert code == 0, err
-    found = json.loads(out)
-    assert isinstance(found, dict)
-    return found
+    answer = json.loads(out)
+    assert isinstance(answer, dict)
+    return answer
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
@@ -112,14 +112,14 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 
 def logs(shown: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {
-        each["log"]: (each["last"], each["snapshot"], each["records"], each["bytes"])
-        for each in shown["logs"]
-        if each["log"] != GRAPH
+        log["log"]: (log["last"], log["snapshot"], log["records"], log["bytes"])
+        for log in shown["logs"]
+        if log["log"] != GRAPH
     }
 
 
 def epochs(shown: dict[str, Any]) -> dict[str, int]:
-    return {each["log"]: each["epoch"] for each in shown["logs"] if each["log"] != GRAPH}
+    return {log["log"]: log["epoch"] for log in shown["logs"] if log["log"] != GRAPH}
 
 
 def test_it_moves_to_redis_and_back(
@@ -133,9 +133,9 @@ def test_it_moves_to_redis_and_back(
         "b": False,
     }
     assert run(capsys, "copy", data, store)["server_token"] == before["server_token"]
-    there = run(capsys, "show", store)
-    assert logs(there) == logs(before)
-    assert all(epoch > epochs(before)[log] for log, epoch in epochs(there).items())
+    copied = run(capsys, "show", store)
+    assert logs(copied) == logs(before)
+    assert all(epoch > epochs(before)[log] for log, epoch in epochs(copied).items())
 
     with Shard(tmp_path / "shard", redis.url, "--deployment", "moved") as shard:
         wait_until_served(shard)
@@ -147,8 +147,8 @@ def test_it_moves_to_redis_and_back(
             moved.report(1, claim, 16, 17)
             assert not acknowledged(moved, down, 1).refused, "the old owner goes on"
             assert moved.low() == 16 * HOUR
-            taken = moved.claim("a", b"m", b"")
-            assert taken.sequencer > claim.sequencer
+            newer = moved.claim("a", b"m", b"")
+            assert newer.sequencer > claim.sequencer
         assert f"is being served by 1 shard: {shard.address} was heard of" in refused(capsys, "copy", store, back)
         assert shard.stop() == 0
 
@@ -162,8 +162,8 @@ def test_it_moves_to_redis_and_back(
         returned.report(1, claim, 18, handles=[0])
         assert not acknowledged(returned, down, 1).refused, "what is left to the old owner is its own"
         returned.report(2, claim, 18, handles=[1])
-        assert [each.reason for each in acknowledged(returned, down, 2).refused] == ["STALE_SEQUENCER"]
-        assert returned.claim("a").sequencer > taken.sequencer
+        assert [part.reason for part in acknowledged(returned, down, 2).refused] == ["STALE_SEQUENCER"]
+        assert returned.claim("a").sequencer > newer.sequencer
 
 
 def test_a_served_folder_is_refused(tmp_path: Path, redis: RedisServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,14 +180,14 @@ def test_a_place_that_cannot_be_used_is_named_without_its_secret(
     monkeypatch.setenv("NOWHERE", f"redis://:{SECRET}@127.0.0.1:1")
     monkeypatch.setenv("MALFORMED", f"redis://:{SECRET}/@host")
     empty = tmp_path / "empty"
-    for source, said in (
+    for source, text in (
         (str(empty), f"there is no journal in {empty}"),
         ("env:NOWHERE#x", "redis://127.0.0.1:1#x: "),
         ("env:MALFORMED", "cannot be read"),
         ("http://host", "begins with one of"),
     ):
-        assert said in refused(capsys, "show", source)
-        assert said in refused(capsys, "copy", source, tmp_path / "target")
+        assert text in refused(capsys, "show", source)
+        assert text in refused(capsys, "copy", source, tmp_path / "target")
     assert not empty.exists()
     assert not (tmp_path / "target").exists()
     assert "are both" in refused(capsys, "copy", empty, empty)
@@ -208,7 +208,7 @@ def test_the_password_of_a_store_comes_from_the_environment(
 def test_a_password_on_the_command_line_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"redis+sentinel://me:{SECRET}#/?' \"@one,two/main"
     for command in (("show", url), ("copy", url, tmp_path / "target"), ("copy", tmp_path / "source", url)):
-        said = refused(capsys, *command)
-        assert "the URL of a store has a password in it" in said
-        assert "env:VARIABLE#NAME" in said
+        text = refused(capsys, *command)
+        assert "the URL of a store has a password in it" in text
+        assert "env:VARIABLE#NAME" in text
     assert not list(tmp_path.iterdir())

@@ -46,13 +46,13 @@ def test_the_events_of_one_process(tmp_path: Path) -> None:
         assert (claimed["worker"], claimed["ranges"], claimed["end"]) == ("exec-1", 2, "80")
         assert claimed["host"]
         second = lw.worker("flights", name="exec-2").claim(start=b"\x40", end=b"\x80")
-        [taken] = told(server, "taken_over", computation="flights", worker="exec-2")
-        assert taken["sequencer"] > claimed["sequencer"]
+        [taking] = told(server, "taken_over", computation="flights", worker="exec-2")
+        assert taking["sequencer"] > claimed["sequencer"]
         [lost] = told(server, "owner_lost", computation="flights")
         assert (lost["sequencer"], lost["claims"]) == (claimed["sequencer"], 1)
 
         second.release()
-        assert told(server, "released", computation="flights", sequencer=taken["sequencer"])
+        assert told(server, "released", computation="flights", sequencer=taking["sequencer"])
 
         lw.worker("weather", identity="one").claim()
         with pytest.raises(lowwater.IdentityMismatch):
@@ -89,5 +89,5 @@ def test_the_table_has_every_event_that_the_code_can_tell() -> None:
 
 def _names(call: str) -> list[str]:
     """The names in the first argument of a call: one, or two with a condition between."""
-    found = re.match(r'\s*"(\w+)"(?: if [\w.]+ else "(\w+)")?', call)
-    return [name for name in found.groups() if name] if found else []
+    match = re.match(r'\s*"(\w+)"(?: if [\w.]+ else "(\w+)")?', call)
+    return [name for name in match.groups() if name] if match else []

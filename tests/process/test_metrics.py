@@ -1,4 +1,4 @@
-"""What real processes export, over HTTP: against what was done to them, and against Prometheus's own linter."""
+"""Real processes export figures over HTTP: against what was done to them, and against Prometheus's own linter."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_the_linter_of_prometheus_is_silent_about_a_busy_authority(server: Servi
     next(watching)
     peer.register("never")
     eventually(lambda: Scrape(server).value("ranges", computation="never", state="never_claimed") == 1)
-    found = Scrape(server)
-    assert found.all("holder_info").keys() == {("never", "", "all keys", "")}, "a moment ago the other one moved"
-    assert found.linted() == ""
+    scrape = Scrape(server)
+    assert scrape.all("holder_info").keys() == {("never", "", "all keys", "")}, "a moment ago the other one moved"
+    assert scrape.linted() == ""
     declared = {figure.name: set(figure.labels) for figure in FIGURES}
-    for family in found.families:
+    for family in scrape.families:
         for sample in family.samples:
             if family.name.startswith("lowwater_"):
                 name = {"counter": f"{family.name.removesuffix('_total')}_total"}.get(family.type, family.name)
@@ -76,14 +76,14 @@ def test_shards_over_redis_export_each_computation_once_with_lags_across_them(tm
         with pytest.raises(errors.IdentityMismatch):
             lw.worker("enriched", identity="other").claim()
         scrapes = [Scrape(first), Scrape(second)]
-        lows = Counter(labels for each in scrapes for labels in each.all("low_watermark_timestamp_seconds"))
+        lows = Counter(labels for scrape in scrapes for labels in scrape.all("low_watermark_timestamp_seconds"))
         assert lows == {("flights",): 1, ("enriched",): 1}
         assert scrapes[1].value("refused_calls_total", method="Claim", reason="IDENTITY_MISMATCH") == 1
-        for each in scrapes:
-            confirmed = each.value("journal_confirmed_timestamp_seconds")
+        for scrape in scrapes:
+            confirmed = scrape.value("journal_confirmed_timestamp_seconds")
             assert confirmed is not None
             assert abs(confirmed - time.time()) < 30
-            assert each.linted() == ""
+            assert scrape.linted() == ""
         lw.pin("enriched", first.address)
         eventually(lambda: Scrape(first).value("epoch", computation="enriched") is not None)
         # The series of what is served elsewhere disappear.
@@ -92,11 +92,11 @@ def test_shards_over_redis_export_each_computation_once_with_lags_across_them(tm
         def everywhere(name: str) -> float:
             return sum(Scrape(shard).value(name) or 0 for shard in (first, second))
 
-        def told(name: str) -> float:
+        def total(name: str) -> float:
             return registry.get_sample_value(f"lowwater_client_{name}") or 0
 
-        eventually(lambda: everywhere("reports_total") == told("acknowledged_reports_total") > 0)
-        assert told("claims") == 2
-        assert told("report_streams_total") >= 2
-        assert told("watch_messages_total") > 0
-        assert told("unserved_computations") == 0
+        eventually(lambda: everywhere("reports_total") == total("acknowledged_reports_total") > 0)
+        assert total("claims") == 2
+        assert total("report_streams_total") >= 2
+        assert total("watch_messages_total") > 0
+        assert total("unserved_computations") == 0

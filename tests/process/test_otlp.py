@@ -37,7 +37,7 @@ class Figures(metrics_service_pb2_grpc.MetricsServiceServicer):
 
     def Export(self, request: Any, context: Any) -> Any:
         points: dict[Series, Any] = {}
-        for metric in (metric for each in request.resource_metrics for s in each.scope_metrics for metric in s.metrics):
+        for metric in (metric for part in request.resource_metrics for s in part.scope_metrics for metric in s.metrics):
             kind = metric.WhichOneof("data")
             if kind == "sum" and metric.sum.is_monotonic and metric.sum.aggregation_temporality == 2:
                 self.monotonic.add(metric.name)
@@ -53,12 +53,12 @@ class Figures(metrics_service_pb2_grpc.MetricsServiceServicer):
         for (name, labels), point in self.points.items():
             counts = hasattr(point, "bucket_counts")
             pushed[f"{name}_count" if counts else name, labels] = point.count if counts else point.as_double
-        found = {series: value for series, value in pushed.items() if not MOVING.search(series[0])}
-        asked = {series: value for series, value in scrape.items() if not MOVING.search(series[0])}
-        asked = {series: value for series, value in asked.items() if not series[0].endswith(("_bucket", "_sum"))}
-        if found.keys() != asked.keys():
+        sent = {series: value for series, value in pushed.items() if not MOVING.search(series[0])}
+        scraped = {series: value for series, value in scrape.items() if not MOVING.search(series[0])}
+        scraped = {series: value for series, value in scraped.items() if not series[0].endswith(("_bucket", "_sum"))}
+        if sent.keys() != scraped.keys():
             return set()
-        return {series for series, value in found.items() if asked[series] == value}
+        return {series for series, value in sent.items() if scraped[series] == value}
 
 
 class Spans(trace_service_pb2_grpc.TraceServiceServicer):
@@ -66,10 +66,10 @@ class Spans(trace_service_pb2_grpc.TraceServiceServicer):
         self.spans: list[Any] = []
 
     def Export(self, request: Any, context: Any) -> Any:
-        self.spans += [span for each in request.resource_spans for scope in each.scope_spans for span in scope.spans]
+        self.spans += [span for part in request.resource_spans for scope in part.scope_spans for span in scope.spans]
         return trace_service_pb2.ExportTraceServiceResponse()
 
-    def of(self, method: str) -> list[Any]:
+    def calls_of(self, method: str) -> list[Any]:
         return [span for span in self.spans if span.name.endswith(method)]
 
 
@@ -111,8 +111,8 @@ def test_a_collector_gets_what_a_scrape_gets_and_the_spans_of_unary_calls(
         called(b"", metadata=(("traceparent", f"00-{TRACE}-{PARENT}-01"),))
         peer.channel.close()
         # With the clients gone nothing happens any more but what the process does by itself.
-        there = eventually(lambda: figures.same(Scrape(server).samples), "a push that is as a scrape")
-        assert len(there) > 50
+        same = eventually(lambda: figures.same(Scrape(server).samples), "a push that is as a scrape")
+        assert len(same) > 50
         assert figures.points[STANDS, frozenset({("computation", "flights")})].as_double == at(14).timestamp()
         assert server.stop() == 0
     assert {"lowwater_rounds_total", "lowwater_calls_total"} <= figures.monotonic
@@ -122,9 +122,9 @@ def test_a_collector_gets_what_a_scrape_gets_and_the_spans_of_unary_calls(
     names = {span.name.rpartition("/")[2] for span in spans.spans}
     assert {"Register", "Claim", "GetTopology", "ListRanges"} <= names
     assert not names & {"Report", "Watch", "Check"}
-    [span] = [span for span in spans.of("GetTopology") if span.parent_span_id]
+    [span] = [span for span in spans.calls_of("GetTopology") if span.parent_span_id]
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
-    [refused] = spans.of("ListRanges")
+    [refused] = spans.calls_of("ListRanges")
     codes = {pair.key: pair.value.int_value for pair in refused.attributes}
     assert codes["rpc.grpc.status_code"] == grpc.StatusCode.NOT_FOUND.value[0]
 
@@ -175,8 +175,8 @@ def test_what_cannot_be_sent_is_said_and_nothing_stops(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    given = {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_TRACES_EXPORTER": "otlp"} | variables
-    for name, value in given.items():
+    settings = {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_TRACES_EXPORTER": "otlp"} | variables
+    for name, value in settings.items():
         monkeypatch.setenv(name, value)
     if missing:
         monkeypatch.setitem(sys.modules, missing, None)

@@ -42,18 +42,18 @@ API = (
 
 
 def rules(*oncall: str, page: bool = True) -> Access:
-    made = {name: sha256(token.encode()).hexdigest() for name, token in TOKENS.items()}
-    given = [made[each] for each in oncall]
+    hashes = {name: sha256(token.encode()).hexdigest() for name, token in TOKENS.items()}
+    tokens = [hashes[name] for name in oncall]
     first = (
-        f'[[principal]]\nname = "oncall"\npage = {str(page).lower()}\ntoken_sha256 = {json.dumps(given)}\n'
-        if given
+        f'[[principal]]\nname = "oncall"\npage = {str(page).lower()}\ntoken_sha256 = {json.dumps(tokens)}\n'
+        if tokens
         else ""
     )
     return Access.parse(
         (
             f"{first}"
-            f'[[principal]]\nname = "scraper"\nmetrics = true\ntoken_sha256 = ["{made["scraper"]}"]\n'
-            f'[[principal]]\nname = "etl"\ntoken_sha256 = ["{made["etl"]}"]\n'
+            f'[[principal]]\nname = "scraper"\nmetrics = true\ntoken_sha256 = ["{hashes["scraper"]}"]\n'
+            f'[[principal]]\nname = "etl"\ntoken_sha256 = ["{hashes["etl"]}"]\n'
             '[[principal.allow]]\nnamespace = "*"\nread = ["*"]\nreport = ["*"]\noperate = ["*"]\n'
         ).encode(),
         "access.toml",
@@ -80,8 +80,8 @@ class Guarded:
         return ask(self.page, path, headers=presented(token, cookie) | headers)
 
     def sign_in(self, token: str, **headers: str) -> Answer:
-        given = {"Content-Type": "application/json"} | {name.replace("_", "-"): each for name, each in headers.items()}
-        return ask(self.page, "session", "POST", given, body=json.dumps({"token": token}).encode())
+        fields = {"Content-Type": "application/json"} | {name.replace("_", "-"): text for name, text in headers.items()}
+        return ask(self.page, "session", "POST", fields, body=json.dumps({"token": token}).encode())
 
     def cookie(self, name: str = "oncall") -> str:
         answer = self.sign_in(TOKENS[name])
@@ -94,9 +94,9 @@ def presented(token: str, cookie: str) -> dict[str, str]:
 
 
 def set_cookie(answer: Answer) -> str:
-    found = answer.headers["Set-Cookie"]
-    assert found is not None
-    return str(found)
+    cookie = answer.headers["Set-Cookie"]
+    assert cookie is not None
+    return str(cookie)
 
 
 @contextmanager
@@ -163,10 +163,10 @@ def test_the_shell_of_the_page_is_for_everybody_and_shows_nothing(guarded: Guard
 
 @pytest.mark.parametrize(("who", "page", "metrics"), [("oncall", 200, 403), ("scraper", 403, 200), ("etl", 403, 403)])
 def test_each_sees_what_the_file_allows(guarded: Guarded, who: str, page: int, metrics: int) -> None:
-    seen = guarded.ask("api/snapshot", TOKENS[who])
+    answer_ = guarded.ask("api/snapshot", TOKENS[who])
     scraped = guarded.ask("metrics", TOKENS[who])
-    assert (seen.status, scraped.status) == (page, metrics)
-    for answer, right in ((seen, "page = true"), (scraped, "metrics = true")):
+    assert (answer_.status, scraped.status) == (page, metrics)
+    for answer, right in ((answer_, "page = true"), (scraped, "metrics = true")):
         if answer.status == 403:
             assert refused(answer, 403)
             assert right in answer.json["error"]
@@ -246,9 +246,9 @@ def test_a_stream_ends_when_its_viewer_is_removed(guarded: Guarded) -> None:
         while not stream.readline().startswith(b"event: beat"):
             pass
         guarded.access = rules()
-        told = stream.read()
-    assert told.count(b"event:") <= 2, "what was on its way"
-    assert b"HTTP/1.1" not in told
+        rest = stream.read()
+    assert rest.count(b"event:") <= 2, "what was on its way"
+    assert b"HTTP/1.1" not in rest
 
 
 @pytest.mark.parametrize(
@@ -262,8 +262,8 @@ def test_a_stream_ends_when_its_viewer_is_removed(guarded: Guarded) -> None:
 def test_another_site_can_sign_nobody_in_or_out(guarded: Guarded, headers: dict[str, str], status: int) -> None:
     assert refused(guarded.sign_in(TOKENS["oncall"], **headers), status)
     if status == 403:
-        given = {name.replace("_", "-"): each for name, each in headers.items()}
-        answer = ask(guarded.page, "session", "DELETE", {**given, "Cookie": guarded.cookie()})
+        fields = {name.replace("_", "-"): header for name, header in headers.items()}
+        answer = ask(guarded.page, "session", "DELETE", {**fields, "Cookie": guarded.cookie()})
         assert refused(answer, 403)
 
 
@@ -279,12 +279,12 @@ def test_a_page_answers_only_under_its_own_names(guarded: Guarded, caplog: pytes
     assert (signing_in.status, signing_in.headers["Set-Cookie"]) == (421, None)
     assert guarded.ask("healthz", Host="evil.example").status == 200, "a probe knows no name"
     assert guarded.ask("api/snapshot", cookie=cookie, Host="localhost:8080").status == 200
-    [line] = [each for each in caplog.records if each.name == sessions.__name__]
+    [line] = [record for record in caplog.records if record.name == sessions.__name__]
     assert "the name 'evil.example': if" in line.getMessage(), "one line for all of them"
 
 
 @pytest.mark.parametrize(
-    ("host", "taken"),
+    ("host", "expected"),
     [
         ("10.0.0.7:7422", True),
         ("lowwater.example.org:443", True),
@@ -293,9 +293,9 @@ def test_a_page_answers_only_under_its_own_names(guarded: Guarded, caplog: pytes
         ("evil.example", False),
     ],
 )
-def test_the_names_of_a_page(host: str, taken: bool) -> None:
+def test_the_names_of_a_page(host: str, expected: bool) -> None:
     hosts = Hosts(["Lowwater.example.org", "*.wild.example.org", "0.0.0.0:7422"], machine="box.corp")
-    assert hosts.take([host]) is taken
+    assert hosts.take([host]) is expected
     assert Hosts(["*"]).take([host])
     assert hosts.take([]), "no browser"
     assert not hosts.take([host, "localhost"])
@@ -372,14 +372,14 @@ def test_no_secret_is_logged(guarded: Guarded, caplog: pytest.LogCaptureFixture)
         *TOKENS.values(),
         WRONG,
         cookie.partition("=")[2],
-        *(sha256(each.encode()).hexdigest() for each in TOKENS.values()),
+        *(sha256(token.encode()).hexdigest() for token in TOKENS.values()),
     ):
         assert secret not in logged
 
 
 def test_over_tls_the_cookie_never_goes_out_in_the_clear(tmp_path: Path) -> None:
-    made = OURS.pair("127.0.0.1")
-    certificates = Certificates(Files(put(tmp_path / "chain.pem", made[0]), put(tmp_path / "key.pem", made[1])))
+    pair = OURS.pair("127.0.0.1")
+    certificates = Certificates(Files(put(tmp_path / "chain.pem", pair[0]), put(tmp_path / "key.pem", pair[1])))
     with opened(certificates) as guarded:
         body = json.dumps({"token": TOKENS["oncall"]}).encode()
         answer = ask(

@@ -55,19 +55,19 @@ def snapshot(page: PageProcess, token: str = "") -> Json:
     return answer.json
 
 
-def lows(found: Json) -> dict[str, int | None]:
-    return {each["name"]: each["low"]["micros"] for each in found["computations"]}
+def lows(view: Json) -> dict[str, int | None]:
+    return {computation["name"]: computation["low"]["micros"] for computation in view["computations"]}
 
 
 def test_it_shows_what_is_published_and_answers_questions(server: Serving, tmp_path: Path) -> None:
     report(server.address, "flights", NOON)
     with PageProcess(tmp_path, server.address, "--page-host=lowwater.example.org") as page, Viewer(page.page) as viewer:
-        viewer.until(lambda seen: seen.low("flights") == NOON)
+        viewer.until(lambda shown: shown.low("flights") == NOON)
         report(server.address, "flights", NOON + HOUR)
-        viewer.until(lambda seen: seen.low("flights") == NOON + HOUR)
-        found = snapshot(page)
-        assert (found["shards"], found["away"]) == ([], None)
-        assert 0 <= found["stale_for"] < 30
+        viewer.until(lambda shown: shown.low("flights") == NOON + HOUR)
+        view = snapshot(page)
+        assert (view["shards"], view["away"]) == ([], None)
+        assert 0 <= view["stale_for"] < 30
         for question in ("ranges", "history", "why", "recent"):
             assert ask(page.page, f"api/{question}", computation="flights").status == 200
         assert ask(page.page, "api/why", computation="nobody").status == 404
@@ -93,8 +93,8 @@ def test_the_authority_says_who_may_look_and_nobody_new_is_let_in_while_it_is_aw
         report(server.address, "flights", NOON, token=tokens["board"])
 
         def status(name: str = "") -> int:
-            given = {"Authorization": f"Bearer {tokens[name]}"} if name else {}
-            return ask(page.page, "api/snapshot", headers=given).status
+            headers = {"Authorization": f"Bearer {tokens[name]}"} if name else {}
+            return ask(page.page, "api/snapshot", headers=headers).status
 
         assert [status(), status("nobody"), status("etl"), status("board")] == [401, 401, 403, 403]
         eventually(lambda: lows(snapshot(page, tokens["oncall"])) == {"flights": NOON})
@@ -127,7 +127,7 @@ class Beside(Serving):
 
 
 def runs(pid: int) -> bool:
-    """Whether a process has not ended."""
+    """Return True if a process has not ended."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -139,7 +139,7 @@ def test_an_authority_serves_a_page_beside_itself_which_ends_with_it(tmp_path: P
     with Beside(tmp_path) as server:
         report(server.address, "flights", NOON)
         with Viewer(server.page) as viewer:
-            viewer.until(lambda seen: seen.low("flights") == NOON)
+            viewer.until(lambda shown: shown.low("flights") == NOON)
         first = server.page_pid()
         assert server.stop() == 0
         assert not runs(first)
@@ -164,14 +164,14 @@ def test_a_page_that_dies_is_begun_anew_at_its_place_and_nobody_else_hears_of_it
         # The socket listens all the time: who comes meanwhile waits for the next one.
         assert ask(server.page, "api/snapshot").json["away"] is None
         eventually(lambda: lows(ask(server.page, "api/snapshot").json) == {"flights": NOON})
-        told = [(each["reason"], each["again_seconds"]) for each in server.events("page_ended")]
-        assert told == [("signal 9", 1.0)]
+        endings = [(event["reason"], event["again_seconds"]) for event in server.events("page_ended")]
+        assert endings == [("signal 9", 1.0)]
 
 
 async def test_a_page_that_ends_again_and_again_is_begun_anew_each_time_later(caplog: pytest.LogCaptureFixture) -> None:
     def waits() -> list[float]:
-        told = [vars(record).get(ATTRIBUTE, {}) for record in caplog.records]
-        return [each["again_seconds"] for each in told if each["event"] == "page_ended"]
+        lines = [vars(record).get(ATTRIBUTE, {}) for record in caplog.records]
+        return [line["again_seconds"] for line in lines if line["event"] == "page_ended"]
 
     listening = socket.create_server(("127.0.0.1", 0))
     child = PageChild(listening, ["--nonsense"], os.environ, encrypted=False, again_seconds=(0.001, 30.0))
@@ -224,15 +224,15 @@ def test_the_page_beside_an_authority_asks_it_who_may_look_and_has_none_of_its_s
     )
     with Beside(tmp_path, "--access", str(path)) as server:
         report(server.address, "flights", NOON, token=tokens["etl"])
-        given = {"Authorization": f"Bearer {tokens['oncall']}"}
-        eventually(lambda: ask(server.page, "api/snapshot", headers=given).status == 200)
-        eventually(lambda: lows(ask(server.page, "api/snapshot", headers=given).json) == {"flights": NOON})
+        headers = {"Authorization": f"Bearer {tokens['oncall']}"}
+        eventually(lambda: ask(server.page, "api/snapshot", headers=headers).status == 200)
+        eventually(lambda: lows(ask(server.page, "api/snapshot", headers=headers).json) == {"flights": NOON})
         assert ask(server.page, "api/snapshot").status == 401
         assert ask(server.page, "api/snapshot", headers={"Authorization": f"Bearer {tokens['etl']}"}).status == 403
         command = Path(f"/proc/{server.page_pid()}/cmdline").read_bytes()
         assert not any(token.encode() in command for token in tokens.values())
         variables = Path(f"/proc/{server.page_pid()}/environ").read_bytes().split(b"\0")
-        assert {each.partition(b"=")[0] for each in variables if each.startswith(b"LOWWATER_")} == {b"LOWWATER_TOKEN"}
+        assert {item.partition(b"=")[0] for item in variables if item.startswith(b"LOWWATER_")} == {b"LOWWATER_TOKEN"}
 
 
 class ByDefault(Serving):
@@ -243,7 +243,7 @@ class ByDefault(Serving):
 
     def warned(self) -> list[Json]:
         lines = [json.loads(line) for line in (self.data.parent / "serve.log").read_text().splitlines()]
-        return [each for each in lines if each["event"] == "page_absent"]
+        return [line for line in lines if line["event"] == "page_absent"]
 
 
 def port_of(url: str) -> int:
@@ -266,8 +266,8 @@ def test_the_page_comes_by_itself_at_the_port_after_http_and_keeps_no_authority_
     with socket.create_server(("127.0.0.1", second)), server:
         assert server.page == "off"
         report(server.address, "flights", NOON)
-        [told] = server.warned()
-        assert f"127.0.0.1:{second}" in told["reason"]
+        [line] = server.warned()
+        assert f"127.0.0.1:{second}" in line["reason"]
         assert ask(server.endpoint, "metrics").status == 200
         assert server.stop() == 0
     with server:
@@ -278,6 +278,6 @@ def test_the_page_comes_by_itself_at_the_port_after_http_and_keeps_no_authority_
 
 @pytest.mark.parametrize("flag", ["--http", "--page"])
 def test_a_place_that_cannot_be_is_refused_with_the_flag(flag: str, tmp_path: Path, refused_start: Refused) -> None:
-    said = refused_start("--data", str(tmp_path / "data"), "--page", "off", flag, "127.0.0.1:65536")
-    assert "there is no port 65536" in said
-    assert f"Choose another with {flag}" in said
+    error = refused_start("--data", str(tmp_path / "data"), "--page", "off", flag, "127.0.0.1:65536")
+    assert "there is no port 65536" in error
+    assert f"Choose another with {flag}" in error

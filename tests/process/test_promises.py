@@ -36,17 +36,17 @@ class Promising:
         self.server = Serving(folder / "data", "--promises", str(self.path), "--log-format", "json")
         self.server.constants = SOON
 
-    def said(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    def output_of(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         assert main([*arguments, "--address", self.server.address]) == 0
         return capsys.readouterr().out
 
 
 @pytest.fixture
 def promising(tmp_path: Path) -> Iterator[Promising]:
-    made = Promising(tmp_path)
-    made.path.write_text(BILLING)
-    with made.server:
-        yield made
+    promising_ = Promising(tmp_path)
+    promising_.path.write_text(BILLING)
+    with promising_.server:
+        yield promising_
 
 
 def test_promises_follow_a_file_and_watermarks_do_not(promising: Promising, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,10 +59,10 @@ def test_promises_follow_a_file_and_watermarks_do_not(promising: Promising, caps
             lease.flush(timeout=PATIENCE)
 
         def teams() -> list[str | None]:
-            """Of both, as a read has them, and as one who has followed them for long."""
+            """Return the teams of both, as a read has them, and as one who has followed them for long."""
             assert {view.low.micros for view in lw.get().values()} == {1_000_000}
-            seen = [*lw.get(*names).values(), *(lw.wait(name, 1, timeout=PATIENCE) for name in names)]
-            return [None if view.promise is None else view.promise.team for view in seen]
+            views = [*lw.get(*names).values(), *(lw.wait(name, 1, timeout=PATIENCE) for name in names)]
+            return [None if view.promise is None else view.promise.team for view in views]
 
         promise = lw.get("billing-eu")["billing-eu"].promise
         assert promise == lowwater.Promise(
@@ -91,8 +91,8 @@ def test_promises_follow_a_file_and_watermarks_do_not(promising: Promising, caps
         assert Scrape(promising.server).value("promises_refused") == 1
         assert teams() == ["billing", "reports"] * 2
 
-    assert promising.said(capsys, "status", "--team", "billing", "--names") == "billing-eu\n"
-    [record] = json.loads(promising.said(capsys, "status", "--team", "billing", "--json"))["computations"]
+    assert promising.output_of(capsys, "status", "--team", "billing", "--names") == "billing-eu\n"
+    [record] = json.loads(promising.output_of(capsys, "status", "--team", "billing", "--json"))["computations"]
     assert record["promise"]["late_seconds"] == 900
     assert record["late_by_seconds"] > 900
 
@@ -100,5 +100,5 @@ def test_promises_follow_a_file_and_watermarks_do_not(promising: Promising, caps
 def test_a_bad_file_keeps_it_from_starting(tmp_path: Path, refused_start: Refused) -> None:
     path = tmp_path / "promises.toml"
     path.write_text('[[promise]]\ncomputations = "a"\nlat = "1m"\n')
-    said = refused_start("--promises", str(path), "--data", str(tmp_path / "data"))
-    assert f"lowwater serve: --promises {path}: promise[1].lat is unknown; write one of computations, late" in said
+    error = refused_start("--promises", str(path), "--data", str(tmp_path / "data"))
+    assert f"lowwater serve: --promises {path}: promise[1].lat is unknown; write one of computations, late" in error

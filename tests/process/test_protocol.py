@@ -71,9 +71,9 @@ def replay(tmp_path: Path) -> Iterator[Replay]:
 
 
 def test_the_exchanges_with_one_authority_are_what_it_says(replay: Replay) -> None:
-    told = [steps for steps in blocks() if alone(steps)]
-    assert len(told) >= 5
-    for steps in told:
+    exchanges = [steps for steps in blocks() if alone(steps)]
+    assert len(exchanges) >= 5
+    for steps in exchanges:
         replay.run(steps)
 
 
@@ -102,10 +102,10 @@ def test_an_exchange_that_is_not_what_it_says_is_noticed(replay: Replay, tmp_pat
 
 def test_the_reasons_are_those_of_the_code_and_say_which_may_be_repeated() -> None:
     rows = re.findall(r"^\| `([A-Z_]+)` \| `([A-Z_]+)` \| ([a-z ]+) \|", PROTOCOL.read_text(), re.MULTILINE)
-    told = {reason: (status, again) for reason, status, again in rows}
-    assert len(told) == len(rows)
+    listed = {reason: (status, again) for reason, status, again in rows}
+    assert len(listed) == len(rows)
     other = grpc.StatusCode.FAILED_PRECONDITION
-    assert told == {
+    assert listed == {
         reason: (refusals.CODES.get(reason, other).name, AGAIN_BY_REASON.get(reason, "never"))
         for reason in errors.BY_REASON.keys() - OWN
     }

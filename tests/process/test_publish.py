@@ -49,17 +49,17 @@ class Receiver:
                 self.end_headers()
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-                """Nothing."""
+                """Log nothing."""
 
         class Server(ThreadingHTTPServer):
             def handle_error(self, request: Any, client_address: Any) -> None:
-                """Of a caller that was killed."""
+                """Ignore the error of a caller that was killed."""
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/hook"
 
     def hours(self) -> list[str]:
-        return [each["id"].split("/")[3][11:13] for each in self.posts]
+        return [post["id"].split("/")[3][11:13] for post in self.posts]
 
     @contextmanager
     def serving(self) -> Iterator[Receiver]:
@@ -75,8 +75,8 @@ class Receiver:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with Receiver().serving() as there:
-        yield there
+    with Receiver().serving() as hook:
+        yield hook
 
 
 @pytest.fixture
@@ -116,9 +116,9 @@ def test_a_marker_is_written_for_each_interval_that_is_complete_and_for_no_other
     assert (capsys.readouterr().out, markers(out)[0]) == ("", "2013-01-09/11/_SUCCESS"), "nothing is told twice"
     come(lease, 14)
     assert main([*command, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["from"], told["to"], told["incarnation"]) == ("2013-01-09T13:00:00Z", "2013-01-09T14:00:00Z", 1)
-    assert json.loads((out / "2013-01-09/13/_SUCCESS").read_text())["id"] == told["id"]
+    body = json.loads(capsys.readouterr().out)
+    assert (body["from"], body["to"], body["incarnation"]) == ("2013-01-09T13:00:00Z", "2013-01-09T14:00:00Z", 1)
+    assert json.loads((out / "2013-01-09/13/_SUCCESS").read_text())["id"] == body["id"]
 
 
 def test_a_webhook_is_asked_again_until_it_takes_an_interval_and_then_comes_the_next(
@@ -135,7 +135,7 @@ def test_a_webhook_is_asked_again_until_it_takes_an_interval_and_then_comes_the_
     command = publish(server, tmp_path / "cursor", receiver.url, "--until", "2013-01-09T12:00Z")
     assert main(command) == 0
     assert receiver.hours() == ["10", "10", "10", "11"], "a redirect is no answer"
-    assert len({each["id"] for each in receiver.posts}) == 2
+    assert len({post["id"] for post in receiver.posts}) == 2
     first = receiver.posts[0]
     assert receiver.posts[:3] == [first] * 3
     assert (first["specversion"], first["type"], first["subject"]) == ("1.0", "lowwater.interval.complete", "flights")
@@ -144,12 +144,12 @@ def test_a_webhook_is_asked_again_until_it_takes_an_interval_and_then_comes_the_
     signed = hmac.digest(b"signing-secret", receiver.bodies[0], "sha256").hex()
     assert receiver.headers[0]["X-Lowwater-Signature"] == f"sha256={signed}"
     assert receiver.headers[0]["Content-Type"] == "application/cloudevents+json"
-    said = capsys.readouterr()
-    assert [line.split(";")[0].rpartition(" answers ")[2] for line in said.err.splitlines()] == [
+    output = capsys.readouterr()
+    assert [line.split(";")[0].rpartition(" answers ")[2] for line in output.err.splitlines()] == [
         "with 503, and not with 2xx",
         "with 302, and not with 2xx",
     ]
-    assert "secret" not in said.err + said.out
+    assert "secret" not in output.err + output.out
     assert main(command) == 0
     assert len(receiver.posts) == 4, "all up to --until was told"
 
@@ -163,10 +163,10 @@ def test_kills_leave_no_gaps(server: Serving, lease: lowwater.Lease, receiver: R
     ends = json.loads(done.stdout)
     assert ends[-1] == 0
     assert ends.count(-9) >= 12, "each was killed, for as long as there was something left to do"
-    told = receiver.hours()
-    assert list(dict.fromkeys(told)) == [f"{hour}" for hour in range(10, 22)]
-    assert len(told) > 12, "one that was killed between the target and the cursor tells it again"
-    assert told == sorted(told), "in order"
+    hours = receiver.hours()
+    assert list(dict.fromkeys(hours)) == [f"{hour}" for hour in range(10, 22)]
+    assert len(hours) > 12, "one that was killed between the target and the cursor tells it again"
+    assert hours == sorted(hours), "in order"
 
 
 def test_it_follows_and_stops_when_the_computation_is_reset(
@@ -202,10 +202,10 @@ def test_it_follows_and_stops_when_the_computation_is_reset(
 def test_what_cannot_be_published_is_refused(
     server: Serving, lw: lowwater.Client, lease: lowwater.Lease, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refused(command: list[str], said: str, reason: str) -> None:
+    def refused(command: list[str], text: str, reason: str) -> None:
         assert main([*command, "--json"]) == 2
         failed = json.loads(capsys.readouterr().out)["error"]
-        assert (failed["reason"], said in failed["message"]) == (reason, True), failed
+        assert (failed["reason"], text in failed["message"]) == (reason, True), failed
         assert failed["fix"]
 
     out = f"file:{tmp_path}/out/%Y-%m-%d/%H"

@@ -61,7 +61,7 @@ async def test_without_a_server_surely_nothing_is_written(store: RedisSubject) -
 
 
 async def test_a_full_server_does_not_make_an_unknown_append_a_failed_one(store: RedisSubject) -> None:
-    """It is written, its answer was lost; "surely not written" would be a lie about the call as a whole."""
+    """The append is written and its answer was lost; "surely not written" would be a lie about the call as a whole."""
     journal = await opened(store, 2.0, "a", "b")  # long enough for the answers below
     store.server.pause()
     with pytest.raises(JournalUnknown):
@@ -79,7 +79,7 @@ async def test_a_full_server_does_not_make_an_unknown_append_a_failed_one(store:
 
 
 async def test_reads_go_on_while_the_server_is_full_and_nothing_is_healed(store: RedisSubject) -> None:
-    """What is not there is said to be lost, not to be missing memory."""
+    """A record that is not there is reported as lost, not as a lack of memory."""
     journal = await store.open("a", "b")
     await journal.append([entry(log, n) for log in "ab" for n in (1, 2)])
     store.forget("a", 1)

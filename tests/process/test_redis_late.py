@@ -22,7 +22,7 @@ class Network:
     def __init__(self, port: int) -> None:
         self._port = port
         self.carrying: list[asyncio.Task[None]] = []
-        self._held = b""
+        self._pattern = b""
         self._flowing = asyncio.Event()
         self._arrived = asyncio.Event()
 
@@ -32,10 +32,10 @@ class Network:
         self.carrying.append(task)
         answers, server = await asyncio.open_connection("127.0.0.1", self._port)
         answering = asyncio.create_task(self._answer(answers, writer))
-        held = False
+        holds = False
         while data := await reader.read(1 << 16):
-            if self._held and self._held in data:
-                self._held, held = b"", True
+            if self._pattern and self._pattern in data:
+                self._pattern, holds = b"", True
                 await self._flowing.wait()
             server.write(data)
         server.write_eof()
@@ -45,7 +45,7 @@ class Network:
             # The journal does not wait for the end of a connection that it gave up.
             with suppress(ConnectionError):
                 await stream.wait_closed()
-        if held:
+        if holds:
             self._arrived.set()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -54,7 +54,7 @@ class Network:
                 writer.write(data)
 
     def hold(self, script: Script) -> None:
-        self._held = script.digest.encode()
+        self._pattern = script.digest.encode()
         self._flowing, self._arrived = asyncio.Event(), asyncio.Event()
 
     async def deliver(self) -> None:
@@ -74,20 +74,20 @@ def network(store: RedisSubject) -> Network:
 async def journal(network: Network) -> AsyncIterator[Journal]:
     """A journal behind the network, which owns log "a"; the server has every script."""
     async with await asyncio.start_server(network.carry, "127.0.0.1", 0) as gate:
-        made = RedisJournal(f"redis://127.0.0.1:{gate.sockets[0].getsockname()[1]}", timeout=0.5)
-        await repeated(made.open)
-        await repeated(lambda: made.restore("b", 1, b""))
-        await repeated(lambda: made.take("a"))
-        await repeated(lambda: made.append([entry("a", 1), entry(GRAPH, 1)]))
-        await repeated(lambda: made.snapshot("a", 1, b"one"))
-        yield made
-        await made.close()
+        journal_ = RedisJournal(f"redis://127.0.0.1:{gate.sockets[0].getsockname()[1]}", timeout=0.5)
+        await repeated(journal_.open)
+        await repeated(lambda: journal_.restore("b", 1, b""))
+        await repeated(lambda: journal_.take("a"))
+        await repeated(lambda: journal_.append([entry("a", 1), entry(GRAPH, 1)]))
+        await repeated(lambda: journal_.snapshot("a", 1, b"one"))
+        yield journal_
+        await journal_.close()
         network.flow()
         await asyncio.gather(*network.carrying)
 
 
 async def again(network: Network, script: Script, call: Callable[[], Awaitable[T]]) -> T:
-    """What a call answers whose first attempt is still under way."""
+    """Return the answer of a call whose first attempt is still under way."""
     network.hold(script)
     with pytest.raises(JournalUnknown, match="no answer within"):
         await call()
@@ -95,9 +95,9 @@ async def again(network: Network, script: Script, call: Callable[[], Awaitable[T
 
 
 async def test_a_take_that_arrives_behind_its_repeat_fences_nobody(journal: Journal, network: Network) -> None:
-    taken = await again(network, TAKE, lambda: journal.take("a"))
+    owner = await again(network, TAKE, lambda: journal.take("a"))
     await network.deliver()
-    assert await journal.owners(["a"]) == {"a": taken}
+    assert await journal.owners(["a"]) == {"a": owner}
     await journal.append([entry("a", 2)])
 
 

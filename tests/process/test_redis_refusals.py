@@ -1,4 +1,4 @@
-"""What the Redis journal refuses, and that each refusal says what to change and shows no secret."""
+"""The Redis journal refuses what cannot be safe, and each refusal says what to change and shows no secret."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ async def test_a_server_that_may_evict_is_refused_behind_each_new_connection_too
 async def test_too_few_replicas(store: RedisSubject) -> None:
     journal = await store.open()
     store.server.execute("CONFIG", "SET", "min-replicas-to-write", "1")
-    for asked in (journal.append([entry("a", 1)]), journal.confirm(["a"])):
+    for call in (journal.append([entry("a", 1)]), journal.confirm(["a"])):
         with pytest.raises(JournalFailed, match="fewer replicas than min-replicas-to-write"):
-            await asked
+            await call
 
 
 async def test_scripts_are_loaded_again(store: RedisSubject) -> None:
@@ -228,8 +228,8 @@ async def test_a_loaded_server_is_asked_for_its_settings(tmp_path: Path, caplog:
         slow.port = server.port
         with slow:
             slow.start()
-            found = slow.execute("INFO", "persistence")
-            assert (found["loading"], found["aof_enabled"]) == (1, 0)
+            status = slow.execute("INFO", "persistence")
+            assert (status["loading"], status["aof_enabled"]) == (1, 0)
             with pytest.raises(JournalUnknown, match="repeat the call"):  # the connection is found dead
                 await journal.append([entry("a", 2)])
             for _ in range(2):

@@ -95,12 +95,12 @@ async def test_a_strong_entry_waits_for_a_replica_and_no_advance(pair: Pair, cap
 
 
 def in_step(server: RedisServer) -> bool:
-    """Whether a replica of a server is connected and in step."""
-    return any("online" in str(each) for each in server.execute("INFO", "replication").values())
+    """Return True if a replica of a server is connected and in step."""
+    return any("online" in str(value) for value in server.execute("INFO", "replication").values())
 
 
 async def test_a_replica_counts_from_the_moment_it_is_connected(pair: Pair) -> None:
-    """It may be the next master, whatever the server said of its replicas a moment before."""
+    """The replica may be the next master, whatever the server said of its replicas a moment before."""
     pair.replica.execute("REPLICAOF", "NO", "ONE")
     await eventually_async(lambda: not in_step(pair.master))
     journal = RedisJournal(pair.master.url, timeout=HASTY)
@@ -132,9 +132,9 @@ async def test_a_master_that_became_a_replica_is_refused_though_it_takes_writes(
     for _ in range(2):
         with pytest.raises(JournalUnknown, match="it is a replica: name the master in the URL"):
             await journal.append([entry("a", 2)])
-        for asked in (journal.confirm(["a"]), journal.load("a"), journal.take("b")):
+        for call in (journal.confirm(["a"]), journal.load("a"), journal.take("b")):
             with pytest.raises(JournalFailed, match="it is a replica: name the master in the URL"):
-                await asked
+                await call
     pair.master.execute("REPLICAOF", "NO", "ONE")
     await settled(journal, "a", 2)
     await journal.close()
@@ -147,8 +147,8 @@ async def test_rule2_what_a_reader_is_given_is_durable(pair: Pair) -> None:
         await journal.open()
     await writer.take("a")
     await writer.append([entry("a", 1), entry(GRAPH, 1)])
-    known = await reader.load(GRAPH)
-    assert known.last == 1
+    before = await reader.load(GRAPH)
+    assert before.last == 1
     pair.replica.pause()
     with pytest.raises(JournalUnknown):
         await writer.append([entry("a", 2), entry(GRAPH, 2)])
@@ -156,12 +156,12 @@ async def test_rule2_what_a_reader_is_given_is_durable(pair: Pair) -> None:
         with pytest.raises(JournalFailed, match="is not known to be durable yet"):
             await journal.load(log)
     with pytest.raises(JournalFailed, match="is not known to be durable yet"):
-        await reader.load(GRAPH, before=known)
+        await reader.load(GRAPH, before=before)
     assert (await reader.load("a", durable=False)).last == 2
     assert reader.acknowledged(GRAPH).last == 1  # should it be lost, nothing is that this reader knows
     pair.replica.resume()
     await settled(writer, "a", 2)
-    assert (await reader.load(GRAPH, before=known)).last == reader.acknowledged(GRAPH).last == 2
+    assert (await reader.load(GRAPH, before=before)).last == reader.acknowledged(GRAPH).last == 2
     assert pair.replica.execute("HGET", f"{RedisSubject.TAG}:meta:", "last") == b"2"
     for journal in (writer, reader):
         await journal.close()
@@ -190,8 +190,8 @@ async def test_what_is_strong_survives_a_fail_over_and_an_advance_may_not(pair: 
     if lags:
         with pytest.raises(JournalLost) as refused:
             await settled(journal, "a", last + 1)
-        [(_, kept)] = refused.value.logs.values()
-        assert 50 <= kept == int(pair.replica.execute("HGET", meta, "last")) < last
+        [(_, last_kept)] = refused.value.logs.values()
+        assert 50 <= last_kept == int(pair.replica.execute("HGET", meta, "last")) < last
         await repeated(lambda: journal.restore("a", last + 1, b"memory"))
         await settled(journal, "a", last + 2)
         assert (await journal.load("a")).records == [(last + 2, b"a:61")]
@@ -221,8 +221,8 @@ async def test_taking_and_healing_wait_for_the_replica(pair: Pair) -> None:
         await journal.confirm(["a", "b"])
     pair.replica.resume()
     healed = await repeated(lambda: journal.restore("a", 2, b"one"))
-    taken = await repeated(lambda: journal.take("b"))
-    for log, owner in (("a", healed), ("b", taken)):
+    newer = await repeated(lambda: journal.take("b"))
+    for log, owner in (("a", healed), ("b", newer)):
         assert pair.replica.execute("HGET", f"{RedisSubject.TAG}:meta:{log}", "epoch") == str(owner.epoch).encode()
     assert await journal.confirm(["a", "b"]) == 0
     await journal.close()
@@ -246,7 +246,7 @@ async def test_nobody_waits_for_a_take_that_waits(pair: Pair) -> None:
 
 
 async def test_one_whose_state_is_damaged_keeps_nobody_from_the_others(tmp_path: Path) -> None:
-    """It is asked for with them, as the logs of dropped computations are, which nobody has read before."""
+    """The damaged one is asked for with the others, as the logs of dropped computations are, which nobody has read before."""
     with RedisServer(tmp_path) as server:
         server.start()
         journal = RedisJournal(server.url)
@@ -314,7 +314,7 @@ async def test_a_cluster_that_moves_the_journal(cluster: tuple[RedisServer, Redi
     await journal.snapshot("a", 5, b"five")
     await asyncio.to_thread(move, RedisSubject.TAG, one, two)
     await journal.append([entry("a", 11), entry("", 2)])
-    found = await journal.load("a")
-    assert (found.snapshot, [position for position, _ in found.records]) == (b"five", list(range(6, 12)))
+    stored = await journal.load("a")
+    assert (stored.snapshot, [position for position, _ in stored.records]) == (b"five", list(range(6, 12)))
     assert two.execute("HGET", f"{RedisSubject.TAG}:meta:a", "last") == b"11"
     await journal.close()

@@ -55,45 +55,45 @@ class Reader:
     """A local pipeline that follows the global name, from before it is there."""
 
     def __init__(self, site: Site) -> None:
-        self.seen: list[tuple[int, int]] = []
+        self.shown: list[tuple[int, int]] = []
         self._lw = lowwater.connect(site.authority.address)
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
     def _follow(self) -> None:
         for view in self._lw.watch("global/hourly"):
-            self.seen.append((view.incarnation, view.low.micros))
+            self.shown.append((view.incarnation, view.low.micros))
 
     def stop(self) -> None:
         self._lw.close()
         self._thread.join(60)
-        assert self.seen == sorted(self.seen), "it went back"
+        assert self.shown == sorted(self.shown), "it went back"
 
 
-def ready(made: World) -> World:
-    made.a.adoption()
-    eventually(lambda: made.b.refusal() == "STALE_ADOPTION", seen=made.b.agent.log)
-    return made
+def ready(world_: World) -> World:
+    world_.a.adoption()
+    eventually(lambda: world_.b.refusal() == "STALE_ADOPTION", seen=world_.b.agent.log)
+    return world_
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     """A owns hourly, and both regions are confirmed. However slow the machine is, nobody becomes suspect."""
-    made = World(tmp_path, "--suspect-after", "1h")
+    world_ = World(tmp_path, "--suspect-after", "1h")
     try:
-        yield ready(made)
+        yield ready(world_)
     finally:
-        made.close()
+        world_.close()
 
 
 @pytest.fixture
 def hasty(tmp_path: Path) -> Iterator[World]:
     """The same; a region that was killed is suspect soon, and so may be one that is slow."""
-    made = World(tmp_path, "--suspect-after", "2s", "--adopt-again-after", "0s")
+    world_ = World(tmp_path, "--suspect-after", "2s", "--adopt-again-after", "0s")
     try:
-        yield ready(made)
+        yield ready(world_)
     finally:
-        made.close()
+        world_.close()
 
 
 def test_a_region_is_lost_taken_over_and_comes_back(hasty: World) -> None:
@@ -132,12 +132,12 @@ def test_a_region_is_lost_taken_over_and_comes_back(hasty: World) -> None:
     view = world.operator.reference()
     assert (view.accepted_micros, view.written_off) == (BASE + 5, True)
     assert "what survived" in view.complete_of
-    assert [each[:2] for each in sink.batches()] == [(1, 0), (2, 0)]
+    assert [batch[:2] for batch in sink.batches()] == [(1, 0), (2, 0)]
 
 
 def test_second_processes_and_requests_that_make_no_sense_are_refused(world: World, tmp_path: Path) -> None:
     free = f"127.0.0.1:{free_port()}"
-    agent = [free if each == world.a.listen else each for each in world.a.arguments]
+    agent = [free if argument == world.a.listen else argument for argument in world.a.arguments]
     center = ["global", "--data", str(tmp_path / "global" / "data"), "--listen", "127.0.0.1:0"]
     for name, arguments, says in (
         ("second", [*agent, "--state", str(tmp_path / "second-state")], "another agent speaks for region A"),
@@ -170,35 +170,35 @@ def test_second_processes_and_requests_that_make_no_sense_are_refused(world: Wor
 def test_operators_see_and_decide_by_commands(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     def command(*words: str) -> tuple[int, str]:
         code = main(["references", *words, "--global", world.address])
-        told = capsys.readouterr()
-        return code, told.out + told.err
+        output = capsys.readouterr()
+        return code, output.out + output.err
 
     world.b.mirror_to(BASE + 10)
     assert world.a.work(world.sink, BASE + 10)
     eventually(lambda: world.b.published() == BASE + 10, seen=world.b.agent.log)
-    code, told = command("list")
+    code, text = command("list")
     assert code == 0
-    assert re.search(r"hourly:clicks +A +1 +2013-01-01T00:00:00.000010Z", told), told
-    code, told = command("adopt", HOURLY, "--to", "B", "--yes")
+    assert re.search(r"hourly:clicks +A +1 +2013-01-01T00:00:00.000010Z", text), text
+    code, text = command("adopt", HOURLY, "--to", "B", "--yes")
     assert code == 2
-    assert "its owner A is alive; move it, which loses nothing" in told
-    code, told = command("write-off", HOURLY)
+    assert "its owner A is alive; move it, which loses nothing" in text
+    code, text = command("write-off", HOURLY)
     assert code == 2
-    assert "Pass --yes" in told
+    assert "Pass --yes" in text
     assert command("automatic", HOURLY, "--on")[0] == 0
     assert command("policy", HOURLY, "local")[0] == 0
-    code, told = command("show", HOURLY, "--json")
-    record = json.loads(told)["references"][0]
+    code, text = command("show", HOURLY, "--json")
+    record = json.loads(text)["references"][0]
     assert (record["automatic"], record["policy"], record["published_micros"]) == (True, "local", BASE + 10)
-    code, told = command("automatic", "other:clicks", "--on")
+    code, text = command("automatic", "other:clicks", "--on")
     assert code == 2
-    assert "it has no sink" in told
+    assert "it has no sink" in text
     assert command("move", HOURLY, "--to", "B")[0] == 0
     assert "moving to B: wanted" in command("show", HOURLY)[1]
     assert command("cancel-move", HOURLY)[0] == 0
-    code, told = command("show", "gone:clicks")
+    code, text = command("show", "gone:clicks")
     assert code == 2
-    assert "there is no reference" in told
+    assert "there is no reference" in text
 
 
 def test_a_lost_store_is_recovered_from_what_the_regions_know(world: World, tmp_path: Path) -> None:

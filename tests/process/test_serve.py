@@ -71,8 +71,8 @@ def test_health_reflection_and_metrics(server: Serving, peer: Peer) -> None:
 
 
 def test_a_server_that_cannot_start_says_the_fix(server: Serving, tmp_path: Path, refused_start: Refused) -> None:
-    taken = server.metrics.removeprefix("http://").removesuffix("/metrics")
-    for flag, value in {"--data": "/proc/nowhere", "--listen": server.address, "--http": taken}.items():
+    used = server.metrics.removeprefix("http://").removesuffix("/metrics")
+    for flag, value in {"--data": "/proc/nowhere", "--listen": server.address, "--http": used}.items():
         # Above it may stand what gRPC says of loops that earlier tests of this process have closed.
         assert flag in refused_start("--data", str(tmp_path / "other"), flag, value).splitlines()[-1]
 

@@ -31,28 +31,28 @@ def test_rule11_a_shard_cut_off_from_its_store_lets_its_clients_go(tmp_path: Pat
         cut = d.more(network.url)
         d.start(cut)
         with (
-            lowwater.connect(other.address) as there,
+            lowwater.connect(other.address) as client,
             lowwater.connect(f"{cut.address},{other.address}") as lw,
             lw.inputs("a") as reader,
             ThreadPoolExecutor() as pool,
         ):
-            there.register("a")
-            move(there, cut, "a")
+            client.register("a")
+            move(client, cut, "a")
             lease = lw.worker("a").claim()
             lease.advance(None, oldest=None, frontier=HOUR)
             lease.flush(30)
             eventually(lambda: reader.read().low.micros == HOUR)
-            epoch = there.get("a")["a"].epoch
+            epoch = client.get("a")["a"].epoch
             peer = Peer(cut)
-            told = peer.watermarks.Watch(watermarks_pb2.WatchRequest(computations=["a"]), timeout=30)
-            assert next(told).watermarks[0].low_micros == HOUR
+            stream = peer.watermarks.Watch(watermarks_pb2.WatchRequest(computations=["a"]), timeout=30)
+            assert next(stream).watermarks[0].low_micros == HOUR
             up = peer.open()
             assert next(up).HasField("opened")
 
             network.swallow()
             since = time.time_ns() // 1000
             began = time.monotonic()
-            there.pin("a", other.address)  # so that it does not go back at once
+            client.pin("a", other.address)  # so that it does not go back at once
             lease.advance(None, oldest=None, frontier=2 * HOUR)
             waiting: Any = peer.watermarks.GetWatermarks.future(
                 watermarks_pb2.GetWatermarksRequest(computations=["a"]), timeout=30
@@ -62,12 +62,12 @@ def test_rule11_a_shard_cut_off_from_its_store_lets_its_clients_go(tmp_path: Pat
             ages: list[float] = []
 
             def watch_age() -> bool:
-                seen = reader.read()
-                ages.append(seen.stale_for)
-                return seen.low.micros == 2 * HOUR
+                folded = reader.read()
+                ages.append(folded.stale_for)
+                return folded.low.micros == 2 * HOUR
 
             watching = pool.submit(eventually, watch_age)
-            messages = list(told)
+            messages = list(stream)
             assert time.monotonic() - began < GONE_WITHIN
             assert messages[-1].go_away.reason == "the authority is cut off from its store"
             assert not any(message.watermarks for message in messages)
@@ -89,8 +89,8 @@ def test_rule11_a_shard_cut_off_from_its_store_lets_its_clients_go(tmp_path: Pat
             watching.result()
             print(f"served elsewhere after {time.monotonic() - began:.2f} s; a reader saw {max(ages):.2f} s of age")
             assert max(ages) > DEAD_AFTER / 2
-            assert [each.address for each in there.shards()] == [other.address]
-            assert there.get("a")["a"].epoch > epoch
+            assert [shard.address for shard in client.shards()] == [other.address]
+            assert client.get("a")["a"].epoch > epoch
 
             # What was asked before anybody knew that it is cut off waits for the store once, and hears how old the news here is.
             code, name, metadata = reason(waiting.exception())
@@ -101,15 +101,15 @@ def test_rule11_a_shard_cut_off_from_its_store_lets_its_clients_go(tmp_path: Pat
             assert WAIT_SECONDS - 1 < int(metadata["stale_micros"]) / 1e6 < WAIT_SECONDS + 2
 
             network.heal()
-            eventually(lambda: len(there.shards()) == 2)
+            eventually(lambda: len(client.shards()) == 2)
             eventually(lambda: "the store is back" in cut.log)
             lease.advance(None, oldest=None, frontier=3 * HOUR)
             lease.flush(30)
             answer = peer.watermarks.GetWatermarks(watermarks_pb2.GetWatermarksRequest(computations=["a"]))
-            assert [(each.address, len(answer.watermarks)) for each in answer.redirects] == [(other.address, 0)]
+            assert [(redirect.address, len(answer.watermarks)) for redirect in answer.redirects] == [(other.address, 0)]
             first = next(peer.watermarks.Watch(watermarks_pb2.WatchRequest(computations=["a"])))
-            assert [(each.address, len(first.watermarks)) for each in first.redirects] == [(other.address, 0)]
-            move(there, cut, "a")
+            assert [(redirect.address, len(first.watermarks)) for redirect in first.redirects] == [(other.address, 0)]
+            move(client, cut, "a")
             assert peer.low() == 3 * HOUR
             peer.sent.put(None)
             peer.channel.close()

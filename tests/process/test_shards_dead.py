@@ -14,20 +14,20 @@ LONG = 10.0
 """Seconds. A --dead-after that no busy machine makes a shard miss; 3 s are a beat and a half of it."""
 
 ESTABLISHED = "01"
-"""In Linux's table of connections."""
+"""The state in Linux's table of connections."""
 
 
 def connected(shard: Shard, other: Shard) -> bool:
-    """Whether a process holds a connection to another's port; what a subscriber of it would hold, nobody has here."""
+    """Return True if a process holds a connection to another's port, with no subscriber that would hold one here."""
     assert shard.process is not None
     port = int(other.address.rpartition(":")[2])
     lines = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
     inodes = {line[9] for line in lines if line[2].endswith(f":{port:04X}") and line[3] == ESTABLISHED}
-    held: set[str] = set()
-    for each in Path(f"/proc/{shard.process.pid}/fd").iterdir():
+    links: set[str] = set()
+    for path in Path(f"/proc/{shard.process.pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile
-            held.add(str(each.readlink()))
-    return any(f"socket:[{inode}]" in held for inode in inodes)
+            links.add(str(path.readlink()))
+    return any(f"socket:[{inode}]" in links for inode in inodes)
 
 
 def test_a_process_that_died_is_not_waited_for_and_comes_back(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_process_that_died_is_not_waited_for_and_comes_back(tmp_path: Path) ->
         with lowwater.connect(other.address) as lw:
 
             def members() -> set[str]:
-                return {each.address for each in lw.shards()}
+                return {shard.address for shard in lw.shards()}
 
             assert members() == {victim.address, other.address}
             eventually(lambda: connected(other, victim))

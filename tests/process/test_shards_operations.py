@@ -1,4 +1,4 @@
-"""What an operator does to shards, by command: look, drain, pin; and what a shard says that cannot serve as it was asked to."""
+"""An operator looks at shards, drains and pins by command; and a shard that cannot serve as it was asked to says why."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Commands:
 
     def __call__(self, *arguments: str) -> tuple[int, str]:
         code = main([*arguments, "--address", self._addresses])
-        said = self._capsys.readouterr()
-        return code, said.out + said.err
+        output = self._capsys.readouterr()
+        return code, output.out + output.err
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def command(deployment: Sharded, capsys: pytest.CaptureFixture[str]) -> Commands
 def test_a_bad_question_where_computations_are(deployment: Sharded) -> None:
     with deployment.shards[0].channel() as channel:
         locate = cluster_pb2_grpc.ClusterServiceStub(channel).Locate
-        for epochs, said in (([1], "epochs has 1 numbers"), ([1, 2**64 - 1], "epochs has a number that")):
-            with pytest.raises(grpc.RpcError, match=said):
+        for epochs, text in (([1], "epochs has 1 numbers"), ([1, 2**64 - 1], "epochs has a number that")):
+            with pytest.raises(grpc.RpcError, match=text):
                 locate(cluster_pb2.LocateRequest(computations=["a", "b"], epochs=epochs), timeout=10)
 
 
@@ -64,7 +64,7 @@ def test_a_drained_shard_serves_nothing_while_so(deployment: Sharded, command: C
     assert (code, out.splitlines()[-1]) == (0, f"{one} serves nothing any more")
     code, out = command("shards", "--json")
     assert code == 0
-    assert {each["address"]: (each["state"], each["computations"]) for each in json.loads(out)["shards"]} == {
+    assert {shard["address"]: (shard["state"], shard["computations"]) for shard in json.loads(out)["shards"]} == {
         one: ("drained", []),
         two: ("serving", sorted(lw.topology().computations)),
     }
@@ -132,9 +132,9 @@ def test_a_later_process_at_an_address_ends_the_first(deployment: Sharded, lw: l
 def test_bad_starts_say_the_fix(arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["serve", "--http", "off", "--listen", "127.0.0.1:0", "--store", "redis://127.0.0.1:1"]
     try:
-        found = main([*command, "--advertise", "127.0.0.1:2", *arguments])
-        said = capsys.readouterr().err
+        status = main([*command, "--advertise", "127.0.0.1:2", *arguments])
+        error = capsys.readouterr().err
     except SystemExit as ended:
-        found, said = int(ended.code or 0), capsys.readouterr().err
-    assert (found, says in said) == (code, True), said
-    assert "a/b" not in said
+        status, error = int(ended.code or 0), capsys.readouterr().err
+    assert (status, says in error) == (code, True), error
+    assert "a/b" not in error

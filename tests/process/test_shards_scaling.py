@@ -35,7 +35,7 @@ def test_rule3_from_one_shard_to_three_and_back(tmp_path: Path) -> None:
             joined = work.done
             following.until(joined + 1, names)
             epochs = {name: view.epoch for name, view in lw.get(*names).items()}
-            paths = [[view_of(one), view_of(one, each), view_of(one, two, three)] for each in (two, three)]
+            paths = [[view_of(one), view_of(one, other), view_of(one, two, three)] for other in (two, three)]
             for name in names:
                 most = max(moves(names, path)[name] for path in paths)
                 assert epochs[name] - 1 <= most, (
@@ -48,7 +48,7 @@ def test_rule3_from_one_shard_to_three_and_back(tmp_path: Path) -> None:
                 began = time.monotonic()
                 assert leaving.stop() == 0
                 assert time.monotonic() - began < DEAD_AFTER
-                assert [each.address for each in lw.shards()] == sorted(each.address for each in staying)
+                assert [shard.address for shard in lw.shards()] == sorted(shard.address for shard in staying)
                 assert spread(lw, names, *staying), "it hands over before it ends"
                 after = {name: view.epoch for name, view in lw.get(*names).items()}
                 assert {name: after[name] - before[name] for name in names} == moved

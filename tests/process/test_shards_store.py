@@ -26,7 +26,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharded]:
 
 @contextmanager
 def nothing_is_lost(deployment: Sharded, lw: lowwater.Client, names: list[str]) -> Iterator[Work]:
-    """What is done to the store within changes nothing: not who serves what, nor whose claims they are, nor any promise."""
+    """Check that work on the store changes nothing: not who serves what, nor whose claims they are, nor any promise."""
     for name in names:
         lw.register(name)
     eventually(lambda: spread(lw, names, *deployment.shards))

@@ -26,7 +26,7 @@ def test_a_slice_is_cut_in_two_by_the_client_and_by_the_command(
     cut: lowwater.Client, server: Serving, capsys: pytest.CaptureFixture[str]
 ) -> None:
     worker = cut.worker("hourly")
-    leases = {each.name: worker.claim(each.start, each.end) for each in cut.slices("hourly")}
+    leases = {part.name: worker.claim(part.start, part.end) for part in cut.slices("hourly")}
     assert cut.split_slice("hourly~1", b"\x60") == Slice("hourly~4", b"\x60", b"\x80")
     eventually(lambda: not cut.topology().computations["hourly~4"].slice_source)
     assert main(["slices", "split", "hourly~4", "--at", "0x70", "--address", server.address, "--json"]) == 0
@@ -45,7 +45,7 @@ def test_a_slice_is_cut_in_two_by_the_client_and_by_the_command(
     # Who had all of the slice has lost it; the keys are claimed by the name of the whole.
     with pytest.raises(lowwater.StaleSequencer):
         leases["hourly~1"].release()
-    assert [worker.claim(each.start, each.end).computation for each in cut.slices("hourly")][1:4] == [
+    assert [worker.claim(part.start, part.end).computation for part in cut.slices("hourly")][1:4] == [
         "hourly~1",
         "hourly~4",
         "hourly~5",

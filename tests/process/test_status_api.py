@@ -64,18 +64,18 @@ def pipeline(server: Serving, lw: lowwater.Client) -> Iterator[Json]:
     last.advance(reader.inputs(), oldest=NOON)
     last.flush(30)
     with Viewer(server.page) as viewer:
-        viewer.until(lambda seen: seen.low(HOURLY) == NOON)
+        viewer.until(lambda shown: shown.low(HOURLY) == NOON)
         yield viewer.shown
 
 
 def test_the_snapshot_is_what_was_reported(server: Serving, lw: lowwater.Client, pipeline: Json) -> None:
-    found = ask(server.page, "api/snapshot")
-    assert found.status == 200
-    assert found.headers["Content-Type"] == "application/json"
-    assert abs(found.json["time_micros"] / 1e6 - time.time()) < 60
-    assert 0 <= found.json["stale_for"] < 10
-    assert found.json["shards"] == []  # it is alone
-    computations = {each["name"]: each for each in found.json["computations"]}
+    answer = ask(server.page, "api/snapshot")
+    assert answer.status == 200
+    assert answer.headers["Content-Type"] == "application/json"
+    assert abs(answer.json["time_micros"] / 1e6 - time.time()) < 60
+    assert 0 <= answer.json["stale_for"] < 10
+    assert answer.json["shards"] == []  # it is alone
+    computations = {computation["name"]: computation for computation in answer.json["computations"]}
     raw, enriched, hourly = computations[RAW], computations[ENRICHED], computations[HOURLY]
     assert raw["low"] == {"micros": NOON + 2 * HOUR, "state": "time"}
     assert (raw["local_lag_seconds"], raw["global_lag_seconds"]) == (None, None)
@@ -83,7 +83,7 @@ def test_the_snapshot_is_what_was_reported(server: Serving, lw: lowwater.Client,
     assert (enriched["inputs"], enriched["ranges"]) == ([RAW], 2)
     assert (enriched["local_lag_seconds"], enriched["global_lag_seconds"]) == (3600.0, 3600.0)
     assert (hourly["local_lag_seconds"], hourly["global_lag_seconds"]) == (3600.0, 7200.0)
-    assert [each["share"] for each in hourly["shares"]] == [0.99, 0.5]
+    assert [share["share"] for share in hourly["shares"]] == [0.99, 0.5]
     holder = enriched["holder"]
     assert (holder["start"], holder["end"], holder["label"]) == ("", "44", "[.., D)")
     assert (holder["worker"], holder["state"]) == ("exec-7", "owned")
@@ -95,7 +95,7 @@ def test_the_snapshot_is_what_was_reported(server: Serving, lw: lowwater.Client,
 
 
 @pytest.mark.parametrize(
-    ("path", "given", "status", "named"),
+    ("path", "options", "status", "named"),
     [
         ("ranges", {}, 400, "computation"),
         ("why", {"computation": "never/registered"}, 404, "never/registered"),
@@ -104,21 +104,21 @@ def test_the_snapshot_is_what_was_reported(server: Serving, lw: lowwater.Client,
         ("heat", {"span": "1y"}, 400, "give one of 1h, 6h, 24h, 7d"),
     ],
 )
-def test_bad_query_is_named(server: Serving, pipeline: Json, path: str, given: Json, status: int, named: str) -> None:
-    found = ask(server.page, f"api/{path}", **given)
-    assert found.status == status
-    assert named in found.json["error"]
+def test_bad_query_is_named(server: Serving, pipeline: Json, path: str, options: Json, status: int, named: str) -> None:
+    answer = ask(server.page, f"api/{path}", **options)
+    assert answer.status == status
+    assert named in answer.json["error"]
 
 
 def test_it_only_reads(server: Serving) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
-        found = ask(server.page, "api/snapshot", method)
-        assert (found.status, found.headers["Allow"]) == (405, "GET,HEAD")
-        assert "GET" in found.json["error"]
+        answer = ask(server.page, "api/snapshot", method)
+        assert (answer.status, answer.headers["Allow"]) == (405, "GET,HEAD")
+        assert "GET" in answer.json["error"]
     pages = [f"{server.page}{path}" for path in ("", "api/snapshot", "api/events", "healthz")]
     for url in (*pages, server.metrics, f"{server.endpoint}healthz"):
-        found = ask(url, "", "HEAD")
-        assert (found.status, found.body) == (200, b"")
+        answer = ask(url, "", "HEAD")
+        assert (answer.status, answer.body) == (200, b"")
 
 
 def test_the_page_comes_from_here_alone(server: Serving) -> None:
@@ -127,13 +127,13 @@ def test_the_page_comes_from_here_alone(server: Serving) -> None:
     types = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
     for path in files:
         place = f"static/{path.relative_to(FOLDER).as_posix()}"
-        found = ask(server.page, place)
-        assert (found.status, found.body) == (200, path.read_bytes())
-        assert found.headers["Content-Type"].partition(";")[0] == types.get(path.suffix, "text/plain")
-        assert found.headers["X-Content-Type-Options"] == "nosniff"
-        assert "Strict-Transport-Security" not in found.headers, "it is not served over TLS"
-        assert "default-src 'self'" in found.headers["Content-Security-Policy"]
-        again = ask(server.page, place, headers={"If-None-Match": found.headers["ETag"]})
+        answer = ask(server.page, place)
+        assert (answer.status, answer.body) == (200, path.read_bytes())
+        assert answer.headers["Content-Type"].partition(";")[0] == types.get(path.suffix, "text/plain")
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert "Strict-Transport-Security" not in answer.headers, "it is not served over TLS"
+        assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+        again = ask(server.page, place, headers={"If-None-Match": answer.headers["ETag"]})
         assert (again.status, again.body) == (304, b"")
     assert ask(server.page, "").body == (FOLDER / "index.html").read_bytes()
 
@@ -155,14 +155,14 @@ def test_a_viewer_sees_each_computation_come_to_what_was_reported(server: Servin
     lease = lw.worker("live").claim()
     with Viewer(server.page) as one, Viewer(server.page) as other:
         for viewer in (one, other):
-            viewer.until(lambda seen: "live" in seen.shown)
+            viewer.until(lambda shown: "live" in shown.shown)
         began, micros = time.monotonic(), 0
         while time.monotonic() - began < 3:
             micros += 1
             lease.advance(None, oldest=None, frontier=micros)
             lease.flush(30)
         for viewer in (one, other):
-            viewer.until(lambda seen: seen.low("live") == micros)
+            viewer.until(lambda shown: shown.low("live") == micros)
             came = [event.at for event in viewer.events if event.kind == "changes"]
             assert len(came) <= 4 * (came[-1] - came[0]) + 2
             lows = viewer.lows["live"]
@@ -178,20 +178,20 @@ def test_rule7_a_viewer_that_stalls_costs_a_bounded_buffer_and_finds_news(server
         lw.register(name)
     before = resident(server)
     with Work(lw, names) as work, Viewer(server.page) as viewer, opened(server, 4096) as stalled:
-        viewer.until(lambda seen: sum(len(event.data) for event in seen.events) > 30 * SLICE, 60)
+        viewer.until(lambda shown: sum(len(event.data) for event in shown.events) > 30 * SLICE, 60)
         assert resident(server) - before < 64 << 20
         target = work.done
-        seen, began = b"", time.monotonic()
+        received, began = b"", time.monotonic()
         newest = re.compile(rb'"name":"wide/000".*?"low":\{"micros":(\d+)')
-        while not any(int(low) >= target for low in newest.findall(seen[-(1 << 19) :])):
+        while not any(int(low) >= target for low in newest.findall(received[-(1 << 19) :])):
             read = stalled.recv(1 << 16)
             assert read, f"it was cut off, as is right after {STALLED_SECONDS:g} s: this machine is too busy"
-            seen += read
+            received += read
             assert time.monotonic() - began < 60
         sent = sum(len(event.data) for event in viewer.events)
     # The buffers on the way hold some 6 to 9 slices. Both viewers get the events that follow the stall, and a slow
     # machine sends more of those: only the difference tells how much of the backlog the stalled viewer was spared.
-    assert sent - len(seen) > 15 * SLICE, "the stalled viewer was sent what had long been replaced"
+    assert sent - len(received) > 15 * SLICE, "the stalled viewer was sent what had long been replaced"
 
 
 def resident(server: Serving) -> int:
@@ -211,7 +211,7 @@ def opened(server: Serving, buffer: int = 1 << 16) -> socket.socket:
 
 
 def test_every_change_is_followed_only_while_somebody_looks(tmp_path: Path) -> None:
-    """To be told of every change costs those who report: while nobody looks, the board is filled by a question now and then."""
+    """A follower of every change costs those who report: while nobody looks, the board is filled by a question now and then."""
     with Serving(tmp_path / "data") as server, lowwater.connect(server.address) as lw:
         lw.register("looked")
         lease = lw.worker("looked").claim()
@@ -246,6 +246,6 @@ def test_every_change_is_followed_only_while_somebody_looks(tmp_path: Path) -> N
 
 
 def subscribers(server: Serving) -> float:
-    found = re.search(r"^lowwater_subscribers (\S+)$", ask(server.endpoint, "metrics").body.decode(), re.MULTILINE)
-    assert found
-    return float(found[1])
+    match = re.search(r"^lowwater_subscribers (\S+)$", ask(server.endpoint, "metrics").body.decode(), re.MULTILINE)
+    assert match
+    return float(match[1])

@@ -80,15 +80,15 @@ def test_the_command(server: Serving, lw: lowwater.Client, tmp_path: Path, capsy
         assert main(["tasks", *arguments, *here]) == code
         return capsys.readouterr().out
 
-    def told(*arguments: str) -> Any:
+    def answer(*arguments: str) -> Any:
         return json.loads(run(*arguments, "--json"))
 
     assert "no group of tasks" in run("list", "flights")
-    group = told("create-group", "flights", "daily", "--every", "1d", "--start", "2013-01-01T00:00Z")
+    group = answer("create-group", "flights", "daily", "--every", "1d", "--start", "2013-01-01T00:00Z")
     assert (group["every_seconds"], group["start"], group["closed"]) == (86400, "2013-01-01T00:00:00Z", group["start"])
     run("take", "flights", "daily", code=1)
     source.advance(None, oldest=None, frontier=FIRST + DAY)
-    eventually(lambda: told("list", "flights", "--group", "daily")["total"])
+    eventually(lambda: answer("list", "flights", "--group", "daily")["total"])
     lease = tmp_path / "lease.json"
     lease.write_text(run("take", "flights", "daily", "--worker", "shell", "--wait", "30s"))
     close = run("output", str(lease), "close.csv").strip()
@@ -100,12 +100,12 @@ def test_the_command(server: Serving, lw: lowwater.Client, tmp_path: Path, capsy
     close = run("output", str(lease), "close.csv").strip()
     run("done", str(lease), "--output", close, "--digest", "0x00ff")
     run("done", str(lease), "--output", close, "--digest", "0x00ff")
-    [task] = told("list", "flights", "--group", "daily", "--state", "done")["tasks"]
+    [task] = answer("list", "flights", "--group", "daily", "--state", "done")["tasks"]
     assert (task["outputs"], task["digest"], task["version"]) == ([close], "00ff", 4)
     assert "2013-01-01T00:00:00Z to 2013-01-02T00:00:00Z" in run("list", "flights", "--group", "daily")
     assert "version 1" in run("list", "flights")
     run("configure", "flights", "daily", "--configuration", "v2", "--version", "1")
     run("create-group", "flights", "repairs")
     run("create", "flights", "repairs", "n1", "--at", "2013-01-09T14:00Z", "--payload", "late")
-    assert told("list", "flights", "--group", "repairs")["tasks"][0]["payload"] == "late"
+    assert answer("list", "flights", "--group", "repairs")["tasks"][0]["payload"] == "late"
     run("create", "flights", "nowhere", "n1", "--at", "2013-01-09T14:00Z", code=2)

@@ -55,8 +55,8 @@ class Authority:
         return self.ca.cert_pem.bytes()
 
     def pair(self, *names: str, since: datetime | None = None, until: datetime | None = None) -> tuple[bytes, bytes]:
-        made = self.ca.issue_cert(*names, not_before=since, not_after=until)
-        return b"".join(each.bytes() for each in made.cert_chain_pems), made.private_key_pem.bytes()
+        cert = self.ca.issue_cert(*names, not_before=since, not_after=until)
+        return b"".join(pem.bytes() for pem in cert.cert_chain_pems), cert.private_key_pem.bytes()
 
 
 OURS, THEIRS = Authority(trustme.CA()), Authority(trustme.CA())
@@ -116,9 +116,9 @@ def page(server: Serving, path: str, trusted: Authority = OURS) -> Answer:
 
 def not_after(server: Serving, trusted: Authority) -> float:
     metrics = page(server, "metrics", trusted).body.decode()
-    found = re.search(r"^lowwater_certificate_not_after_timestamp_seconds (\S+)$", metrics, re.MULTILINE)
-    assert found
-    return float(found[1])
+    match = re.search(r"^lowwater_certificate_not_after_timestamp_seconds (\S+)$", metrics, re.MULTILINE)
+    assert match
+    return float(match[1])
 
 
 def shown(port: int, protocol: str, context: ssl.SSLContext) -> bytes:
@@ -129,9 +129,9 @@ def shown(port: int, protocol: str, context: ssl.SSLContext) -> bytes:
         socket.create_connection(("127.0.0.1", port), 30) as connection,
         context.wrap_socket(connection, server_hostname="localhost") as encrypted,
     ):
-        found = encrypted.getpeercert(binary_form=True)
-    assert found
-    return found
+        certificate = encrypted.getpeercert(binary_form=True)
+    assert certificate
+    return certificate
 
 
 def everywhere(server: Serving) -> set[bytes]:
@@ -176,10 +176,10 @@ def test_only_who_trusts_the_server_and_finds_its_name_talks_to_it(tmp_path: Pat
         with pytest.raises((OSError, ConnectionError)):
             ask(server.endpoint.replace("https", "http"), "healthz")
         # The page asks by a socket of this machine: the certificate is not for 127.0.0.1 either.
-        eventually(lambda: [each["name"] for each in page(server, "api/snapshot").json["computations"]] == ["flights"])
+        eventually(lambda: [view["name"] for view in page(server, "api/snapshot").json["computations"]] == ["flights"])
         assert not_after(server, OURS) == NEVER.timestamp()
-        told = [each["until"] for each in server.events("certificate_in_force")]
-        assert told == ["3000-01-01T00:00:00Z"] * 2, "the authority, and the page beside it"
+        dates = [event["until"] for event in server.events("certificate_in_force")]
+        assert dates == ["3000-01-01T00:00:00Z"] * 2, "the authority, and the page beside it"
 
 
 def test_a_connection_that_never_shakes_hands_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_mutual_tls_takes_those_only_that_show_a_certificate(tmp_path: Path, mon
         }
         assert answered(strangers) == []
         # The server's own certificate is signed by another as well: it reaches itself where nobody else can.
-        eventually(lambda: [each["name"] for each in page(server, "api/snapshot").json["computations"]] == ["flights"])
+        eventually(lambda: [view["name"] for view in page(server, "api/snapshot").json["computations"]] == ["flights"])
         [folder] = private.iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert folder.stat().st_uid == os.getuid()
@@ -228,7 +228,7 @@ def test_a_rotation_reaches_new_connections_and_cuts_off_no_old_one(tmp_path: Pa
         assert not_after(server, THEIRS) == NEVER.timestamp()
         eventually(
             lambda: (
-                {each["name"] for each in page(server, "api/snapshot", THEIRS).json["computations"]}
+                {computation["name"] for computation in page(server, "api/snapshot", THEIRS).json["computations"]}
                 == {"flights", "weather"}
             )
         )
@@ -237,8 +237,8 @@ def test_a_rotation_reaches_new_connections_and_cuts_off_no_old_one(tmp_path: Pa
 
 def files(folder: Path, pair: tuple[bytes, bytes], **more: bytes) -> Files:
     written(folder, pair)
-    found = Files(folder / "chain.pem", folder / "key.pem")
-    return replace(found, **{name: put(folder / f"{name}.pem", content) for name, content in more.items()})
+    files_ = Files(folder / "chain.pem", folder / "key.pem")
+    return replace(files_, **{name: put(folder / f"{name}.pem", content) for name, content in more.items()})
 
 
 def encrypted_key() -> bytes:
@@ -254,7 +254,7 @@ GOOD = OURS.pair("localhost")
 
 
 @pytest.mark.parametrize(
-    ("pair", "more", "said"),
+    ("pair", "more", "text"),
     [
         ((GOOD[0], OURS.pair("localhost")[1]), {}, "do not belong together"),
         (OURS.pair("localhost", until=YESTERDAY), {}, f"--tls-cert expired at {YESTERDAY:%Y-%m-%dT%H:%M:%S}Z"),
@@ -266,11 +266,11 @@ GOOD = OURS.pair("localhost")
     ids=["another pair's key", "expired", "no key", "encrypted", "no authorities", "no authorities of peers"],
 )
 def test_what_cannot_be_used_is_refused_at_the_start(
-    tmp_path: Path, pair: tuple[bytes, bytes], more: dict[str, bytes], said: str
+    tmp_path: Path, pair: tuple[bytes, bytes], more: dict[str, bytes], text: str
 ) -> None:
     with pytest.raises(BadCertificate) as refusal:
         Certificates(files(tmp_path, pair, **more))
-    assert said in str(refusal.value)
+    assert text in str(refusal.value)
     assert "BEGIN" not in str(refusal.value).replace("(-----BEGIN", "")
 
 
@@ -335,7 +335,7 @@ def test_the_command_takes_certificates_from_the_environment_and_those_that_are_
     mine = {name: tmp_path / f"mine-{name}.pem" for name in ("ca", "cert", "key")}
 
     def renew(authority: Authority) -> list[str]:
-        """Of the server and of the command; neither trusts the other one before it has read its new files."""
+        """Renew the certificates of the server and of the command; neither trusts the other one before it has read its new files."""
         for path, content in zip(mine.values(), (authority.root, *authority.pair("etl")), strict=True):
             put(path, content)
         return written(tmp_path, authority.pair("localhost"), client_ca=authority.root)
@@ -372,47 +372,47 @@ class Encrypted(Sharded):
     def more(self, store: str = "") -> Shard:
         self._made = getattr(self, "_made", 0) + 1
         url = store or self.redis.url
-        made = Shard(self.folder / f"shard-{self._made}", url, *self.flags, dead_after=self.dead_after)
-        made.page_at = "127.0.0.1:0"
-        return made
+        shard = Shard(self.folder / f"shard-{self._made}", url, *self.flags, dead_after=self.dead_after)
+        shard.page_at = "127.0.0.1:0"
+        return shard
 
     def start(self, *shards: Shard) -> None:
         for shard in shards:
             shard.start()
         with self.connect() as lw:
-            eventually(lambda: {shard.address for shard in shards} <= {each.address for each in lw.shards()})
+            eventually(lambda: {shard.address for shard in shards} <= {shard.address for shard in lw.shards()})
 
     def connect(self, **options: Any) -> lowwater.Client:
         return super().connect(**self.client, **options)
 
 
 def test_shards_reach_each_other_over_mutual_tls_and_go_on_after_a_rotation(tmp_path: Path) -> None:
-    with Encrypted(tmp_path, 2) as there:
-        one, two = there.shards
+    with Encrypted(tmp_path, 2) as shards:
+        one, two = shards.shards
         names = balanced("c", 1, one, two)
 
-        def seen(shard: Shard, trusted: Authority) -> dict[str, Any]:
-            found = ask(shard.page, "api/snapshot", tls=trusting(trusted)).json["computations"]
-            return {each["name"]: each["low"]["micros"] for each in found}
+        def lows(shard: Shard, trusted: Authority) -> dict[str, Any]:
+            computations = ask(shard.page, "api/snapshot", tls=trusting(trusted)).json["computations"]
+            return {entry["name"]: entry["low"]["micros"] for entry in computations}
 
-        with there.connect() as lw:
+        with shards.connect() as lw:
             for name in names:
                 standing(lw, name, NOON)
             eventually(lambda: spread(lw, names, one, two))
-            eventually(lambda: seen(one, OURS) == seen(two, OURS) == dict.fromkeys(names, NOON))
+            eventually(lambda: lows(one, OURS) == lows(two, OURS) == dict.fromkeys(names, NOON))
             # Each asks the other how far the input is, which it does not serve itself.
             first, second = names
             for name, other in ((first, second), (second, first)):
                 lw.register(f"after-{name}", inputs=[name])
                 lw.set_inputs(f"after-{name}", [name, other])
-        there.rotate(tmp_path, THEIRS)
+        shards.rotate(tmp_path, THEIRS)
         two.kill()
         two.start()
-        with there.connect() as lw:
-            eventually(lambda: {one.address, two.address} <= {each.address for each in lw.shards()})
+        with shards.connect() as lw:
+            eventually(lambda: {one.address, two.address} <= {shard.address for shard in lw.shards()})
             for name in names:
                 lw.reset(name)
                 standing(lw, name, NOON + 1)
             # Neither would be let in with what it has shown before, nor trust what the other shows now.
-            eventually(lambda: {seen(one, THEIRS).get(name) for name in names} == {NOON + 1})
-            eventually(lambda: {seen(two, THEIRS).get(name) for name in names} == {NOON + 1})
+            eventually(lambda: {lows(one, THEIRS).get(name) for name in names} == {NOON + 1})
+            eventually(lambda: {lows(two, THEIRS).get(name) for name in names} == {NOON + 1})

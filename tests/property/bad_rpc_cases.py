@@ -237,19 +237,19 @@ def of_a(**fields: Any) -> workers_pb2.GroupReport:
     return workers_pb2.GroupReport(computation="a", watermarks_micros=[1], **fields)
 
 
-def told(pipeline: Pipeline, *last: int, **fields: Any) -> workers_pb2.GroupReport:
+def reported(pipeline: Pipeline, *last: int, **fields: Any) -> workers_pb2.GroupReport:
     group = pipeline.group("a", 14, 15, 16, **fields)
     group.watermarks_micros[2:] = last or group.watermarks_micros[2:]
     return group
 
 
 def mass(pipeline: Pipeline, starts: list[int], counts: list[int], **fields: Any) -> workers_pb2.GroupReport:
-    return told(pipeline, mass=workers_pb2.Mass(pending=histogram(starts, counts), **fields))
+    return reported(pipeline, mass=workers_pb2.Mass(pending=histogram(starts, counts), **fields))
 
 
 def others(pipeline: Pipeline, *shares: list[int]) -> workers_pb2.GroupReport:
     return mass(
-        pipeline, [2], [1], others=[workers_pb2.FinishedAt(recent=1, frontiers=frontiers(*each)) for each in shares]
+        pipeline, [2], [1], others=[workers_pb2.FinishedAt(recent=1, frontiers=frontiers(*share)) for share in shares]
     )
 
 
@@ -260,7 +260,7 @@ def late(
     lateness = workers_pb2.Lateness(
         buckets=buckets, counts=counts, behind=behind, frontier_micros=frontier, reference_micros=reference
     )
-    return told(pipeline, lateness=lateness)
+    return reported(pipeline, lateness=lateness)
 
 
 IN_PART: Final[list[tuple[str, list[int], Any]]] = [
@@ -285,16 +285,16 @@ IN_PART: Final[list[tuple[str, list[int], Any]]] = [
     ("", [], lambda p: late(p, [*range(129)], [1] * 129)),
     ("", [], lambda p: late(p, [0], [9], 10_000, 10_000)),
     ("", [], lambda p: late(p, [0], [9], *range(5))),
-    ("", [], lambda p: told(p, oldest_operation_micros=MAX)),
-    ("", [], lambda p: told(p, waiting_for=ESCAPE)),
-    ("", [], lambda p: told(p, waiting_for="x" * 1025)),
-    ("", [], lambda p: told(p, remarks=types_pb2.Remarks(failure=ESCAPE))),
+    ("", [], lambda p: reported(p, oldest_operation_micros=MAX)),
+    ("", [], lambda p: reported(p, waiting_for=ESCAPE)),
+    ("", [], lambda p: reported(p, waiting_for="x" * 1025)),
+    ("", [], lambda p: reported(p, remarks=types_pb2.Remarks(failure=ESCAPE))),
 ]
 
 BESIDE: Final[list[tuple[str, list[int], Any]]] = [
     ("TOO_FAR_AHEAD", [1], lambda p: p.group("a", 14, 10**6, 16)),
-    ("FINISH_REQUIRED", [2], lambda p: told(p, MAX)),
-    ("TOO_FAR_AHEAD", [2], lambda p: told(p, MAX - 1)),
+    ("FINISH_REQUIRED", [2], lambda p: reported(p, MAX)),
+    ("TOO_FAR_AHEAD", [2], lambda p: reported(p, MAX - 1)),
     ("", [], lambda p: mass(p, [2, 1], [1, 1])),
     ("", [], lambda p: mass(p, [2], [MOST])),
     ("", [], lambda p: mass(p, [2], [1], recent=MOST)),
@@ -305,4 +305,4 @@ BESIDE: Final[list[tuple[str, list[int], Any]]] = [
     ("TOO_FAR_AHEAD", [], lambda p: late(p, [0], [9], frontier=MAX - 1)),
     ("TOO_FAR_AHEAD", [], lambda p: late(p, [0], [9], reference=MAX)),
 ]
-"""What stands beside the bad part is taken over. It changes nothing, but no older report may count any more: its number is durable."""
+"""Reports with a bad part, whose other part counts. It changes nothing, but no older report may count any more: its number is durable."""

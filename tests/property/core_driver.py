@@ -66,13 +66,13 @@ def part(oldest: Mapping[int, int], pending: Iterable[int] = (), finished: int =
 
 
 def flat(refused: Iterable[Refused]) -> set[tuple[str, int | None]]:
-    found: set[tuple[str, int | None]] = set()
+    reasons: set[tuple[str, int | None]] = set()
     for refusal in refused:
         handles = [None] if refusal.handles is None else refusal.handles.tolist()
-        found |= {(refusal.reason, handle) for handle in handles}
-    stale = {handle for reason, handle in found if reason == "STALE_SEQUENCER" and handle is not None}
+        reasons |= {(refusal.reason, handle) for handle in handles}
+    stale = {handle for reason, handle in reasons if reason == "STALE_SEQUENCER" and handle is not None}
     # A range that is somebody else's may be refused for its value as well: the first reason is enough.
-    return {(reason, handle) for reason, handle in found if handle not in stale or reason == "STALE_SEQUENCER"}
+    return {(reason, handle) for reason, handle in reasons if handle not in stale or reason == "STALE_SEQUENCER"}
 
 
 class Driver:
@@ -159,8 +159,8 @@ class Driver:
         fold: Fold = NO_FOLD,
         frontiers: Mapping[int, int] | None = None,
     ) -> list[TaskAttempt]:
-        asked = Prepare(sequencer, batch, digest, tasks, bound, covers_all, fold, 0, dict(frontiers or {}))
-        return list(self.core.prepare(asked))
+        request = Prepare(sequencer, batch, digest, tasks, bound, covers_all, fold, 0, dict(frontiers or {}))
+        return list(self.core.prepare(request))
 
     def commit(self, sequencer: int, batch: int, required: Fold = NO_FOLD) -> set[tuple[str, int | None]]:
         refused = self.core.commit(sequencer, batch, required, self.now)
@@ -177,14 +177,14 @@ class Driver:
         return ranges
 
     def settle(self) -> bool | None:
-        taken = self.core.take_record(self.now)
-        if taken is not None:
-            self.records.append(taken[0])
-            self.strong.append(taken[1])
+        record = self.core.take_record(self.now)
+        if record is not None:
+            self.records.append(record[0])
+            self.strong.append(record[1])
         self.core.publish()
         self.core.check()
         self.now += SECOND
-        return None if taken is None else taken[1]
+        return None if record is None else record[1]
 
     def reset(self) -> None:
         self.spec = replace(self.spec, incarnation=self.core.incarnation + 1)
@@ -206,7 +206,7 @@ def durable(snapshot: bytes) -> bytes:
     within a round has moved for the living alone.
     """
     message = pb.Snapshot.FromString(snapshot)
-    for group in (*message.groups, *(group for each in message.handed_over for group in each.state.groups)):
+    for group in (*message.groups, *(group for handed in message.handed_over for group in handed.state.groups)):
         del group.senders[:]
         group.oldest_operation_micros = group.last_report_micros = 0
         group.since = b""

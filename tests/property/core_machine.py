@@ -1,4 +1,4 @@
-"""What owners do, at random, to the core and to its oracle."""
+"""Random actions of owners, done to the core and to its oracle."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CoreMachine(Pair):
         newest, past, next_ = self.oracle.order[0], self.oracle.committed, self.oracle.prepared
         batch = past[0] if past else newest
         generations = (newest, batch, batch, batch + 1, next_.number + 1 if next_ else newest + 1, max(0, newest - 1))
-        asked = {
+        fields = {
             "edges": edges,
             "worker": f"w{pick}",
             "identity": "other" if pick == 5 else "q",
@@ -46,8 +46,8 @@ class CoreMachine(Pair):
             "digest": past[1] if past and pick % 2 else b"",
             "instead_of": self.replaced(pick, generation),
         }
-        self.requests.append(asked)
-        self.ask(asked)
+        self.requests.append(fields)
+        self.ask(fields)
 
     def replaced(self, pick: int, generation: int) -> int:
         del pick, generation
@@ -62,21 +62,21 @@ class CoreMachine(Pair):
     def repeat_claim(self, pick: int) -> None:
         self.ask(self.requests[-1 - pick % len(self.requests)])
 
-    def ask(self, asked: dict[str, Any]) -> None:
-        wanted = request(
-            [edge(e) for e in asked["edges"]],
-            worker=asked["worker"],
-            identity=asked["identity"],
-            generation=asked["order"][0],
-            ordinal=asked["order"][1],
-            request_id=asked["request"],
-            bound=asked["bounds"],
-            digest=asked["digest"],
-            instead_of=asked["instead_of"],
+    def ask(self, fields: dict[str, Any]) -> None:
+        claim = request(
+            [edge(e) for e in fields["edges"]],
+            worker=fields["worker"],
+            identity=fields["identity"],
+            generation=fields["order"][0],
+            ordinal=fields["order"][1],
+            request_id=fields["request"],
+            bound=fields["bounds"],
+            digest=fields["digest"],
+            instead_of=fields["instead_of"],
         )
 
         def ours() -> Any:
-            grant = self.core.claim(wanted, self.now)
+            grant = self.core.claim(claim, self.now)
             self.sequencers.append(grant.sequencer)
             lost = {}
             for fenced in grant.fenced:
@@ -84,11 +84,11 @@ class CoreMachine(Pair):
                 lost[fenced.sequencer] = set(all_of_it if fenced.handles is None else fenced.handles)
             return grant.sequencer, grant.watermarks.tolist(), lost
 
-        past, cells = self.oracle.committed, self.oracle.cells[asked["edges"][0] : asked["edges"][-1]]
-        first = self.oracle.identity is None and asked["request"] not in self.oracle.granted
-        assert self.core.revives(wanted) == any(cell.state == "RETIRED" for cell in cells)
-        begins = self.core.begins(wanted, self.now)
-        answer = self.same("claim", ours, lambda: self.oracle.claim(**asked, now=self.now))
+        past, cells = self.oracle.committed, self.oracle.cells[fields["edges"][0] : fields["edges"][-1]]
+        first = self.oracle.identity is None and fields["request"] not in self.oracle.granted
+        assert self.core.revives(claim) == any(cell.state == "RETIRED" for cell in cells)
+        begins = self.core.begins(claim, self.now)
+        answer = self.same("claim", ours, lambda: self.oracle.claim(**fields, now=self.now))
         assert begins == (first and not isinstance(answer, str))
         self.steps["batch committed by a claim"] += self.oracle.committed != past
         self.check()
@@ -156,31 +156,31 @@ class CoreMachine(Pair):
         handles = None if whole else sorted({v % count for v in values}, reverse=bool(special % 2))
         limit = self.now + SKEW
         extra = {0: [MIN], 1: [MAX], 2: [MAX], 3: [limit], 4: [limit + 1, limit], 5: [MAX, limit]}.get(special, [])
-        said = [*extra, *values[len(extra) > 0 :]]
-        wanted = count if handles is None else len(handles)
-        said = [said[i % len(said)] for i in range(wanted if wanted != 1 and len(said) > 1 else 1)]
+        lows = [*extra, *values[len(extra) > 0 :]]
+        length = count if handles is None else len(handles)
+        lows = [lows[i % len(lows)] for i in range(length if length != 1 and len(lows) > 1 else 1)]
         self.numbers += 1
         frontiers = {p: self.tide + t for p, t in zip(SHARES, mass_[2], strict=True)} if mass_ else {}
         if special == 6 and frontiers:
             frontiers = {SHARES[0]: limit + 1}
         elif special == 7 and frontiers:
             frontiers = {SHARES[1]: MAX}
-        told = Told(tuple(sorted(self.tide + t for t in mass_[0])), mass_[1], frontiers) if mass_ else None
+        known_mass = Told(tuple(sorted(self.tide + t for t in mass_[0])), mass_[1], frontiers) if mass_ else None
         version, incarnations = self.fold
         folded = {9: (incarnations[0] + 1,), 10: UNREGISTERED}.get(special, incarnations)
         fold, operation = (version - (special == 8), folded), {7: self.now + 9}.get(special, values[-1] % 4)
         report = GroupReport(
             sequencer,
-            column(said),
+            column(lows),
             None if handles is None else np.array(handles, dtype=np.uint32),
             special in (1, 2),
             Fold(*fold),
             operation,
-            mass(told.pending, told.recent, told.frontiers) if told else None,
+            mass(known_mass.pending, known_mass.recent, known_mass.frontiers) if known_mass else None,
         )
-        asked: dict[str, Any] = {"sequencer": sequencer, "handles": handles, "values": said}
-        asked |= {"finish": report.finish, "fold": fold, "mass": told, "operation": operation}
-        self.reports.append((report, asked, b"%d" % (len(values) % 2), (1 + self.epoch, self.numbers)))
+        fields: dict[str, Any] = {"sequencer": sequencer, "handles": handles, "values": lows}
+        fields |= {"finish": report.finish, "fold": fold, "mass": known_mass, "operation": operation}
+        self.reports.append((report, fields, b"%d" % (len(values) % 2), (1 + self.epoch, self.numbers)))
         self.send(*self.reports[-1])
 
     @precondition(lambda self: self.reports)
@@ -188,12 +188,12 @@ class CoreMachine(Pair):
     def repeat_report(self, pick: int) -> None:
         self.send(*self.reports[-1 - pick % len(self.reports)])
 
-    def send(self, report: GroupReport, asked: dict[str, Any], sender: bytes, number: tuple[int, int]) -> None:
+    def send(self, report: GroupReport, fields: dict[str, Any], sender: bytes, number: tuple[int, int]) -> None:
         required = Fold(*self.fold)
         self.same(
             "report",
             lambda: flat(self.core.report(report, sender=sender, number=number, required=required, now=self.now)),
-            lambda: self.oracle.report(**asked, required=self.fold, sender=sender, number=number, now=self.now),
+            lambda: self.oracle.report(**fields, required=self.fold, sender=sender, number=number, now=self.now),
         )
         self.check()
 
@@ -206,13 +206,13 @@ class CoreMachine(Pair):
         most = 5 * PART_BYTES // 2 if finished == 2 else MAX_PART_BYTES
         claim = self.oracle.claims.get(sequencer)
         count = len(claim.edges) - 1 if claim else 1
-        held = {t % count: self.tide + t if t < 20 else MAX for t in oldest}
+        lows = {t % count: self.tide + t if t < 20 else MAX for t in oldest}
         pending = [self.tide + t for t in oldest if t > 5]
-        task, told = TaskAttempt(*name), part(held, pending, finished)
+        task, part_ = TaskAttempt(*name), part(lows, pending, finished)
         self.same(
             "stage",
-            lambda: self.core.stage_task(sequencer, number, task, told, most=most),
-            lambda: self.oracle.stage(sequencer, number, name, Part(held, pending, finished), most),
+            lambda: self.core.stage_task(sequencer, number, task, part_, most=most),
+            lambda: self.oracle.stage(sequencer, number, name, Part(lows, pending, finished), most),
         )
 
     @precondition(lambda self: self.oracle.parts or self.turn % 7 == 1)
@@ -253,9 +253,9 @@ class CoreMachine(Pair):
         bound, operation = bound if bound in (MIN, MAX) else self.tide + bound, bound % 3
         frontiers = {SHARES[0]: min(bound, self.tide + 9), SHARES[1]: bound}
         named = [TaskAttempt(*task) for task in tasks]
-        asked = Prepare(sequencer, number, digest, named, bound, covers_all, Fold(*fold), operation, frontiers)
+        request = Prepare(sequencer, number, digest, named, bound, covers_all, Fold(*fold), operation, frontiers)
         batch = Batch(sequencer, number, digest, bound, covers_all, frontiers, fold, operation, {}, [], 0)
-        self.same("prepare", lambda: list(self.core.prepare(asked)), lambda: self.oracle.prepare(batch, tasks))
+        self.same("prepare", lambda: list(self.core.prepare(request)), lambda: self.oracle.prepare(batch, tasks))
 
     @precondition(lambda self: self.oracle.prepared or self.turn % 7 == 0)
     @rule(other=st.integers(0, 5))
@@ -282,15 +282,15 @@ class LaidOut(CoreMachine):
     @precondition(lambda self: self.turn % 5 == 0 and self.flying is None)
     @rule(starts=inner, pinned=coins, stale=st.integers(0, 5))
     def change_layout(self, starts: tuple[int, ...], pinned: bool, stale: int) -> None:
-        version, wanted, tasks = self.oracle.layout
+        version, bounds, tasks = self.oracle.layout
         incarnation = self.oracle.incarnation - (stale == 1)
-        asked = version - (stale == 2), (0, *starts[1:]), starts if pinned else ()
+        change = version - (stale == 2), (0, *starts[1:]), starts if pinned else ()
         if stale == 3 and version:
-            asked = version - 1, wanted, tasks
+            change = version - 1, bounds, tasks
         self.same(
             "change_layout",
-            lambda: self.core.change_layout(incarnation, *asked),
-            lambda: self.oracle.change_layout(incarnation, *asked),
+            lambda: self.core.change_layout(incarnation, *change),
+            lambda: self.oracle.change_layout(incarnation, *change),
         )
         self.check()
 

@@ -51,8 +51,8 @@ class Pair(Counting):
         self.shown = (self.oracle.low, dict(self.oracle.heuristics))
         self.flying: bytes | None = None
         self.coming = self.shown
-        self.wanted = self.oracle.layout
-        self.coming_wanted = self.wanted
+        self.wanted_layout = self.oracle.layout
+        self.coming_wanted = self.wanted_layout
         self.sequencers = [1]
         self.requests: list[dict[str, Any]] = []
         self.reports: list[tuple[GroupReport, dict[str, Any], bytes, tuple[int, int]]] = []
@@ -77,7 +77,7 @@ class Pair(Counting):
             got = error.reason
         assert got == expected, f"{what}: the core says {got}, the oracle {expected}"
         if isinstance(got, set):
-            self.steps.update(str(reason) for reason, _ in (found for found in got if isinstance(found, tuple)))
+            self.steps.update(str(reason) for reason, _ in (entry for entry in got if isinstance(entry, tuple)))
         return got
 
     def teardown(self) -> None:
@@ -98,14 +98,14 @@ class Pair(Counting):
             if cell.claim is not None:
                 assert (group.sequencer, handle) == (cell.claim.sequencer, cell.handle)
                 assert group.finished == self.oracle.finished(cell.claim)
-                self.steps["stand-ins"] += bool(cell.claim.masses and cell.claim.told is None)
+                self.steps["stand-ins"] += bool(cell.claim.masses and cell.claim.mass is None)
         self.steps["shrunk"] += any(group.handles is not None for group in self.core.map.run_groups())
         assert self.core.map.minimum() == self.oracle.minimum()
         assert self.core.masses.oldest_operation() == self.oracle.oldest_operation()
         assert list(self.core.history) == self.oracle.history
         assert self.core.vouched == self.oracle.vouched
         assert as_told(self.core.layout) == self.oracle.layout
-        assert as_told(self.core.published_layout) == self.wanted
+        assert as_told(self.core.published_layout) == self.wanted_layout
         view = self.core.published
         assert (view.low, dict(view.heuristics)) == self.shown
         assert view.low >= self.seen_low, "rule 3: what was published never goes down"
@@ -113,8 +113,8 @@ class Pair(Counting):
 
     def sequencer(self, pick: int) -> int:
         live = [c.sequencer for c in self.oracle.claims.values() if c.owned and c.live]
-        known = live if live and pick < 4 else self.sequencers
-        return known[-1 - pick % len(known)]
+        sequencers = live if live and pick < 4 else self.sequencers
+        return sequencers[-1 - pick % len(sequencers)]
 
     @precondition(lambda self: self.flying is None)
     @rule(later=st.sampled_from([0, 1, SECOND, 70 * SECOND]))
@@ -122,24 +122,24 @@ class Pair(Counting):
         low, high, minimum = self.oracle.low, self.oracle.heuristics, self.oracle.minimum()
         if all(cell.state == "RETIRED" for cell in self.oracle.cells):
             minimum = MIN  # nobody is left to say that nothing will come
-        high, known = dict(high), len(self.oracle.history)
-        taken = self.core.take_record(self.now)
+        high, length = dict(high), len(self.oracle.history)
+        record = self.core.take_record(self.now)
         strong = self.oracle.record(self.now)
         self.steps["take"] += 1
-        assert (None if taken is None else taken[1]) == strong
+        assert (None if record is None else record[1]) == strong
         assert self.core.low == self.oracle.low
         assert self.core.heuristics == self.oracle.heuristics
         assert self.core.low == (low if strong is None else beam_low(low, [minimum]))
-        if taken is not None:
+        if record is not None:
             assert self.core.reference == self.oracle.reference
-            self.records.append(taken[0])
+            self.records.append(record[0])
             self.images.append(recovery.snapshot(self.core))
             self.flying = self.oracle.image()
             self.coming, self.coming_wanted = (self.oracle.low, dict(self.oracle.heuristics)), self.oracle.layout
         self.steps["low moved"] += self.oracle.low != low
-        self.steps["steps completed"] += len(self.oracle.history) - known
+        self.steps["steps completed"] += len(self.oracle.history) - length
         self.steps["steps completed in a later incarnation"] += (
-            self.oracle.incarnation > 1 and len(self.oracle.history) > known
+            self.oracle.incarnation > 1 and len(self.oracle.history) > length
         )
         self.steps["oldest operation"] += self.oracle.oldest_operation() > 0
         self.steps["high moved"] += (
@@ -152,7 +152,7 @@ class Pair(Counting):
     @rule()
     def arrive(self) -> None:
         assert self.flying is not None
-        self.durable, self.flying, self.shown, self.wanted = self.flying, None, self.coming, self.coming_wanted
+        self.durable, self.flying, self.shown, self.wanted_layout = self.flying, None, self.coming, self.coming_wanted
         # With an append in flight the shard stages nothing that publishing shows: only the watermarks are compared.
         operation = self.core.publish().oldest_operation
         assert operation == (0 if self.shown[0] == MAX else self.oracle.oldest_operation())
@@ -184,8 +184,8 @@ class Pair(Counting):
                 self.records.pop()
                 self.images.pop()
         self.flying = None
-        kept = [(0, None), *self.snapshots]
-        position, snapshot = kept[-1 - pick % len(kept)]
+        images = [(0, None), *self.snapshots]
+        position, snapshot = images[-1 - pick % len(images)]
         self.epoch += 1
         base = 1000 * self.epoch
         core = recovery.recover(self.spec, snapshot, self.records[position:], epoch_base=base)
@@ -202,7 +202,7 @@ class Pair(Counting):
         oracle.crash(base)
         self.core, self.oracle = core, oracle
         self.durable, self.shown = oracle.image(), (oracle.low, dict(oracle.heuristics))
-        self.wanted = oracle.layout
+        self.wanted_layout = oracle.layout
         self.sequencers.append(oracle.last_sequencer)
         self.check()
 
@@ -224,5 +224,5 @@ class Pair(Counting):
         self.core.publish()
         self.images.append(recovery.snapshot(self.core))
         self.durable, self.shown = self.oracle.image(), (MIN, dict.fromkeys(SHARES, MIN))
-        self.seen_low, self.wanted = MIN, self.oracle.layout
+        self.seen_low, self.wanted_layout = MIN, self.oracle.layout
         self.check()

@@ -1,4 +1,4 @@
-"""What a computation must do, one key at a time."""
+"""An oracle of one computation, which works one key at a time."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ class Oracle:
         now: int,
     ) -> tuple[int, list[int], dict[int, set[int]]]:
         if request in self.granted:
-            known = self.claims.get(self.granted[request])
-            if known is None or not known.owned or not known.live:
+            claim = self.claims.get(self.granted[request])
+            if claim is None or not claim.owned or not claim.live:
                 raise Refusal("STALE_SEQUENCER")
             # A range that is no longer the claim's own has nothing to say to it.
-            stands = [self.value(known, h) if h in known.live else MIN for h in range(len(known.edges) - 1)]
-            return known.sequencer, stands, {}
+            stands = [self.value(claim, h) if h in claim.live else MIN for h in range(len(claim.edges) - 1)]
+            return claim.sequencer, stands, {}
         if self.identity not in (None, identity):
             raise Refusal("IDENTITY_MISMATCH")
         if order < self.order:
@@ -129,9 +129,9 @@ class Oracle:
         Takes the mass away from whom it replaces in part. A range that comes back by a bound has told nothing yet.
         """
         inside = self.cells[start:end]
-        known = all(cell.state != "RETIRED" and (cell.claim is not None or cell.value == MAX) for cell in inside)
+        complete = all(cell.state != "RETIRED" and (cell.claim is not None or cell.value == MAX) for cell in inside)
         if revives and any(cell.value == MAX if cell.claim is None else self.finished(cell.claim) for cell in inside):
-            known = False
+            complete = False
         masses: list[Told] = []
         for claim in {id(c.claim): c.claim for c in inside if c.claim is not None}.values():
             outside = any(c.claim is claim for c in self.cells[:start] + self.cells[end:])
@@ -139,10 +139,10 @@ class Oracle:
             if claim.masses is not None and not outside and not done:
                 masses += claim.masses
             elif not done:
-                known = False
+                complete = False
             if outside:
                 claim.masses = None
-        return masses if known else None
+        return masses if complete else None
 
     def cut(self, start: int, end: int) -> dict[int, set[int]]:
         lost: dict[int, set[int]] = {}
@@ -286,10 +286,10 @@ class Oracle:
             return {("TOO_FAR_AHEAD", None)}
         # A record from the far future counts as far ahead as any may be.
         mass = mass._replace(pending=tuple(min(time, now + self.skew) for time in mass.pending))
-        if claim.masses is None or claim.told != mass:
+        if claim.masses is None or claim.mass != mass:
             self.changed = True
             self.dirty.add(claim.sequencer)
-        claim.masses, claim.told = [mass], mass
+        claim.masses, claim.mass = [mass], mass
         return set()
 
     # -- micro-batches -------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class Oracle:
         if key > self.parts_of:
             self.parts_of, self.parts = key, {}
         staged = self.parts | {task: part}
-        size, before = (sum(each.bytes for each in parts.values()) for parts in (staged, self.parts))
+        size, before = (sum(part.bytes for part in parts.values()) for parts in (staged, self.parts))
         if size > max(most, before):
             raise Refusal("OVERLOADED")
         self.parts = staged
@@ -408,8 +408,8 @@ class Oracle:
         return min((claim.operation for claim in claims if claim.operation), default=0)
 
     def greatest_frontier(self) -> int:
-        """Of all claims that still have ranges: what they have told last, or what stands for it."""
-        masses = [mass for claim in self.holders() for mass in ([claim.told] if claim.told else claim.stand_ins)]
+        """Return the greatest frontier of the claims that still have ranges: their last mass, or what stands in for it."""
+        masses = [mass for claim in self.holders() for mass in ([claim.mass] if claim.mass else claim.stand_ins)]
         return max((time for mass in masses for time in mass.frontiers.values() if time != MAX), default=MIN)
 
     def record(self, now: int) -> bool | None:
@@ -418,8 +418,8 @@ class Oracle:
         # A computation all of whose cells were retired holds: nobody is left to say that nothing will come.
         least = self.minimum() if any(cell.state != "RETIRED" for cell in self.cells) else MIN
         old, self.low = self.low, max(self.low, least)
-        if found := completed(old, self.low, self.step):
-            self.history.append((self.incarnation, *found, now))
+        if entry := completed(old, self.low, self.step):
+            self.history.append((self.incarnation, *entry, now))
         self.reference = self.greatest_frontier()
         for share in self.shares:
             progress = heuristic(share, self.unfinished())
@@ -431,10 +431,10 @@ class Oracle:
         return strong
 
     def unfinished(self) -> list[list[Told] | None]:
-        told: list[list[Told] | None] = [
+        masses: list[list[Told] | None] = [
             None for c in self.cells if c.claim is None and c.state != "RETIRED" and c.value != MAX
         ]
-        return told + [claim.masses for claim in self.holders() if not self.finished(claim)]
+        return masses + [claim.masses for claim in self.holders() if not self.finished(claim)]
 
 
 def was_reset(fold: Folded, required: Folded) -> bool:

@@ -1,4 +1,4 @@
-"""What the oracle is made of: sixteen cells of keys, claims, and micro-batches."""
+"""The oracle's parts: sixteen cells of keys, claims, and micro-batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Claim:
     numbers: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     durable_numbers: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     masses: list[Told] | None = None
-    told: Told | None = None
+    mass: Told | None = None
     stand_ins: list[Told] = field(default_factory=list)
     operation: int = 0
     minutes: dict[int, int] = field(default_factory=dict)

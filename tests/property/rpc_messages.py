@@ -37,10 +37,10 @@ OFTEN: Final = (*sorted(METHODS), *["Claim", "StageTask", "PrepareBatch", "Commi
 
 def value(field: FieldDescriptor, random: Random) -> Any:
     if field.message_type is not None:
-        made = GetMessageClass(field.message_type)()
+        message = GetMessageClass(field.message_type)()
         for inner in field.message_type.fields:
-            put(made, inner, random)
-        return made
+            put(message, inner, random)
+        return message
     return random.choice(OTHERS.get(field.name, KINDS[field.type]))
 
 
@@ -61,17 +61,17 @@ def spoil(message: Any, random: Random) -> None:
         if random.random() < 0.15:
             put(message, field, random)
         elif field.message_type is not None and (field.is_repeated or message.HasField(field.name)):
-            for each in inner if field.is_repeated else [inner]:
-                spoil(each, random)
+            for part in inner if field.is_repeated else [inner]:
+                spoil(part, random)
 
 
 def stream(pipeline: Pipeline, random: Random) -> list[workers_pb2.ReportRequest]:
     opening, report = pipeline.valid("Report")
-    said = [opening]
+    messages = [opening]
     for number in range(1, random.randint(1, 4) + 1):
-        said.append(workers_pb2.ReportRequest(report=report.report))
-        said[-1].report.number = number
-    return said
+        messages.append(workers_pb2.ReportRequest(report=report.report))
+        messages[-1].report.number = number
+    return messages
 
 
 def call(random: Random, pipeline: Pipeline) -> tuple[str, Any]:

@@ -58,14 +58,14 @@ class Refusal:
 
 
 def refusal_of(error: Any) -> Refusal:
-    found = Refusal(error.code(), "", error.details() or "", {})
+    refusal = Refusal(error.code(), "", error.details() or "", {})
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             status = errors_pb2.RpcStatus.FromString(value)
             info = errors_pb2.ErrorInfo.FromString(status.details[0].value)
             assert status.message == error.details()
-            found = Refusal(error.code(), info.reason, status.message, dict(info.metadata))
-    return found
+            refusal = Refusal(error.code(), info.reason, status.message, dict(info.metadata))
+    return refusal
 
 
 class RpcServer:
@@ -305,14 +305,14 @@ class Pipeline:
         return tasks_pb2.CreateTasksRequest(computation="a", group="repairs", tasks=new)
 
     def take(self, nonce: bytes) -> tasks_pb2.TakeTaskResponse:
-        asked = tasks_pb2.TakeTaskRequest(computation="a", group="repairs", worker="w", nonce=nonce)
-        taken: tasks_pb2.TakeTaskResponse = self.server.call("TakeTask", asked)
-        return taken
+        request = tasks_pb2.TakeTaskRequest(computation="a", group="repairs", worker="w", nonce=nonce)
+        response: tasks_pb2.TakeTaskResponse = self.server.call("TakeTask", request)
+        return response
 
-    def ended(self, taken: tasks_pb2.TakeTaskResponse) -> tasks_pb2.CommitTaskRequest:
-        output = f"{taken.lease.version}-{taken.lease.nonce.hex()}/part"
+    def ended(self, response: tasks_pb2.TakeTaskResponse) -> tasks_pb2.CommitTaskRequest:
+        output = f"{response.lease.version}-{response.lease.nonce.hex()}/part"
         return tasks_pb2.CommitTaskRequest(
-            server_token=taken.server_token, computation="a", lease=taken.lease, outputs=[output]
+            server_token=response.server_token, computation="a", lease=response.lease, outputs=[output]
         )
 
     def valid(self, method: str) -> Any:

@@ -1,4 +1,4 @@
-"""How property tests look for an order of steps that breaks a rule: every example is new, and none is shrunk."""
+"""Property tests look for an order of steps that breaks a rule: every example is new, and none is shrunk."""
 
 from __future__ import annotations
 

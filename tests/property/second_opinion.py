@@ -1,4 +1,4 @@
-"""What the watermarks must be, worked out the slow way: one record and one key at a time."""
+"""The watermarks, worked out the slow way: one record and one key at a time."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Told(NamedTuple):
 def heuristic(share: int, unfinished: Sequence[list[Told] | None]) -> int | None:
     if any(masses is None for masses in unfinished):
         return None
-    told = [mass for masses in unfinished for mass in masses or ()]
-    frontiers = [mass.frontiers[share] for mass in told if share in mass.frontiers]
+    present = [mass for masses in unfinished for mass in masses or ()]
+    frontiers = [mass.frontiers[share] for mass in present if share in mass.frontiers]
     if not frontiers:
         return None
     records: list[int] = []
-    for mass in told:
+    for mass in present:
         records += mass.pending
         records += [mass.frontiers.get(share, MIN)] * mass.recent
     if not records:

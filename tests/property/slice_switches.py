@@ -27,8 +27,8 @@ def ratchet_is_told(slice_report: Part) -> Part:
     """A slice tells what it has published, which does not go down (T1)."""
 
     def changed(computation: Computation, topology: Topology) -> SliceReport:
-        told: SliceReport = slice_report(computation, topology)
-        return told._replace(low=max(told.low, computation.published.low))
+        report: SliceReport = slice_report(computation, topology)
+        return report._replace(low=max(report.low, computation.published.low))
 
     return changed
 
@@ -44,7 +44,7 @@ _ANSWERED = WeakKeyDictionary[Slice, int]()
 
 @bug("_settle", Slice)
 def only_answers_count(settle: Part) -> Part:
-    """What the root has not acknowledged does not count there (T2)."""
+    """A slice's values do not count at the root before the root has acknowledged them (T2)."""
 
     def noted(self: Slice, *, ended: bool = False) -> None:
         if self._confirmed is not None:
@@ -62,11 +62,11 @@ def _answered(_: Part) -> Part:
 
 
 @bug("__init__", Slice)
-def new_owners_answer_at_once(made: Part) -> Part:
+def new_owners_answer_at_once(part: Part) -> Part:
     """An ownership that has sent nothing has nothing to wait for (T3)."""
 
     def eager(self: Slice, *arguments: Any) -> None:
-        made(self, *arguments)
+        part(self, *arguments)
         self._counts = MIN
 
     return eager
@@ -83,8 +83,8 @@ def versions_are_echoed(slice_report: Part) -> Part:
     """A slice names the version of the inputs that it was granted, whatever its values were folded from (T4)."""
 
     def echo(computation: Computation, topology: Topology) -> SliceReport:
-        told: SliceReport = slice_report(computation, topology)
-        return told._replace(fold=topology.required(computation.spec.name), current=True)
+        report: SliceReport = slice_report(computation, topology)
+        return report._replace(fold=topology.required(computation.spec.name), current=True)
 
     return echo
 
@@ -99,7 +99,7 @@ def _as_they_are(_: Part) -> Part:
 
 @bug("_restore", recovery)
 def snapshots_forget_the_version(restore: Part) -> Part:
-    """What is read back of a snapshot goes by the newest inputs (T4)."""
+    """A computation that is read back from a snapshot goes by the newest inputs (T4)."""
 
     def forgetful(computation: Computation, snapshot: bytes) -> Iterator[int]:
         yield from restore(computation, snapshot)
@@ -110,7 +110,7 @@ def snapshots_forget_the_version(restore: Part) -> Part:
 
 @bug("vouched", Slice)
 def outputs_wait_for_the_slice_alone(_: Part) -> Part:
-    """What an output says is known to the log of its slice, and to nobody who adds inputs (T4)."""
+    """The log of a slice knows what an output says, and whoever adds inputs does not (T4)."""
 
     async def at_once(self: Slice, through: int, input_version: int) -> None:
         del through, input_version
@@ -135,10 +135,10 @@ def sequencers_go_down_in_a_move(recover: Part) -> Part:
     """Whoever takes a slice over counts its claims below those of the shard before (T7)."""
 
     def lower(*arguments: Any, **more: Any) -> Computation:
-        found: Computation = recover(*arguments, **more)
-        if found.spec.slice_of:
-            found.epoch_base, found.last_sequencer = (1 << 62) - found.epoch_base, 0
-        return found
+        computation: Computation = recover(*arguments, **more)
+        if computation.spec.slice_of:
+            computation.epoch_base, computation.last_sequencer = (1 << 62) - computation.epoch_base, 0
+        return computation
 
     return lower
 
@@ -175,7 +175,7 @@ def logs_name_the_keys(restore: Part) -> Part:
 
 @bug("turn", Slice)
 def moved_answers_leave(_: Part) -> Part:
-    """What waits for the root while keys are handed over is acknowledged by what is left of the slice."""
+    """A report that waits for the root while keys are handed over is acknowledged by the rest of the slice."""
     return property(lambda self: 0, lambda self, value: None)
 
 
@@ -184,8 +184,8 @@ def keys_are_exported_early(slice_report: Part) -> Part:
     """A slice goes on with keys that another one has read of it."""
 
     def has_keys(computation: Computation, topology: Topology) -> SliceReport:
-        told: SliceReport = slice_report(computation, topology)
-        return told._replace(has_keys=not computation.spec.keys.source)
+        report: SliceReport = slice_report(computation, topology)
+        return report._replace(has_keys=not computation.spec.keys.source)
 
     return has_keys
 
@@ -194,8 +194,8 @@ def keys_are_exported_early(slice_report: Part) -> Part:
 def _copied(_: Part) -> Part:
     async def copied(self: Cuts, source: str, name: str) -> Any:
         loaded = await self._holdings.journal.load(source)
-        found = await self._holdings.recovered_in_pieces(self._holdings.topology.get(source), loaded)
-        moving = as_slice(found.computation)
+        recovered = await self._holdings.recovered_in_pieces(self._holdings.topology.get(source), loaded)
+        moving = as_slice(recovered.computation)
         if name not in moving.handed_over:
             moving.hand_over(name)
         return moving.handed_over[name]

@@ -28,15 +28,15 @@ def off(rule: int | str) -> pytest.MarkDecorator:
 
 def planted(rule: int | str, *broken: type[Computation]) -> pytest.MarkDecorator:
     """Runs a test with computations as they are made, and with ones in which its rule is switched off: there it must fail."""
-    without = [pytest.param(each, id=each.__name__, marks=off(rule)) for each in broken]
+    without = [pytest.param(bug, id=bug.__name__, marks=off(rule)) for bug in broken]
     return pytest.mark.parametrize("made", [pytest.param(Computation, id="as it is"), *without])
 
 
 @bug("_merge", interval_map)
 def merge_takes_the_greatest(least: Part) -> Part:
     def greatest(bounds: Any, starts: Any, values: Any, *more: Any) -> Any:
-        found, since = least(bounds, starts, ~values, *more)  # ~ turns the order around, without overflow
-        return ~found, since
+        merged, since = least(bounds, starts, ~values, *more)  # ~ turns the order around, without overflow
+        return ~merged, since
 
     return greatest
 
@@ -76,7 +76,7 @@ class NoRatchet(Computation):
 
 @bug("places_of", Group)
 def handles_count_what_is_left(_: Part) -> Part:
-    """What an owner calls its fifth range is the fifth of those that its group still has a place for."""
+    """A handle counts as the place of its range in the group, though earlier ranges of the group are gone."""
     return lambda self, handles: np.minimum(handles, self.count - 1)
 
 
@@ -223,13 +223,13 @@ class AnyIncarnation(Computation):
 
 @bug("restarted", recovery)
 def reset_keeps_owners(restarted: Part) -> Part:
-    def kept(old: Computation, spec: Spec) -> Computation:
+    def keep(old: Computation, spec: Spec) -> Computation:
         new: Computation = restarted(old, spec)
         for sequencer, group in old.map.groups.items():
             new._apply_claim(pb.Claim(sequencer=sequencer, bounds=group.bounds), 0)
         return new
 
-    return kept
+    return keep
 
 
 @bug("_replay", recovery)
@@ -237,9 +237,9 @@ def replay_notes_nothing(replay: Part) -> Part:
     """Another function than the live one, on the path of recovery."""
 
     def silent(computation: Computation, record: pb.Record, size: int) -> Iterator[int]:
-        kept = history.History(computation.history)
+        copied = history.History(computation.history)
         yield from replay(computation, record, size)
-        computation.history = kept
+        computation.history = copied
 
     return silent
 
@@ -255,11 +255,11 @@ class UnregisteredInputsCount(Computation):
 
 
 class AllWeak(Computation):
-    """Nothing waits for the strongest write."""
+    """No answer waits for a strong write."""
 
     def take_record(self, now: int) -> tuple[bytes, bool] | None:
-        taken = super().take_record(now)
-        return None if taken is None else (taken[0], False)
+        record = super().take_record(now)
+        return None if record is None else (record[0], False)
 
 
 class BatchesRepeat(Computation):
@@ -288,7 +288,7 @@ class AnySkew(Computation):
 @bug("_entry", heuristics)
 def unknown_masses_count_as_none(entry: Part) -> Part:
     def careless(group: Any) -> Any:
-        found = entry(group)
-        return found and found._replace(mass_known=True, masses=found.masses if found.mass_known else ())
+        built = entry(group)
+        return built and built._replace(mass_known=True, masses=built.masses if built.mass_known else ())
 
     return careless

@@ -1,4 +1,4 @@
-"""What workers and operators do about tasks, at random, to the core and to its oracle."""
+"""Random actions of workers and operators on tasks, done to the core and to its oracle."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class TaskMachine(Counting):
 
     def same(self, kind: str, ours: Callable[[], Any], theirs: Callable[[], Any]) -> Any:
         try:
-            found = ours()
-            answer = found[0] if isinstance(found, tuple) else found
+            result = ours()
+            answer = result[0] if isinstance(result, tuple) else result
         except errors.LowwaterError as error:
-            found, answer = None, error.reason
+            result, answer = None, error.reason
         try:
             expected = theirs()
         except Refused as refused:
@@ -70,7 +70,7 @@ class TaskMachine(Counting):
         if isinstance(answer, str):
             self.steps[answer] += 1
         self.check()
-        return found
+        return result
 
     def check(self) -> None:
         self.tasks.check()
@@ -105,8 +105,8 @@ class TaskMachine(Counting):
         configuration = b"one" if repeat else b"two"
 
         def ours() -> int:
-            wanted = TaskGroup(name, every, start, lease, configuration)
-            return self.tasks.create_group(wanted).configuration_version
+            group = TaskGroup(name, every, start, lease, configuration)
+            return self.tasks.create_group(group).configuration_version
 
         self.same("create_group", ours, lambda: self.oracle.create_group(name, every, start, lease, configuration))
 
@@ -131,8 +131,8 @@ class TaskMachine(Counting):
     def create(self, pick: int, chosen: list[tuple[str, int, int]]) -> None:
         name = GROUPS[2 + (pick > 5)] if pick else "daily"
         spelled = self.spelled([("", at, pick) for _, at, pick in chosen])
-        asked = [NewTask(TaskKey(at, called), payload) for _, at, called, payload in spelled]
-        self.same("create", lambda: self.tasks.create(name, asked), lambda: self.oracle.create(name, spelled))
+        tasks = [NewTask(TaskKey(at, called), payload) for _, at, called, payload in spelled]
+        self.same("create", lambda: self.tasks.create(name, tasks), lambda: self.oracle.create(name, spelled))
 
     @rule(pick=picks, repeat=coins)
     def take(self, pick: int, repeat: bool) -> None:
@@ -141,14 +141,14 @@ class TaskMachine(Counting):
         nonce = b"%016d" % self.nonces
 
         def ours() -> Any:
-            taken = self.tasks.take(
+            task = self.tasks.take(
                 name, f"w{pick}", nonce, incarnation=self.oracle.incarnation, epoch=self.oracle.epoch, now=self.now
             )
-            return None if taken is None else ((*taken.lease.key, taken.lease.version), taken.lease)
+            return None if task is None else ((*task.lease.key, task.lease.version), task.lease)
 
-        found = self.same("take", ours, lambda: self.oracle.take(name, f"w{pick}", nonce, self.now))
-        if found is not None:
-            self.leases.append(found[1])
+        lease = self.same("take", ours, lambda: self.oracle.take(name, f"w{pick}", nonce, self.now))
+        if lease is not None:
+            self.leases.append(lease[1])
             self.steps["taken"] += 1
 
     def lease(self, pick: int) -> TaskLease:
@@ -193,9 +193,9 @@ class TaskMachine(Counting):
                 self.create(1, [("", at, 0)])
             self.tide += SECOND
             self.advance(0)
-            known = len(self.leases)
+            before = len(self.leases)
             self.take(group, repeat=False)
-            if len(self.leases) > known:
+            if len(self.leases) > before:
                 lease = self.leases[-1]
                 if at % 2:
                     self.now += 6 * SECOND  # it has run out, everybody may see that, and nobody has taken it over
@@ -222,9 +222,9 @@ class TaskMachine(Counting):
             for lease in self.leases[begun:]:
                 self.end(lease, [tag(lease.version, lease.nonce)], [])
             self.now += 6 * SECOND
-            known = len(self.leases)
+            before = len(self.leases)
             self.take(group, repeat=False)
-            begun = min(known, len(self.leases) - 1)
+            begun = min(before, len(self.leases) - 1)
         following = self.tasks.groups[name].next
         self.settle()
         self.tide += (SECOND, DAY)[group == 0]
@@ -309,9 +309,9 @@ class TaskMachine(Counting):
     @rule(group=st.integers(0, 2))
     def lose_a_lease(self, group: int) -> None:
         self.settle()
-        known = len(self.leases)
+        before = len(self.leases)
         self.take(group, repeat=False)
-        lost = self.leases[known:]
+        lost = self.leases[before:]
         self.crash(0)
         self.take(group, repeat=False)
         for lease in lost:

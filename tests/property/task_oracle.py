@@ -1,4 +1,4 @@
-"""What leases and tasks should do, told as plainly as possible: lists and dicts, one event at a time, nothing kept sorted."""
+"""An oracle of leases and tasks, as plain as possible: lists and dicts, one event at a time, nothing kept sorted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX = 2**63 - 1
 
 
 class Refused(Exception):
-    """Nothing was changed; the first argument is the reason."""
+    """A request was refused and changed nothing; the first argument is the reason."""
 
 
 @dataclass
@@ -93,13 +93,13 @@ class TaskOracle:
         self.settle()
 
     def create_group(self, name: str, every: int, start: int, lease: int, configuration: bytes) -> int:
-        known = self.groups.get(name)
-        if known is not None:
-            if (known.every, known.start, known.lease) != (every, start, lease):
+        group = self.groups.get(name)
+        if group is not None:
+            if (group.every, group.start, group.lease) != (every, start, lease):
                 raise Refused("REGISTRATION_CONFLICT")
-            if configuration not in (known.configuration, known.created_with):
+            if configuration not in (group.configuration, group.created_with):
                 raise Refused("REGISTRATION_CONFLICT")
-            return known.version
+            return group.version
         if len(self.groups) == self.sizes.groups:
             raise Refused("OVERLOADED")
         self.groups[name] = Group(every, start, lease, configuration, configuration, passed=start)
@@ -187,24 +187,24 @@ class TaskOracle:
 
     def commit(self, lease: Any, outputs: list[str], successors: list[tuple[str, int, str, bytes]]) -> None:
         self.of_this_life(lease)
-        asked = (lease.configuration_version, outputs, successors)
+        request = (lease.configuration_version, outputs, successors)
         task = self.group(lease.group).tasks.get((lease.key.at, lease.key.name))
         if task is not None and task["state"] == "DONE" and same(task, lease):
-            if task["asked"] != asked:
+            if task["asked"] != request:
                 raise Refused("TASK_CONFLICT")
             return
         group, key = self.held(lease)
-        self.create(lease.group, successors, lambda: self.end(group, key, outputs, asked))
+        self.create(lease.group, successors, lambda: self.end(group, key, outputs, request))
 
-    def end(self, group: Group, key: tuple[int, str], outputs: list[str], asked: Any) -> None:
-        group.tasks[key].update(state="DONE", outputs=outputs, asked=asked)
+    def end(self, group: Group, key: tuple[int, str], outputs: list[str], request: Any) -> None:
+        group.tasks[key].update(state="DONE", outputs=outputs, asked=request)
         group.due.pop(key, None)
         group.commits.append(key)
         limit = min([at for at, _ in group.unfinished()] + [group.passed if group.every else MAX])
         if len(group.commits) > self.sizes.kept:
             self.forget(group, min([limit, *(at for at, _ in group.commits[-self.sizes.kept :])]))
-        left = self.sizes.tasks - len(group.unfinished())
-        while len(group.commits) > max(left - self.sizes.kept, min(left, self.sizes.kept)):
+        room = self.sizes.tasks - len(group.unfinished())
+        while len(group.commits) > max(room - self.sizes.kept, min(room, self.sizes.kept)):
             oldest = min(group.tasks)[0]
             if oldest >= limit:
                 break

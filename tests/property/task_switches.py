@@ -21,11 +21,11 @@ def versions_count_for_nothing(_: Part) -> Part:
 
 
 @bug("_leased", Tasks)
-def the_clock_judges(held: Part) -> Part:
+def the_clock_judges(part: Part) -> Part:
     """A lease that has run out counts no more, though nobody has taken the task."""
 
     def judged(self: Tasks, group: TaskGroup, lease: TaskLease) -> Task:
-        task: Task = held(self, group, lease)
+        task: Task = part(self, group, lease)
         if task.key in group.offers._lapsed:
             msg = "it has run out"
             raise errors.StaleLease(msg)
@@ -36,7 +36,7 @@ def the_clock_judges(held: Part) -> Part:
 
 @bug("apply", Tasks)
 def configurations_do_not_revoke(apply: Part) -> Part:
-    """What was made with an older configuration is committed under the newer one."""
+    """A result of an older configuration is committed under the newer one."""
 
     def lenient(self: Tasks, step: pb.TaskStep) -> None:
         if step.WhichOneof("kind") == "configured":
@@ -69,10 +69,10 @@ def old_lives_count(_: Part) -> Part:
 def successors_are_not_journaled(step: Part) -> Part:
     """The tasks that follow are in memory, and the commit alone is in the log (rule 2)."""
 
-    def apart(self: Tasks, taken: pb.TaskStep, *, strong: bool = True) -> None:
-        step(self, taken, strong=strong)
-        if taken.WhichOneof("kind") == "done":
-            del taken.done.successors[:]
+    def apart(self: Tasks, step_: pb.TaskStep, *, strong: bool = True) -> None:
+        step(self, step_, strong=strong)
+        if step_.WhichOneof("kind") == "done":
+            del step_.done.successors[:]
 
     return apart
 
@@ -100,9 +100,9 @@ def snapshots_forget_intervals(message: Part) -> Part:
     """Which intervals have their tasks is not in the snapshot: they are made once more."""
 
     def forgetful(group: TaskGroup) -> pb.TaskGroup:
-        made: pb.TaskGroup = message(group)
-        made.next_micros = group.start
-        return made
+        group_: pb.TaskGroup = message(group)
+        group_.next_micros = group.start
+        return group_
 
     return forgetful
 
@@ -131,7 +131,7 @@ def _nothing(_: Part) -> Part:
 
 @bug("TASKS", tasks)
 def groups_take_whatever_comes(_: Part) -> Part:
-    """Nobody counts the tasks of a group (rule 7)."""
+    """A group takes any number of tasks (rule 7)."""
     return 1 << 62
 
 

@@ -43,15 +43,15 @@ class Shell:
         settings: dict[str, Any] = {"address": "127.0.0.1:1", "timeout": 0.001}
         self.lw: Any = lowwater.aio.connect(**settings) if on_asyncio else lowwater.connect(**settings)
 
-    def use(self, function: Callable[[Any], Any], of: Any = None) -> Any:
+    def use(self, function: Callable[[Any], Any], target: Any = None) -> Any:
         if self._runner is None:
-            return _first(function(of or self.lw))
+            return _first(function(target or self.lw))
 
         async def run() -> Any:
-            given = function(of or self.lw)
-            if inspect.isasyncgen(given):
-                return await anext(given)
-            return await given if inspect.isawaitable(given) else given
+            result = function(target or self.lw)
+            if inspect.isasyncgen(result):
+                return await anext(result)
+            return await result if inspect.isawaitable(result) else result
 
         return self._runner.run(run())
 
@@ -70,8 +70,8 @@ class Shell:
             self._runner.close()
 
 
-def _first(given: Any) -> Any:
-    return next(given) if inspect.isgenerator(given) else given
+def _first(result: Any) -> Any:
+    return next(result) if inspect.isgenerator(result) else result
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["threads", "asyncio"])
@@ -82,7 +82,7 @@ def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
 
 
 def no_number(bits: int, least: int = 0) -> list[Any]:
-    """What does not fit into so many bits, and what is no whole number."""
+    """Return values that do not fit into so many bits, and values that are no whole number."""
     return [least - 1, 2**bits, 0.5, float("nan"), "1", None, b"1", np.float64(1), np.int64(-1), Decimal(1)]
 
 
@@ -143,12 +143,12 @@ BAD: dict[str, Bad] = {
     "prepare operation": (lambda lw, v: prepared(lw, oldest_operation=v), "oldest_operation", [MIN, -1]),
     "commit sequencer": (lambda lw, v: lw.batches.commit("a", v, 1), "sequencer", no_number(64)),
 }
-"""What is called, the field that the refusal names, and what is refused."""
+"""The call, the field that the refusal names, and the values that are refused."""
 
 
-def refusal(shell: Shell, call: Callable[[Any, Any], Any], value: Any, of: Any = None) -> lowwater.InvalidArgument:
+def refusal(shell: Shell, call: Callable[[Any, Any], Any], value: Any, target: Any = None) -> lowwater.InvalidArgument:
     with pytest.raises(lowwater.InvalidArgument) as error:
-        shell.use(lambda it: call(it, value), of)
+        shell.use(lambda it: call(it, value), target)
     return error.value
 
 
@@ -238,10 +238,10 @@ def test_no_address_is_the_default_and_an_empty_one_is_none(monkeypatch: pytest.
 
 
 def full(extra: int) -> Histogram:
-    made = Histogram(0)
-    made.add(-(10**12), MOST_RECORDS)
-    made.add(5, extra)
-    return made
+    histogram = Histogram(0)
+    histogram.add(-(10**12), MOST_RECORDS)
+    histogram.add(5, extra)
+    return histogram
 
 
 SAID: dict[str, Bad] = {
@@ -292,12 +292,12 @@ def test_what_a_lease_refuses_changes_nothing(shell: Shell, name: str) -> None:
     assert group.mass.recent == 3
 
 
-@given(said=st.lists(st.tuples(st.integers(-1, 2**41), st.integers(0, 2**41), st.integers(MIN, MAX)), max_size=6))
+@given(steps=st.lists(st.tuples(st.integers(-1, 2**41), st.integers(0, 2**41), st.integers(MIN, MAX)), max_size=6))
 @settings(max_examples=100)
-def test_whatever_is_said_is_sent_and_the_authority_takes_it(shell: Shell, said: list[tuple[int, int, int]]) -> None:
+def test_whatever_is_said_is_sent_and_the_authority_takes_it(shell: Shell, steps: list[tuple[int, int, int]]) -> None:
     assert MOST_RECORDS == groups.MOST_RECORDS
     lease = shell.lease()
-    for finished, pending, time in said:
+    for finished, pending, time in steps:
         histogram = Histogram(0)
         try:
             histogram.add(0, pending)
@@ -351,8 +351,8 @@ def test_what_is_no_event_time_is_refused_everywhere(name: str) -> None:
 
 @given(micros=st.integers(MIN, MAX))
 def test_integers_of_other_kinds_become_plain(micros: int) -> None:
-    made = Watermark(np.int64(micros))  # type: ignore[arg-type]  # an integer, in all but the type
-    assert type(made.micros) is int
+    mark = Watermark(np.int64(micros))  # type: ignore[arg-type]  # an integer, in all but the type
+    assert type(mark.micros) is int
     column = np.array([micros, 0])
     assert list(Watermarks(column)) == list(Watermarks([micros, 0])) == list(Watermarks(Watermarks(column).micros))
 

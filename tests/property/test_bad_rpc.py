@@ -50,12 +50,12 @@ def test_the_valid_requests_are_valid(method: str) -> None:
 
 
 def put(request: Any, fields: dict[str, Any], pipeline: Pipeline) -> None:
-    for name, made in fields.items():
-        value = made(pipeline) if callable(made) else made
+    for name, build in fields.items():
+        value = build(pipeline) if callable(build) else build
         if isinstance(value, dict):
-            for inner, each in value.items():
+            for inner, content in value.items():
                 lease = getattr(request, name)
-                setattr(lease if hasattr(lease, inner) else lease.key, inner, each)
+                setattr(lease if hasattr(lease, inner) else lease.key, inner, content)
             continue
         request.ClearField(name)
         if isinstance(value, list):
@@ -66,45 +66,45 @@ def put(request: Any, fields: dict[str, Any], pipeline: Pipeline) -> None:
             setattr(request, name, value)
 
 
-def is_precise(found: Refusal) -> None:
-    assert found.code not in CRASHES
-    assert found.message
-    assert found.metadata, "what varies in the message is there for programs too"
-    if found.reason == "INVALID_ARGUMENT":
-        assert found.code is grpc.StatusCode.INVALID_ARGUMENT
-        assert found.metadata["fix"]
+def is_precise(refusal: Refusal) -> None:
+    assert refusal.code not in CRASHES
+    assert refusal.message
+    assert refusal.metadata, "what varies in the message is there for programs too"
+    if refusal.reason == "INVALID_ARGUMENT":
+        assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert refusal.metadata["fix"]
 
 
-@pytest.mark.parametrize(("said", "fields"), CASES, ids=numbered(CASES))
-def test_a_bad_request_is_refused_and_changes_nothing(pipeline: Pipeline, said: str, fields: dict[str, Any]) -> None:
-    method, *why = said.split()
+@pytest.mark.parametrize(("case", "fields"), CASES, ids=numbered(CASES))
+def test_a_bad_request_is_refused_and_changes_nothing(pipeline: Pipeline, case: str, fields: dict[str, Any]) -> None:
+    method, *why = case.split()
     reason = why.pop(0) if why[0].isupper() else "INVALID_ARGUMENT"
     request = pipeline.valid(method)
     put(request, fields, pipeline)
     before = pipeline.server.dump()
-    found = pipeline.server.refused(method, request)
-    assert (found.reason, found.metadata.get("field", "")) == (reason, "".join(why).replace("+", " "))
-    is_precise(found)
+    refusal = pipeline.server.refused(method, request)
+    assert (refusal.reason, refusal.metadata.get("field", "")) == (reason, "".join(why).replace("+", " "))
+    is_precise(refusal)
     assert pipeline.server.dump() == before
 
 
 @pytest.mark.parametrize(("why", "messages"), STREAMS, ids=numbered(STREAMS))
 def test_a_bad_report_stream_is_refused_and_changes_nothing(pipeline: Pipeline, why: str, messages: Any) -> None:
     before = pipeline.server.dump()
-    found = pipeline.server.refused("Report", messages(pipeline))
-    assert why in {found.reason, found.metadata.get("field", "")}
-    is_precise(found)
+    refusal = pipeline.server.refused("Report", messages(pipeline))
+    assert why in {refusal.reason, refusal.metadata.get("field", "")}
+    is_precise(refusal)
     assert pipeline.server.dump() == before
 
 
-@pytest.mark.parametrize(("reason", "handles", "made", "beside"), PARTS, ids=numbered(PARTS))
+@pytest.mark.parametrize(("reason", "handles", "build", "beside"), PARTS, ids=numbered(PARTS))
 def test_a_bad_part_of_a_report_is_refused_in_its_acknowledgement(
-    pipeline: Pipeline, reason: str, handles: list[int], made: Any, beside: int
+    pipeline: Pipeline, reason: str, handles: list[int], build: Any, beside: int
 ) -> None:
     before = pipeline.server.durable()
-    (found,) = pipeline.say(made(pipeline))
-    assert (found.reason, list(found.handles)) == (reason or "INVALID_ARGUMENT", handles)
-    assert found.message
+    (refusal,) = pipeline.say(build(pipeline))
+    assert (refusal.reason, list(refusal.handles)) == (reason or "INVALID_ARGUMENT", handles)
+    assert refusal.message
     last, *rest = before["journal"]["a"]
     before["journal"]["a"] = (last + beside, *rest)
     assert pipeline.server.durable() == before
@@ -117,16 +117,16 @@ def test_a_long_name_does_not_hide_the_refusal() -> None:
         one.server.call("Register", request)
         request.inputs.append("one-more/than-is-registered")
         request.inputs.pop(0)
-        found = one.server.refused("Register", request)
-    assert found.reason == "REGISTRATION_CONFLICT"
-    assert len(found.message.encode()) <= 1024
+        refusal = one.server.refused("Register", request)
+    assert refusal.reason == "REGISTRATION_CONFLICT"
+    assert len(refusal.message.encode()) <= 1024
 
 
 def test_rule8_nothing_of_a_report_behind_a_gap_is_applied() -> None:
     with running() as one:
         first, third = (report(n, one.group("a", hour)) for n, hour in ((1, 17), (3, 18)))
-        found = one.server.refused("Report", [opening(50), first, third])
-        assert found.metadata == {"field": "report.number", "fix": "open a new stream and send the full state"}
+        refusal = one.server.refused("Report", [opening(50), first, third])
+        assert refusal.metadata == {"field": "report.number", "fix": "open a new stream and send the full state"}
         assert one.low("a") == 17 * HOUR
         one.server.check()
 
@@ -140,9 +140,9 @@ def test_whatever_lateness_one_computation_tells_its_neighbours_go_on() -> None:
             lateness = workers_pb2.Lateness(buckets=[0, 9], counts=[1, records], frontier_micros=14 * HOUR)
             hostile = one.group("a", 14, 15, 16, lateness=lateness)
             refused = one.say(hostile, one.group("b", 13 + attempt % 2, 14, input_version=1, input_incarnations=[1]))
-            assert {each.computation for each in refused} <= {"a"}
-            seen = {each.computation: each for each in one.server.call("GetWatermarks", watching).watermarks}
-            assert (seen["b"].low_micros, seen["b"].registered) == (14 * HOUR if attempt else 13 * HOUR, True)
+            assert {entry.computation for entry in refused} <= {"a"}
+            marks = {mark.computation: mark for mark in one.server.call("GetWatermarks", watching).watermarks}
+            assert (marks["b"].low_micros, marks["b"].registered) == (14 * HOUR if attempt else 13 * HOUR, True)
             one.server.call("Watch", watermarks_pb2.WatchRequest())
             one.server.check()
         assert one.server.authority.streams.room.bytes == 0
@@ -199,7 +199,7 @@ def test_no_sequence_of_well_formed_messages_does_harm(seed: int, length: int) -
 
 
 def refusals(source: str) -> dict[tuple[int, int], str]:
-    found: dict[tuple[int, int], str] = {}
+    places: dict[tuple[int, int], str] = {}
     for function in ast.walk(ast.parse(source)):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             for node in ast.walk(function):
@@ -211,8 +211,8 @@ def refusals(source: str) -> dict[tuple[int, int], str]:
                     name = f"{name} {ast.unparse(call.args[0])}"
                 elif not name.startswith("errors.") or isinstance(node, ast.Expr):
                     continue
-                found.setdefault((call.lineno, call.end_lineno or 0), f"{name} in {function.name}")
-    return found
+                places.setdefault((call.lineno, call.end_lineno or 0), f"{name} in {function.name}")
+    return places
 
 
 @pytest.fixture
@@ -232,15 +232,15 @@ def raised() -> Iterator[set[tuple[str, int]]]:
 
 
 def test_every_refusal_in_the_sources_has_a_case(pipeline: Pipeline, raised: set[tuple[str, int]]) -> None:
-    for said, fields in CASES:
-        method = said.split()[0]
+    for case, fields in CASES:
+        method = case.split()[0]
         request = pipeline.valid(method)
         put(request, fields, pipeline)
         pipeline.server.refused(method, request)
     for _, messages in STREAMS:
         pipeline.server.refused("Report", messages(pipeline))
-    for _, _, made, _ in PARTS:
-        pipeline.say(made(pipeline))
+    for _, _, build, _ in PARTS:
+        pipeline.say(build(pipeline))
     missing = [
         f"{path.parent.name}/{path.name}: {site}"
         for path in [
@@ -253,8 +253,8 @@ def test_every_refusal_in_the_sources_has_a_case(pipeline: Pipeline, raised: set
     elsewhere = [line.strip() for line in TOLD_ELSEWHERE.splitlines() if line.startswith(" ")]
     modules = [line for line in TOLD_ELSEWHERE.splitlines() if line.endswith(".py")]
     assert not [module for module in modules if not (TESTS / module).is_file()]
-    new, gone = Counter(missing) - Counter(elsewhere), Counter(elsewhere) - Counter(missing)
-    assert not new | gone, f"without a case: {[*new]}; has one by now, or is no more: {[*gone]}"
+    new, old = Counter(missing) - Counter(elsewhere), Counter(elsewhere) - Counter(missing)
+    assert not new | old, f"without a case: {[*new]}; has one by now, or is no more: {[*old]}"
 
 
 TOLD_ELSEWHERE = """

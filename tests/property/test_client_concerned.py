@@ -19,27 +19,27 @@ WALL = 1_700_000_000.0
 
 
 class Reader:
-    def __init__(self, known: WatchState, names: tuple[str, ...]) -> None:
+    def __init__(self, state: WatchState, names: tuple[str, ...]) -> None:
         self.names = names
-        self.subscription: Subscription = known.subscribe(names)
+        self.subscription: Subscription = state.subscribe(names)
         self.changes = FoldChanges(Folding({name: name for name in names}, None))
-        self.known = known
+        self.state = state
         self.look()
 
     def look(self) -> None:
-        self.changes.come(self.known, self.subscription)
+        self.changes.come(self.state, self.subscription)
 
     @property
     def misses(self) -> bool:
-        return copy.copy(self.changes).come(self.known, self.subscription)
+        return copy.copy(self.changes).come(self.state, self.subscription)
 
 
 class World:
     def __init__(self) -> None:
         self.client = OfflineClient("there:1", watch_interval=0.0)
-        self.known = self.client.known
-        self.readers = [Reader(self.known, NAMES[:1]), Reader(self.known, NAMES[1:])]
-        self.stream = self.known.placement.stream()
+        self.state = self.client.known
+        self.readers = [Reader(self.state, NAMES[:1]), Reader(self.state, NAMES[1:])]
+        self.stream = self.state.placement.stream()
         self.stream.open("there:1")
         self.sent_at: float = self.client.clock.now
         self.lows = dict.fromkeys(NAMES, 0)
@@ -96,7 +96,7 @@ class World:
                 message.dropped.add(computation=name)
             self.take(message)
         elif kind == "another reader" and names:
-            self.readers.append(Reader(self.known, names))
+            self.readers.append(Reader(self.state, names))
             self.wake()
         elif kind == "stream ends":
             self.reopen()

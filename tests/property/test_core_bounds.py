@@ -17,27 +17,27 @@ keys = st.lists(st.binary(max_size=6) | st.binary(min_size=120, max_size=140), m
 
 
 @given(keys, st.integers(-15, 15), st.integers(-15, 15) | st.none(), st.sampled_from([None, 1, -1, 2]))
-def test_bounds_are_what_a_list_is(each: list[bytes], first: int, end: int | None, step: int | None) -> None:
-    ours = Bounds(iter(each))
-    assert len(ours) == len(each)
-    assert list(ours) == each
-    assert ours[first:end:step] == each[first:end:step]
-    assert [ours[at] for at in range(-len(each), len(each))] == each + each
-    for outside in (len(each), -len(each) - 1):
+def test_bounds_are_what_a_list_is(keys: list[bytes], first: int, end: int | None, step: int | None) -> None:
+    ours = Bounds(iter(keys))
+    assert len(ours) == len(keys)
+    assert list(ours) == keys
+    assert ours[first:end:step] == keys[first:end:step]
+    assert [ours[at] for at in range(-len(keys), len(keys))] == keys + keys
+    for outside in (len(keys), -len(keys) - 1):
         with pytest.raises(IndexError):
             ours[outside]
 
 
 @given(keys, st.integers(1, 40))
-def test_bounds_are_encoded_as_protobuf_does(each: list[bytes], field: int) -> None:
-    wanted = pb.Group(bounds=each).SerializeToString()
-    assert Bounds(each).encode(pb.Group.BOUNDS_FIELD_NUMBER) == wanted
-    assert Bounds(each).encode(field) == b"".join(head(field, len(one)) + one for one in each)
+def test_bounds_are_encoded_as_protobuf_does(keys: list[bytes], field: int) -> None:
+    right = pb.Group(bounds=keys).SerializeToString()
+    assert Bounds(keys).encode(pb.Group.BOUNDS_FIELD_NUMBER) == right
+    assert Bounds(keys).encode(field) == b"".join(head(field, len(one)) + one for one in keys)
 
 
 def test_rule7_the_garbage_collector_has_no_million_bounds_to_walk() -> None:
     bounds = Bounds(at.to_bytes(4, "big") for at in range(1_000))
-    assert not any(gc.is_tracked(each) and isinstance(each, list | tuple) for each in gc.get_referents(bounds))
+    assert not any(gc.is_tracked(item) and isinstance(item, list | tuple) for item in gc.get_referents(bounds))
     assert len(gc.get_referents(bounds)) < 10
 
 
@@ -57,18 +57,18 @@ snapshots = st.builds(
 
 def in_parts(encoded: bytes) -> pb.Snapshot:
     places, rest = codec.parted(encoded, pb.Snapshot.GROUPS_FIELD_NUMBER)
-    found = pb.Snapshot.FromString(rest)
-    found.groups.extend(pb.Group.FromString(encoded[place]) for place in places)
-    return found
+    snapshot = pb.Snapshot.FromString(rest)
+    snapshot.groups.extend(pb.Group.FromString(encoded[place]) for place in places)
+    return snapshot
 
 
 @given(snapshots)
 def test_a_message_in_parts_is_the_message(whole: pb.Snapshot) -> None:
     assert in_parts(whole.SerializeToString()) == whole
-    groups = [each.SerializeToString() for each in whole.groups]
+    groups = [group.SerializeToString() for group in whole.groups]
     del whole.groups[:]
     joined = whole.SerializeToString() + b"".join(
-        head(pb.Snapshot.GROUPS_FIELD_NUMBER, len(each)) + each for each in groups
+        head(pb.Snapshot.GROUPS_FIELD_NUMBER, len(group)) + group for group in groups
     )
     assert pb.Snapshot.FromString(joined) == in_parts(joined)
 

@@ -73,25 +73,25 @@ class Oracle:
 
     @staticmethod
     def quantile(hist: dict[int, float], above: float) -> float:
-        left = sum(hist.values()) * above
+        rest = sum(hist.values()) * above
         for bucket in sorted(hist, reverse=True):
-            left -= hist[bucket]
-            if left < 0:
+            rest -= hist[bucket]
+            if rest < 0:
                 return 0.0 if bucket == 0 else float(lateness.EDGES[bucket])
         return 0.0
 
 
 def ticks(steps: list[tuple[int, list[int], float, int, int]]) -> list[tuple[dict[int, int], int, int, int]]:
-    made, reference = [], 50 * HOUR
+    all_ticks, reference = [], 50 * HOUR
     for records, kinds, share, move, low in steps:
         counts: dict[int, int] = {}
-        for index, each in enumerate(kinds):
+        for index, kind in enumerate(kinds):
             many = records // len(kinds) + (index < records % len(kinds))
-            bucket = lateness.bucket_of(each)
+            bucket = lateness.bucket_of(kind)
             counts[bucket] = counts.get(bucket, 0) + many
         reference += move
-        made.append((counts, int(records * share), reference, low))
-    return made
+        all_ticks.append((counts, int(records * share), reference, low))
+    return all_ticks
 
 
 @given(ppm=PPMS, steps=batches)
@@ -151,11 +151,11 @@ def test_it_never_falls_and_is_between_low_and_r(ppm: int, steps: list[tuple[int
 @settings(max_examples=60, database=None, deadline=None)
 def test_the_worst_stretch_is_the_worst_of_the_shortest_recent_ones(steps: list[tuple[int, float]]) -> None:
     budget = Budget(10_000)
-    told = [(records, int(records * share)) for records, share in steps]
-    for records, behind in told:
+    weights = [(records, int(records * share)) for records, share in steps]
+    for records, behind in weights:
         budget.tick({0: records}, behind, MIN, MIN)
-    after = [sum(records for records, _ in told[index + 1 :]) for index in range(len(told))]
-    recent = [each for each, later in zip(told, after, strict=True) if later < RECENT]
+    after = [sum(records for records, _ in weights[index + 1 :]) for index in range(len(weights))]
+    recent = [pair for pair, later in zip(weights, after, strict=True) if later < RECENT]
     worst = 0
     for end in range(len(recent)):
         for first in range(end, -1, -1):
@@ -172,13 +172,13 @@ def test_restored_from_a_snapshot_it_is_equal_and_goes_on_equally(
     ppm: int, steps: list[tuple[int, list[int], float, int, int]], at: int
 ) -> None:
     budget = Budget(ppm)
-    made = ticks(steps)
-    for tick in made[:at]:
+    all_ticks = ticks(steps)
+    for tick in all_ticks[:at]:
         budget.tick(*tick)
     snapshot = pb.Budget.FromString(codec.budget(budget).SerializeToString())
     restored = codec.budget_from(snapshot)
     assert restored == budget
-    for tick in made[at:]:
+    for tick in all_ticks[at:]:
         budget.tick(*tick)
         restored.tick(*tick)
     assert restored == budget
@@ -205,17 +205,17 @@ def test_what_counts_from_many_moments_is_seen_from_one_as_each_is(came: dict[in
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=8), PPMS)
-def test_r_is_the_greatest_time_that_all_but_a_share_have_come_to(told: list[tuple[int, int]], ppm: int) -> None:
-    total = sum(recent for _, recent in told)
+def test_r_is_the_greatest_time_that_all_but_a_share_have_come_to(pairs: list[tuple[int, int]], ppm: int) -> None:
+    total = sum(recent for _, recent in pairs)
     right = [
         time
         for time in range(51)
-        if total and sum(recent for frontier, recent in told if frontier >= time) * PPM >= (PPM - ppm) * total
+        if total and sum(recent for frontier, recent in pairs if frontier >= time) * PPM >= (PPM - ppm) * total
     ]
     # The greatest one, of those that a claim with records is at.
-    assert reached(told, ppm) == max(right, default=MIN) or reached(told, ppm) == MIN == max(right, default=MIN)
+    assert reached(pairs, ppm) == max(right, default=MIN) or reached(pairs, ppm) == MIN == max(right, default=MIN)
     if right:
-        assert reached(told, ppm) in {frontier for frontier, recent in told if recent}
+        assert reached(pairs, ppm) in {frontier for frontier, recent in pairs if recent}
 
 
 @given(st.lists(st.integers(-HOUR, HOUR)), st.integers(-HOUR, HOUR), st.integers(-HOUR, HOUR), st.integers(-HOUR, HOUR))

@@ -14,23 +14,23 @@ from lowwater_authority.core.times import MAX, MIN
 values = st.lists(st.sampled_from([MIN, -3, 0, 1, 2, 3, 50, MAX - 1, MAX]), max_size=200)
 
 
-@given(held=values, freed=st.sets(st.integers(0, 199)), count=st.integers(0, 220), below=st.integers(-4, 60))
+@given(values=values, freed=st.sets(st.integers(0, 199)), count=st.integers(0, 220), below=st.integers(-4, 60))
 @settings(max_examples=100, database=None)
-def test_the_least_values_and_how_many_are_below(held: list[int], freed: set[int], count: int, below: int) -> None:
+def test_the_least_values_and_how_many_are_below(values: list[int], freed: set[int], count: int, below: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(columns, "BLOCK", 4)
-        found = Columns()
-        if held:
-            found.allocate(np.array(held, dtype=np.int64), 0)
-        for slot in freed & set(range(len(held))):
-            found.free(slot, 1)
-            held[slot] = MAX
-        slots = found.least(count)
+        ours = Columns()
+        if values:
+            ours.allocate(np.array(values, dtype=np.int64), 0)
+        for slot in freed & set(range(len(values))):
+            ours.free(slot, 1)
+            values[slot] = MAX
+        slots = ours.least(count)
         assert len(set(slots.tolist())) == len(slots)
-        wanted = sorted(value for value in held if value < MAX)[:count]
-        assert [held[slot] for slot in slots] == wanted == found.values[slots].tolist()
-        assert found.count_below(below) == sum(value < below for value in held)
-        found.check()
+        lowest = sorted(value for value in values if value < MAX)[:count]
+        assert [values[slot] for slot in slots] == lowest == ours.values[slots].tolist()
+        assert ours.count_below(below) == sum(value < below for value in values)
+        ours.check()
 
 
 @pytest.mark.parametrize("value", [0, MIN])
@@ -43,7 +43,7 @@ def test_where_all_are_equal_few_are_looked_at(value: int, monkeypatch: pytest.M
         return up_to(self, most, blocks)
 
     monkeypatch.setattr(Columns, "_up_to", note)
-    found = Columns()
-    found.allocate(np.full(4000, value, dtype=np.int64), 0)
-    assert len(found.least(10)) == 10
+    ours = Columns()
+    ours.allocate(np.full(4000, value, dtype=np.int64), 0)
+    assert len(ours.least(10)) == 10
     assert len(looked) < 10

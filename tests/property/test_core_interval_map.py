@@ -91,8 +91,8 @@ class Walk:
 
     def restore(self) -> None:
         groups = self.map.run_groups()
-        held = self.map.columns
-        columns = [(g, held.values[g.slots()].copy(), held.since[g.slots()]) for g in groups]
+        source = self.map.columns
+        columns = [(g, source.values[g.slots()].copy(), source.since[g.slots()]) for g in groups]
 
         def steps() -> Iterator[int]:
             self.map = yield from IntervalMap.restore(columns)
@@ -117,11 +117,11 @@ class Walk:
         else:
             assert expected[holder.start] == (holder.end, min(self.values))
         below, limit = self.rng.randrange(100), self.rng.choice([0, 1, 7, KEYS])
-        held, total = map_.held_below(below, limit)
-        wanted = sorted(value for _, value in expected.values() if value < below)
-        assert total == len(wanted)
-        assert [r.value for r in held] == wanted[:limit]
-        assert all(expected[r.start] == (r.end, r.value) for r in held)
+        holders, total = map_.held_below(below, limit)
+        right = sorted(value for _, value in expected.values() if value < below)
+        assert total == len(right)
+        assert [r.value for r in holders] == right[:limit]
+        assert all(expected[r.start] == (r.end, r.value) for r in holders)
         start, end = self.interval()
         touched = [edges[bisect_right(edges, start) - 1], *(e for e in edges if start < e < end)]
         overlapping = [
@@ -150,26 +150,26 @@ def test_rule1_the_map_is_a_dict(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rule7_claims_that_keep_a_range_each_cost_a_slot_each() -> None:
     """Twenty claims of 5,000 ranges, each shifted by a key, so that every one keeps one range: its owner reports it by the handle it knows."""
-    claims, each = 20, 5_000
+    claims, size = 20, 5_000
     c = Computation(Spec("x"))
     grants = []
     for shift in range(claims):
-        keys = [(shift + i).to_bytes(8, "big") for i in range(each)]
+        keys = [(shift + i).to_bytes(8, "big") for i in range(size)]
         grants.append(c.claim(ClaimRequest(keys, request_id=b"%d" % shift), 0).sequencer)
         c.take_record(0)
         c.publish()
         c.map.check()
-    assert len(c.map) == each - 1 + claims - 1 + 2
+    assert len(c.map) == size - 1 + claims - 1 + 2
     assert c.map.columns.size <= 2 * (len(c.map) + 3 * claims) + columns.BLOCK
-    assert sum(len(group.bounds) for group in c.map.run_groups()) < 3 * each
+    assert sum(len(group.bounds) for group in c.map.run_groups()) < 3 * size
     stored = recovery.snapshot(c)
     assert len(stored) < 60 * len(c.map)
     for core in (c, recovery.recover(Spec("x"), stored, (), epoch_base=0)):
         for sequencer in grants[:-1]:
-            said = GroupReport(sequencer, column([7]), np.array([0, 1, each - 2], dtype=np.uint32))
-            [stale] = core.report(said, sender=b"s", number=(1, 1), required=NO_FOLD, now=9)
+            report = GroupReport(sequencer, column([7]), np.array([0, 1, size - 2], dtype=np.uint32))
+            [stale] = core.report(report, sender=b"s", number=(1, 1), required=NO_FOLD, now=9)
             assert stale.handles is not None
-            assert (stale.reason, stale.handles.tolist()) == ("STALE_SEQUENCER", [1, each - 2])
+            assert (stale.reason, stale.handles.tolist()) == ("STALE_SEQUENCER", [1, size - 2])
         core.take_record(0)
         core.map.check()
         moved, total = core.map.all_ranges(len(core.map))
@@ -189,10 +189,10 @@ def test_merge_takes_the_least_of_every_key(old: list[int], new: list[int], data
         olds.pop(0)
     olds[0] = data.randrange(bounds[0] + 1)
     values = [data.choice([MIN, MAX, data.randrange(9)]) for _ in olds]
-    found, since = interval_map._merge(
+    lows, since = interval_map._merge(
         [bytes([b]) for b in bounds], [bytes([o]) for o in olds], column(values), column([5] * len(olds)), 7
     )
     by_key = [values[bisect_right(olds, k) - 1] for k in range(bounds[0], 255)]
     cuts = [b - bounds[0] for b in bounds]
-    assert found.tolist() == [min(by_key[low:high]) for low, high in pairwise(cuts)]
-    assert len(since) == len(found)
+    assert lows.tolist() == [min(by_key[low:high]) for low, high in pairwise(cuts)]
+    assert len(since) == len(lows)

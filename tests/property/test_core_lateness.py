@@ -42,34 +42,34 @@ class Source:
         self.judged = mark
         self.behind += records if mark > MIN and self.frontier - late < mark else 0
 
-    def told(self, **more: object) -> Lateness:
-        said = {"counts": dict(self.counts), "reference": self.frontier, "frontier": self.frontier}
-        return Lateness(**{**said, "behind": {PPM: (self.behind, self.judged)}, **more})  # type: ignore[arg-type]
+    def lateness(self, **more: object) -> Lateness:
+        fields = {"counts": dict(self.counts), "reference": self.frontier, "frontier": self.frontier}
+        return Lateness(**{**fields, "behind": {PPM: (self.behind, self.judged)}, **more})  # type: ignore[arg-type]
 
     def report(self, value: int = MIN, **more: object) -> set[tuple[str, int | None]]:
-        return self.driver.report(self.sequencer, value, lateness=self.told(), **more)  # type: ignore[arg-type]
+        return self.driver.report(self.sequencer, value, lateness=self.lateness(), **more)  # type: ignore[arg-type]
 
 
 def driver() -> Driver:
     return Driver(Spec("c", budgets=(PPM,)))
 
 
-def budget(of: Driver) -> Budget:
-    return of.core.budgets[PPM]
+def budget(driver: Driver) -> Budget:
+    return driver.core.budgets[PPM]
 
 
-def published(of: Driver) -> int:
-    return of.core.published.budgets[0].micros
+def published(driver: Driver) -> int:
+    return driver.core.published.budgets[0].micros
 
 
-def counted(of: Driver) -> tuple[int, int]:
-    kept = of.core.published.budgets[0]
-    return kept.records, kept.behind
+def counted(driver: Driver) -> tuple[int, int]:
+    budget_ = driver.core.published.budgets[0]
+    return budget_.records, budget_.behind
 
 
-def warmed(of: Driver, *bounds: bytes) -> Source:
+def warmed(driver: Driver, *bounds: bytes) -> Source:
     """A source whose 600 records were not late, and that has gone on for a minute."""
-    source = Source(of, *bounds)
+    source = Source(driver, *bounds)
     source.hand_on(600)
     source.report()
     source.frontier += MINUTE
@@ -89,36 +89,36 @@ def warmed(of: Driver, *bounds: bytes) -> Source:
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing_of_it(wrong: dict[str, object]) -> None:
-    made = driver()
-    source = warmed(made)
+    subject = driver()
+    source = warmed(subject)
     source.hand_on(5, late=HOUR)
     source.report()
-    before = counted(made), published(made)
-    refused = made.report(source.sequencer, 9, lateness=source.told(**wrong))
+    before = counted(subject), published(subject)
+    refused = subject.report(source.sequencer, 9, lateness=source.lateness(**wrong))
     assert refused == {("INVALID_ARGUMENT", None)}
-    assert (counted(made), published(made), made.low) == (*before, 9), "the rest of the report counts"
+    assert (counted(subject), published(subject), subject.low) == (*before, 9), "the rest of the report counts"
     source.hand_on(1)
     assert not source.report(10), "nor does it spoil what comes after"
-    assert counted(made) == (607, 5)
+    assert counted(subject) == (607, 5)
 
 
 def test_what_would_take_a_computation_beyond_62_bits_is_refused() -> None:
-    made = driver()
-    one, two = Source(made, b"", b"m"), Source(made, b"m", b"")
-    budget(made).records = 2**62 - 5
+    subject = driver()
+    one, two = Source(subject, b"", b"m"), Source(subject, b"m", b"")
+    budget(subject).records = 2**62 - 5
     one.hand_on(4)
     two.hand_on(2)
     assert not one.report(settle=False)
     assert two.report(settle=False) == {("INVALID_ARGUMENT", None)}
-    made.settle()
-    assert counted(made)[0] == 2**62 - 1
+    subject.settle()
+    assert counted(subject)[0] == 2**62 - 1
     assert two.report() == {("INVALID_ARGUMENT", None)}
-    recovery.snapshot(made.core)
+    recovery.snapshot(subject.core)
 
 
 def arrived(core: Computation) -> object:
     """All that is known of what came. Copied, so that it stays as it is."""
-    groups = [(each.sequencer, each.arrivals, each.arrived_before) for each in core.map.run_groups()]
+    groups = [(group.sequencer, group.arrivals, group.arrived_before) for group in core.map.run_groups()]
     return deepcopy((core.budgets, groups))
 
 
@@ -157,15 +157,15 @@ class Owners:
     def claim(self, span: list[int]) -> None:
         before = self.weights()
         ranges = {group: group.live_count for group in before}
-        known = set(self.driver.core.map.run_groups())
+        groups = set(self.driver.core.map.run_groups())
         self.sources.append(Source(self.driver, *(EDGES[edge] for edge in span)))
         after = self.weights()
         assert sum(weight for _, weight in after.values()) == sum(weight for _, weight in before.values())
         assert {frontier for frontier, _ in after.values()} <= {frontier for frontier, _ in before.values()}
-        cut = any(group.sequencer == 0 and group not in known for group in self.driver.core.map.run_groups())
-        gone = [before[group] for group in before if not group.live_count]
+        cut = any(group.sequencer == 0 and group not in groups for group in self.driver.core.map.run_groups())
+        emptied = [before[group] for group in before if not group.live_count]
         own = after.get(self.driver.core.map.groups[self.sources[-1].sequencer], (MAX, 0))
-        assert own[0] <= min((frontier for frontier, weight in gone if weight and not cut), default=MAX)
+        assert own[0] <= min((frontier for frontier, weight in emptied if weight and not cut), default=MAX)
         for group, (_, weight) in before.items():
             if group.live_count and not cut:
                 part = weight * group.live_count // ranges[group]
@@ -177,8 +177,8 @@ class Owners:
             records = group.arrived_before[1] if group is not None and group.arrived_before is not None else 10
         source.hand_on(records, late=late)
         frontier = MAX if more == 9 else source.frontier + more * MINUTE
-        said = source.told(frontier=frontier)
-        refused = self.driver.report(source.sequencer, frontier - HOUR if more == 8 else MIN, lateness=said)
+        report = source.lateness(frontier=frontier)
+        refused = self.driver.report(source.sequencer, frontier - HOUR if more == 8 else MIN, lateness=report)
         assert {reason for reason, _ in refused} <= {"STALE_SEQUENCER"}
         source.frontier = max(source.frontier, min(frontier, NOW))
         if group is None:
@@ -213,10 +213,10 @@ class Owners:
         assert arrived(self.driver.core) == before
 
     def check(self) -> None:
-        told = [weight for group, weight in self.weights().items() if weight[1] and not group.finished]
-        total = sum(weight for _, weight in told)
+        weights = [weight for group, weight in self.weights().items() if weight[1] and not group.finished]
+        total = sum(weight for _, weight in weights)
         enough = (1_000_000 - PPM) * total
-        right = [at for at, _ in told if sum(more for other, more in told if other >= at) * 1_000_000 >= enough]
+        right = [at for at, _ in weights if sum(more for other, more in weights if other >= at) * 1_000_000 >= enough]
         if (greatest := max(right, default=MIN)) != MAX:
             self.reference = max(self.reference, greatest)
         assert budget(self.driver).reference == self.reference
@@ -234,8 +234,8 @@ def test_rule3_whoever_owns_them_ranges_weigh_what_was_told_and_it_never_goes_ba
         match step:
             case "report", pick, records, late, more if owners.sources:
                 live = [one for one in owners.sources if owners.driver.core.map.owned_by(one.sequencer)]
-                known = live if live and pick else owners.sources  # now and then one that owns nothing any more
-                owners.report(known[-1 - pick % len(known)], records, late, more)
+                sources = live if live and pick else owners.sources  # now and then one that owns nothing any more
+                owners.report(sources[-1 - pick % len(sources)], records, late, more)
             case "claim", span:
                 owners.claim(span)
             case "retire", span:
@@ -254,13 +254,13 @@ def test_rule3_whoever_owns_them_ranges_weigh_what_was_told_and_it_never_goes_ba
 
 
 def test_a_record_in_which_it_goes_back_is_refused() -> None:
-    made = driver()
-    warmed(made)
-    record = pb.Record.FromString(made.records[-1])
+    subject = driver()
+    warmed(subject)
+    record = pb.Record.FromString(subject.records[-1])
     record.budgets[0].micros -= 1
     again = pb.Record(incarnation=1, time_micros=record.time_micros, budgets=record.budgets, low_micros=MIN)
     with pytest.raises(recovery.ReplayError, match="goes back"):
-        recovery.recover(made.spec, None, [*made.records, again.SerializeToString()], epoch_base=1000)
+        recovery.recover(subject.spec, None, [*subject.records, again.SerializeToString()], epoch_base=1000)
 
 
 def test_registered_budgets_are_of_the_registration() -> None:
@@ -319,14 +319,14 @@ class Board:
         times = sorted(self.pending.values())
         best = MIN
         for time in sorted({*times, self.source.frontier}):
-            if time <= self.source.frontier and sum(each < time for each in times) <= tokens:
+            if time <= self.source.frontier and sum(at < time for at in times) <= tokens:
                 best = max(best, time)
         return best
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_rule3_with_all_pending_known_the_share_behind_is_kept_from_the_first_record_on(seed: int) -> None:
-    board, seen, waits = Board(seed), MIN, []
+    board, last, waits = Board(seed), MIN, []
     random, clock, number = board.random, NOW - 48 * HOUR, 0
     while clock < NOW:
         clock += 10 * MINUTE
@@ -336,35 +336,35 @@ def test_rule3_with_all_pending_known_the_share_behind_is_kept_from_the_first_re
             board.land(record)
         board.report(clock)
         number += 1
-        kept = published(board.driver)
-        assert kept == max(seen, board.passing(), board.driver.core.published.low)
+        current = published(board.driver)
+        assert current == max(last, board.passing(), board.driver.core.published.low)
         assert board.behind * 1_000_000 <= PPM * board.landed, "at no time are more behind than the budget says"
-        seen = kept
-        waits.append(clock - kept)
-    told = board.driver.core.published.budgets[0]
-    assert (told.records, told.behind, told.excused) == (board.landed, board.behind, 0)
+        last = current
+        waits.append(clock - current)
+    state = board.driver.core.published.budgets[0]
+    assert (state.records, state.behind, state.excused) == (board.landed, board.behind, 0)
     assert board.behind > 0
-    assert seen > board.driver.core.published.low
+    assert last > board.driver.core.published.low
 
 
 @pytest.mark.parametrize("wrong", [{"inputs": ("a",)}, {"budgets": ()}, {"heuristics": ()}])
 def test_only_an_injector_with_a_budget_can_know_all_that_is_pending(wrong: dict[str, tuple[object, ...]]) -> None:
-    asked = {"heuristics": (990_000,), "budgets": (PPM,), "all_pending": True, **wrong}
+    fields = {"heuristics": (990_000,), "budgets": (PPM,), "all_pending": True, **wrong}
     with pytest.raises(errors.InvalidArgument, match="all_pending"):
-        Topology().register(Spec("c", **asked))  # type: ignore[arg-type]
+        Topology().register(Spec("c", **fields))  # type: ignore[arg-type]
 
 
 def test_what_comes_behind_a_heuristic_watermark_is_counted() -> None:
-    made = Driver(Spec("c", heuristics=(990_000,), budgets=(PPM,)))
-    source = Source(made)
+    subject = Driver(Spec("c", heuristics=(990_000,), budgets=(PPM,)))
+    source = Source(subject)
     nothing = Mass(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 1, {990_000: source.frontier})
     source.hand_on(10)
     source.report(mass=nothing)
-    assert made.core.published.passed == {}, "there was none when they came"
+    assert subject.core.published.passed == {}, "there was none when they came"
     source.frontier += HOUR
     source.hand_on(5, late=30 * MINUTE)
     source.hand_on(3, late=2 * HOUR)
     source.report()
-    assert made.core.published.passed == {990_000: (8, 3)}
-    made.crash()
-    assert made.core.published.passed == {990_000: (8, 3)}
+    assert subject.core.published.passed == {990_000: (8, 3)}
+    subject.crash()
+    assert subject.core.published.passed == {990_000: (8, 3)}

@@ -57,26 +57,26 @@ class Known:
     layout: Layout = field(default_factory=Layout)
 
     def moved(self, at: int) -> Known:
-        there = {key: Key(known.value, known.retired) for key, known in self.keys.items() if key >= at}
-        straddling = {known.sequencer for key, known in self.keys.items() if key >= at and known.sequencer}
-        self.keys = {key: known for key, known in self.keys.items() if key < at}
+        moving = {key: Key(state.value, state.retired) for key, state in self.keys.items() if key >= at}
+        straddling = {state.sequencer for key, state in self.keys.items() if key >= at and state.sequencer}
+        self.keys = {key: state for key, state in self.keys.items() if key < at}
         self.cut_off(straddling, at)
         if self.layout.starts:  # it names keys that are not here any more
             self.layout = Layout(self.layout.version + 1)
-        return Known(there, self.order, dict(self.granted), list(self.sequencers))
+        return Known(moving, self.order, dict(self.granted), list(self.sequencers))
 
     def cut_off(self, sequencers: set[int], at: int) -> None:
-        for known in self.keys.values():
-            if known.sequencer in sequencers:
-                known.sequencer = 0
+        for state in self.keys.values():
+            if state.sequencer in sequencers:
+                state.sequencer = 0
 
 
 class Pair:
-    def __init__(self, name: str, topology: Topology, known: Known) -> None:
+    def __init__(self, name: str, topology: Topology, model: Known) -> None:
         self.name = name
         self.driver = Driver(topology.get(name))
-        self.known = known
-        self.requests = known.order[0]
+        self.model = model
+        self.requests = model.order[0]
         self.snapshots = False
 
     @property
@@ -88,62 +88,62 @@ class Pair:
         self.core.follow(self.driver.spec)
 
     def claim(self, first: int, more: int, bound: int | None) -> None:
-        start, end = min(self.known.keys), max(self.known.keys)
+        start, end = min(self.model.keys), max(self.model.keys)
         first = min(max(first, start), end)
-        taken = range(first, min(first + more, end + 1))
+        span = range(first, min(first + more, end + 1))
         self.requests += 1
         request_id = f"{self.name} {self.requests}".encode()
-        known = [self.known.keys[key] for key in taken]
+        keys = [self.model.keys[key] for key in span]
         order = self.requests, 0
         grant = self.driver.claim(
             edge(first),
-            edge(taken[-1] + 1),
+            edge(span[-1] + 1),
             bound=[] if bound is None else [bound],
             request_id=request_id,
             identity="w",
             generation=order[0],
         )
-        old = [(MIN if bound is None else MAX) if key.retired else key.value for key in known]
+        old = [(MIN if bound is None else MAX) if key.retired else key.value for key in keys]
         value = min([*old, MAX if bound is None else bound])
-        lost = {key.sequencer for key in known if key.sequencer}
-        for key in self.known.keys.values():
+        lost = {key.sequencer for key in keys if key.sequencer}
+        for key in self.model.keys.values():
             if key.sequencer in lost:
                 key.sequencer = 0  # its claim was one range
-        for key in known:
+        for key in keys:
             key.value, key.retired, key.sequencer = value, False, grant.sequencer
-        assert grant.sequencer > max(self.known.sequencers, default=0)
-        self.known.sequencers.append(grant.sequencer)
-        self.known.granted[request_id] = grant.sequencer
-        self.known.order = max(self.known.order, order)
+        assert grant.sequencer > max(self.model.sequencers, default=0)
+        self.model.sequencers.append(grant.sequencer)
+        self.model.granted[request_id] = grant.sequencer
+        self.model.order = max(self.model.order, order)
 
     def report(self, pick: int, value: int) -> None:
-        if not self.known.sequencers:
+        if not self.model.sequencers:
             return
-        sequencer = self.known.sequencers[pick % len(self.known.sequencers)]
-        owned = [key for key in self.known.keys.values() if key.sequencer == sequencer]
+        sequencer = self.model.sequencers[pick % len(self.model.sequencers)]
+        owned = [key for key in self.model.keys.values() if key.sequencer == sequencer]
         refused = self.driver.report(sequencer, value, finish=value == MAX)
         assert bool(refused) == (not owned)
         for key in owned:
             key.value = value
 
     def retire(self, first: int) -> None:
-        first = min(max(first, min(self.known.keys)), max(self.known.keys))
+        first = min(max(first, min(self.model.keys)), max(self.model.keys))
         self.driver.retire(edge(first), edge(first + 1), force=True)
-        lost = self.known.keys[first].sequencer
-        self.known.keys[first] = Key(MAX, retired=True)
+        lost = self.model.keys[first].sequencer
+        self.model.keys[first] = Key(MAX, retired=True)
         if lost:
-            self.known.cut_off({lost}, KEYS)
+            self.model.cut_off({lost}, KEYS)
 
     def release(self, pick: int) -> None:
-        owned = sorted({key.sequencer for key in self.known.keys.values() if key.sequencer})
+        owned = sorted({key.sequencer for key in self.model.keys.values() if key.sequencer})
         if owned:
             sequencer = owned[pick % len(owned)]
             self.driver.release(sequencer)
-            self.known.cut_off({sequencer}, KEYS)
+            self.model.cut_off({sequencer}, KEYS)
 
     def lay_out(self, start: int) -> None:
-        before = self.known.layout
-        self.known.layout = Layout(before.version + 1, (0, start))
+        before = self.model.layout
+        self.model.layout = Layout(before.version + 1, (0, start))
         assert self.core.change_layout(1, before.version, (0, start), ()) == before.version + 1
         assert self.driver.settle() is True
 
@@ -158,23 +158,23 @@ class Pair:
 
     def check(self) -> None:
         self.core.check()
-        assert self.core.map.span == (edge(min(self.known.keys)), edge(max(self.known.keys) + 1))
+        assert self.core.map.span == (edge(min(self.model.keys)), edge(max(self.model.keys) + 1))
         ranges, _ = self.core.map.all_ranges(100)
-        for key, known in self.known.keys.items():
-            [found] = [each for each in ranges if each.start <= edge(key) and (not each.end or edge(key) < each.end)]
-            assert found.value == known.value
-            assert (found.owner.state is GroupState.RETIRED) == known.retired
-            owned = found.owner.sequencer if found.owner.state is GroupState.OWNED else 0
-            assert owned == known.sequencer
-        assert self.core.order == self.known.order
-        assert self.core.layout == self.known.layout
-        assert self.core.last_sequencer == max(self.known.sequencers, default=0)
-        assert {key: each.sequencer for key, each in self.core.granted.items()} == self.known.granted
-        assert self.core.identity == ("w" if self.known.granted else None)
-        least = min(key.value for key in self.known.keys.values())
-        if not all(key.retired for key in self.known.keys.values()):
-            self.known.low = max(self.known.low, least)
-        assert self.driver.low == self.known.low
+        for key, state in self.model.keys.items():
+            [range_] = [item for item in ranges if item.start <= edge(key) and (not item.end or edge(key) < item.end)]
+            assert range_.value == state.value
+            assert (range_.owner.state is GroupState.RETIRED) == state.retired
+            owned = range_.owner.sequencer if range_.owner.state is GroupState.OWNED else 0
+            assert owned == state.sequencer
+        assert self.core.order == self.model.order
+        assert self.core.layout == self.model.layout
+        assert self.core.last_sequencer == max(self.model.sequencers, default=0)
+        assert {key: claim.sequencer for key, claim in self.core.granted.items()} == self.model.granted
+        assert self.core.identity == ("w" if self.model.granted else None)
+        least = min(key.value for key in self.model.keys.values())
+        if not all(key.retired for key in self.model.keys.values()):
+            self.model.low = max(self.model.low, least)
+        assert self.driver.low == self.model.low
 
 
 values = st.sampled_from([10, 20, 30, 40, MAX])
@@ -213,14 +213,14 @@ def do(pair: Pair, some: list[tuple]) -> None:  # type: ignore[type-arg]
 def move(source: Pair, topology: Topology, at: int, *, crash: bool) -> tuple[Pair, Topology]:
     topology, name = topology.split("a", source.name, edge(at))
     source.use(topology)
-    new = Pair(name, topology, source.known.moved(at))
+    new = Pair(name, topology, source.model.moved(at))
     with pytest.raises(errors.Unavailable):
         new.driver.claim(edge(at))
     with pytest.raises(errors.Unavailable):
         new.driver.retire(edge(at))
     fenced = source.core.hand_over(name)
     assert source.driver.settle() is True
-    assert all("claim them again" in each.reason for each in fenced)
+    assert all("claim them again" in refusal.reason for refusal in fenced)
     source.check()
     if crash:
         source.crash(short=crash)
@@ -241,7 +241,7 @@ def move(source: Pair, topology: Topology, at: int, *, crash: bool) -> tuple[Pai
     at=st.integers(FIRST + 1, LAST - 1),
     crash=st.booleans(),
     after=steps,
-    there=steps,
+    there_steps=steps,
     again=st.integers(FIRST + 1, LAST - 1),
     last=steps,
 )
@@ -250,20 +250,20 @@ def test_all_that_is_known_of_keys_moves_with_them(
     at: int,
     crash: bool,
     after: list[tuple],  # type: ignore[type-arg]
-    there: list[tuple],  # type: ignore[type-arg]
+    there_steps: list[tuple],  # type: ignore[type-arg]
     again: int,
     last: list[tuple],  # type: ignore[type-arg]
 ) -> None:
     topology = graph()
     one = Pair("a~1", topology, Known({key: Key() for key in range(FIRST, LAST)}))
     do(one, before)
-    granted_there = max(one.known.sequencers, default=0)
+    granted_there = max(one.model.sequencers, default=0)
     other, topology = move(one, topology, at, crash=crash)
     do(one, after)
-    do(other, there)
-    assert all(each > granted_there for each in other.known.sequencers if each not in one.known.sequencers)
+    do(other, there_steps)
+    assert all(item > granted_there for item in other.model.sequencers if item not in one.model.sequencers)
     for pair in (one, other):
-        if min(pair.known.keys) < again <= max(pair.known.keys):
+        if min(pair.model.keys) < again <= max(pair.model.keys):
             third, topology = move(pair, topology, again, crash=not crash)
             do(third, last)
     for pair in (one, other):
@@ -283,8 +283,8 @@ def test_what_does_not_move_is_noticed(field: str, monkeypatch: pytest.MonkeyPat
             changed = pb.Snapshot()
             changed.CopyFrom(state)
             spoilt: list[Any] = [*changed.groups] if "." in field else [changed]
-            for each in spoilt:
-                each.ClearField(field.rpartition(".")[2])
+            for message in spoilt:
+                message.ClearField(field.rpartition(".")[2])
             receive(self, changed)
 
         return forgets
@@ -310,7 +310,7 @@ def cut() -> tuple[Pair, Topology, str]:
 
 
 def handed_over(one: Pair, topology: Topology, name: str) -> Driver:
-    """What serves the slice that has received the keys."""
+    """Return the driver of the slice that has received the keys."""
     one.core.hand_over(name)
     one.driver.settle()
     new = Driver(topology.get(name))
@@ -324,11 +324,11 @@ def handed_over(one: Pair, topology: Topology, name: str) -> Driver:
 
 def test_a_claim_that_was_granted_before_is_stale_and_never_granted_again() -> None:
     one, topology, name = cut()
-    [(request_id, _)] = one.known.granted.items()
+    [(request_id, _)] = one.model.granted.items()
     new = handed_over(one, topology, name)
-    asked = request([edge(2), edge(6)], request_id=request_id, identity="w", generation=1)
+    repeat = request([edge(2), edge(6)], request_id=request_id, identity="w", generation=1)
     with pytest.raises(errors.StaleSequencer):
-        new.core.claim(asked, NOW)
+        new.core.claim(repeat, NOW)
     with pytest.raises(errors.OtherSlice):
         one.core.claim(request([edge(4), edge(5)], identity="w", generation=9), NOW)
 

@@ -36,23 +36,23 @@ def columns(some: Records, sign: int = 1) -> tuple[Int64s, Int64s]:
     )
 
 
-def greatest(known: Counter[int], needed: int) -> int:
-    return max(time for time in known if sum(count for each, count in known.items() if each >= time) >= needed)
+def greatest(counts: Counter[int], needed: int) -> int:
+    return max(time for time in counts if sum(count for at, count in counts.items() if at >= time) >= needed)
 
 
 @given(steps)
 @settings(max_examples=100, deadline=None)
 def test_a_pile_is_what_a_plain_count_is(happened: list[tuple[Records, int, Records, int]]) -> None:
-    ours, plain, there = Pile(), Counter[int](), list[Records]()
+    ours, plain, present = Pile(), Counter[int](), list[Records]()
     for added, leaving, more, percent in happened:
         # Some come, and those that came as the first of what is left go, in one change.
-        gone = there.pop(0) if leaving and len(there) >= leaving else []
-        there.append(added)
-        here, less = columns(added), columns(gone, -1)
+        removed = present.pop(0) if leaving and len(present) >= leaving else []
+        present.append(added)
+        here, less = columns(added), columns(removed, -1)
         ours.change(np.concatenate([here[0], less[0]]), np.concatenate([here[1], less[1]]))
         for time, count in added:
             plain[time] += count
-        for time, count in gone:
+        for time, count in removed:
             plain[time] -= count
         plain = +plain
         ours.check()

@@ -145,12 +145,12 @@ def test_two_that_were_cut_apart_merge_to_one_that_covers_all(
     ours, theirs = edited(common, one)[-1], edited(common, other)[-1]
     merged = ours.merged(theirs)
     check(merged)
-    found, known = merged.get("b"), (ours.get("b"), theirs.get("b"))
-    newest = [each for each in known if each.incarnation == found.incarnation]
-    assert found.inputs in {each.inputs for each in newest if each.input_version == found.input_version}
-    assert found.cut in {each.cut for each in newest if each.cut.version == found.cut.version}
-    assert found.incarnation == max(each.incarnation for each in known)
-    assert found.input_version == max(each.input_version for each in newest)
-    assert found.cut.version == max(each.cut.version for each in newest)
+    spec, both = merged.get("b"), (ours.get("b"), theirs.get("b"))
+    newest = [one for one in both if one.incarnation == spec.incarnation]
+    assert spec.inputs in {one.inputs for one in newest if one.input_version == spec.input_version}
+    assert spec.cut in {one.cut for one in newest if one.cut.version == spec.cut.version}
+    assert spec.incarnation == max(one.incarnation for one in both)
+    assert spec.input_version == max(one.input_version for one in newest)
+    assert spec.cut.version == max(one.cut.version for one in newest)
     again = merged.merged(theirs)
     assert again.computations == merged.computations

@@ -81,11 +81,11 @@ BROKEN += [(rule, LaidOut, broken) for rule, broken in LAID_OUT]
     ("machine", "broken"), [pytest.param(m, b, marks=off(rule), id=b.__name__) for rule, m, b in BROKEN]
 )
 def test_the_oracle_notices_a_bug(machine: type[CoreMachine], broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = {"made": broken} if isinstance(broken, type) else {}
-    if not made:
+    fields = {"made": broken} if isinstance(broken, type) else {}
+    if not fields:
         broken(monkeypatch)
     # What is drawn depends on the modules that are loaded, so it may be found late. The search ends when it is found.
-    walk(type("Broken", (machine,), made), examples=4 * EXAMPLES, kinds=("never",))
+    walk(type("Broken", (machine,), fields), examples=4 * EXAMPLES, kinds=("never",))
 
 
 @planted(8, switches.TurnsIgnored)

@@ -26,38 +26,38 @@ edits = st.lists(
 
 
 def reaches(inputs: dict[str, tuple[str, ...]], start: str, goal: str) -> bool:
-    known: set[str] = set()
+    reached: set[str] = set()
     new = set(inputs.get(start, ()))
-    while new - known:
-        known |= new
-        new = {i for name in known for i in inputs.get(name, ())}
-    return goal in known
+    while new - reached:
+        reached |= new
+        new = {i for name in reached for i in inputs.get(name, ())}
+    return goal in reached
 
 
 def graph(*edges: tuple[str, tuple[str, ...]]) -> Topology:
-    found = Topology()
+    topology = Topology()
     for name, inputs in edges:
-        found = found.register(Spec(name, inputs))
-    return found
+        topology = topology.register(Spec(name, inputs))
+    return topology
 
 
 @given(edits=edits)
 @settings(max_examples=200, database=None)
 def test_no_cycle_ever_and_nothing_else_is_refused(edits: list[tuple[str, tuple[str, ...]]]) -> None:
-    found, inputs = Topology(), dict[str, tuple[str, ...]]()
-    for name, wanted in edits:
-        after = inputs | {name: wanted}
-        cyclic, before, guess = reaches(after, name, name), found, name in GUESSES
-        guessed = any(GUESSES & after.keys() & {*reads} for each, reads in after.items() if each not in GUESSES)
+    topology, inputs = Topology(), dict[str, tuple[str, ...]]()
+    for name, reads in edits:
+        after = inputs | {name: reads}
+        cyclic, before, guess = reaches(after, name, name), topology, name in GUESSES
+        guessed = any(GUESSES & after.keys() & {*reads} for reader, reads in after.items() if reader not in GUESSES)
         try:
-            new = Spec(name, wanted, estimated=guess)
-            found = found.set_inputs(name, wanted) if name in inputs else found.register(new)
+            new = Spec(name, reads, estimated=guess)
+            topology = topology.set_inputs(name, reads) if name in inputs else topology.register(new)
         except errors.Cycle as error:
             assert cyclic
             path = error.metadata["cycle"].split(" -> ")
             assert path[0] == path[-1] == name
             assert all(b in after[a] for a, b in pairwise(path))
-            assert found is before
+            assert topology is before
             continue
         except errors.EstimatedInput:
             assert guessed
@@ -65,11 +65,11 @@ def test_no_cycle_ever_and_nothing_else_is_refused(edits: list[tuple[str, tuple[
             continue
         assert not cyclic
         assert not guessed
-        inputs[name] = wanted
-        assert found.version == before.version + 1
-    assert {name: spec.inputs for name, spec in found.computations.items()} == inputs
-    assert {name for name in inputs if found.is_estimated(name)} == GUESSES & inputs.keys()
-    assert Topology.decode(found.encode()) == found
+        inputs[name] = reads
+        assert topology.version == before.version + 1
+    assert {name: spec.inputs for name, spec in topology.computations.items()} == inputs
+    assert {name for name in inputs if topology.is_estimated(name)} == GUESSES & inputs.keys()
+    assert Topology.decode(topology.encode()) == topology
 
 
 BOUNDS: dict[str, tuple[Any, Any]] = {
@@ -83,7 +83,7 @@ BOUNDS: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("field", BOUNDS)
 def test_as_much_as_is_allowed_is_registered_and_one_more_is_refused(field: str) -> None:
-    most, more = (tuple(each) if isinstance(each, range) else each for each in BOUNDS[field])
+    most, more = (tuple(bound) if isinstance(bound, range) else bound for bound in BOUNDS[field])
     spec = Topology().register(Spec("c", **{field: most})).get("c")  # type: ignore[arg-type]
     assert getattr(spec, field) == most
     with pytest.raises(errors.InvalidArgument, match=field):
@@ -93,25 +93,25 @@ def test_as_much_as_is_allowed_is_registered_and_one_more_is_refused(field: str)
 @given(edits=edits, root=st.sampled_from(NAMES))
 @settings(max_examples=200, database=None)
 def test_a_reset_takes_all_that_reads_it_inputs_first(edits: list[tuple[str, tuple[str, ...]]], root: str) -> None:
-    found = Topology()
-    for name, wanted in [*edits, (root, ())]:
-        if name not in found.computations:
+    topology = Topology()
+    for name, reads in [*edits, (root, ())]:
+        if name not in topology.computations:
             try:
-                found = found.register(Spec(name, wanted))
+                topology = topology.register(Spec(name, reads))
             except errors.Cycle:
                 continue
-    if root not in found.computations:
+    if root not in topology.computations:
         return
-    inputs = {name: spec.inputs for name, spec in found.computations.items()}
-    changed, names = found.reset(root)
+    inputs = {name: spec.inputs for name, spec in topology.computations.items()}
+    changed, names = topology.reset(root)
     assert set(names) == {root} | {name for name in inputs if reaches(inputs, name, root)}
     assert len(set(names)) == len(names)
-    assert names == found.downstream(root)
+    assert names == topology.downstream(root)
     for position, name in enumerate(names):
         assert not set(inputs[name]) & set(names[position:]), "inputs come before their readers"
-    for name, spec in found.computations.items():
+    for name, spec in topology.computations.items():
         assert changed.get(name) == replace(spec, incarnation=spec.incarnation + (name in names))
-    assert changed.version == found.version + 1
+    assert changed.version == topology.version + 1
 
 
 def test_a_long_pipeline_may_be_reset() -> None:
@@ -124,10 +124,10 @@ def test_a_long_pipeline_may_be_reset() -> None:
 def test_a_cycle_that_a_heal_has_made_can_be_reset_read_and_undone() -> None:
     """Two shards have changed a graph that the store has lost: each kept it free of cycles, the two together did not."""
     before = graph(("a", ()), ("b", ()), ("reader", ("b",)), ("beside", ()))
-    found = before.set_inputs("a", ["b"]).merged(before.set_inputs("b", ["a"]))
-    assert found._cycle_through("a") == ["a", "b", "a"]
+    topology = before.set_inputs("a", ["b"]).merged(before.set_inputs("b", ["a"]))
+    assert topology._cycle_through("a") == ["a", "b", "a"]
     for root in ("a", "b"):
-        changed, names = found.reset(root)
+        changed, names = topology.reset(root)
         assert set(names) == {"a", "b", "reader"}
         assert {name: spec.incarnation for name, spec in changed.computations.items()} == {
             "a": 2,
@@ -135,12 +135,12 @@ def test_a_cycle_that_a_heal_has_made_can_be_reset_read_and_undone() -> None:
             "reader": 2,
             "beside": 1,
         }
-    assert found.reset("reader")[1] == ["reader"]
-    assert found.register(Spec("c", ("a",))).downstream("a")[0] == "a"
-    assert found.register(Spec("a", ("b",))) is found
+    assert topology.reset("reader")[1] == ["reader"]
+    assert topology.register(Spec("c", ("a",))).downstream("a")[0] == "a"
+    assert topology.register(Spec("a", ("b",))) is topology
     with pytest.raises(errors.Cycle, match="leave one of these inputs out, with set_inputs"):
-        found.set_inputs("a", ["b", "beside"])
-    undone = found.set_inputs("a", [])
+        topology.set_inputs("a", ["b", "beside"])
+    undone = topology.set_inputs("a", [])
     assert undone.downstream("a") == ["a", "b", "reader"]
 
 
@@ -156,45 +156,45 @@ def test_a_merge_leaves_a_newer_incarnation_as_it_was_registered() -> None:
 
 
 def test_a_fold_names_the_inputs_as_they_are_now() -> None:
-    found = graph(("b", ("a",)), ("a", ()))
-    assert found.required("a") == NO_FOLD
-    assert found.required("b") == Fold(1, (1,))
-    found = found.set_inputs("b", ("a", "z"))
-    assert found.required("b") == Fold(2, (1, 0))
-    assert found.set_inputs("b", ()).required("b") == NO_FOLD
-    assert found.set_inputs("b", ()).set_inputs("b", ("a",)).required("b") == Fold(4, (1,)), "never a version twice"
+    topology = graph(("b", ("a",)), ("a", ()))
+    assert topology.required("a") == NO_FOLD
+    assert topology.required("b") == Fold(1, (1,))
+    topology = topology.set_inputs("b", ("a", "z"))
+    assert topology.required("b") == Fold(2, (1, 0))
+    assert topology.set_inputs("b", ()).required("b") == NO_FOLD
+    assert topology.set_inputs("b", ()).set_inputs("b", ("a",)).required("b") == Fold(4, (1,)), "never a version twice"
 
 
 def test_registering_again_changes_nothing_or_is_refused() -> None:
-    found = graph(("a", ()), ("b", ("a",)))
-    assert found.register(Spec("b", ("a",))) is found
-    later, _ = found.set_inputs("b", ("a",)).reset("b")
+    topology = graph(("a", ()), ("b", ("a",)))
+    assert topology.register(Spec("b", ("a",))) is topology
+    later, _ = topology.set_inputs("b", ("a",)).reset("b")
     assert later.register(Spec("b", ("a",))) is later, "neither incarnation nor input version is the caller's"
     for other in (Spec("b"), Spec("b", ("a",), (1,)), Spec("b", ("a",), key_hash="h")):
         with pytest.raises(errors.RegistrationConflict):
-            found.register(other)
+            topology.register(other)
     with pytest.raises(errors.UnknownComputation):
-        found.downstream("z")
+        topology.downstream("z")
     with pytest.raises(errors.UnknownComputation):
-        found.set_inputs("z", ())
+        topology.set_inputs("z", ())
 
 
 def test_a_reader_may_follow_its_inputs_as_far_as_they_go() -> None:
     """Bookings are rightly in the future. Whoever says nothing of max_skew takes that of the inputs, also when it was registered before them."""
-    found, year = graph(("late", ("forecast",))), 365 * DAY
-    assert found.computations["late"].max_skew == DAY
+    topology, year = graph(("late", ("forecast",))), 365 * DAY
+    assert topology.computations["late"].max_skew == DAY
     for spec in (Spec("forecast", max_skew=year), Spec("near", max_skew=1)):
-        found = found.register(spec)
+        topology = topology.register(spec)
     for name, inputs in (("reads", ("near", "forecast")), ("next", ("reads",)), ("late", ("forecast",))):
         unsaid = Spec(name, inputs, max_skew=0)
-        found = found.register(unsaid)
-        assert found.computations[name].max_skew == year
-        assert found.register(unsaid) is found
-    assert found.register(Spec("close", ("near",), max_skew=0)).computations["close"].max_skew == DAY
-    assert found.register(Spec("near", max_skew=0)) is found, "as it was registered"
-    assert found.register(Spec("forecast", max_skew=DAY)) is found, "workers of 0.1 always ask for a day"
-    relayed = found.register(Spec("global/far", max_skew=ANY_SKEW)).register(
+        topology = topology.register(unsaid)
+        assert topology.computations[name].max_skew == year
+        assert topology.register(unsaid) is topology
+    assert topology.register(Spec("close", ("near",), max_skew=0)).computations["close"].max_skew == DAY
+    assert topology.register(Spec("near", max_skew=0)) is topology, "as it was registered"
+    assert topology.register(Spec("forecast", max_skew=DAY)) is topology, "workers of 0.1 always ask for a day"
+    relayed = topology.register(Spec("global/far", max_skew=ANY_SKEW)).register(
         Spec("reader", ("global/far",), max_skew=0)
     )
     assert relayed.computations["reader"].max_skew == DAY
-    assert found.register(Spec("near", max_skew=year)).computations["near"] == Spec("near", max_skew=year)
+    assert topology.register(Spec("near", max_skew=year)).computations["near"] == Spec("near", max_skew=year)

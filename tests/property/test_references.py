@@ -36,7 +36,7 @@ class Region:
         """W: no row below it will be accepted here any more. It never goes back."""
         self.mirrored: tuple[int, int] = (0, 0)
         """The adoption number of the owner that is mirrored, and R: all rows that the owner had or will accept below R are here."""
-        self.known: tuple[str, int] = ("A", 0)
+        self.believed: tuple[str, int] = ("A", 0)
         self.low = 0
         """L, as its pipeline believes: it knows nothing of rows that it does not have."""
         self.batch = -1
@@ -56,7 +56,7 @@ class Regions(RuleBasedStateMachine):
         self.core = References(SUSPECT, 10**9, 0)
         self.regions = {name: Region(name) for name in "ABC"}
         self.on_the_way: list[tuple[str, int, bool, Callable[[], Change]]] = []
-        self.seen: dict[int, int] = {}
+        self.published: dict[int, int] = {}
         self.token = 0
         self.output: set[tuple[int, int]] = set()
         self.writers: dict[int, str] = {}
@@ -87,29 +87,29 @@ class Regions(RuleBasedStateMachine):
 
     @property
     def everything(self) -> set[tuple[int, int]]:
-        return set().union(*(each.accepted for each in self.regions.values()))
+        return set().union(*(region.accepted for region in self.regions.values()))
 
     @property
     def record(self) -> Reference:
         return self.core.get(NAME)
 
-    def told(self, region: Region) -> None:
-        found = self.record
-        if found.owner == region.name and not found.released:
-            if region.number != found.number:
+    def inform(self, region: Region) -> None:
+        record = self.record
+        if record.owner == region.name and not record.released:
+            if region.number != record.number:
                 region.low, region.batch = 0, -1
-            region.number = found.number
-            region.promised = max(region.promised, found.published)
+            region.number = record.number
+            region.promised = max(region.promised, record.published)
         else:
             region.number = 0
-        if found.move is None or region.number == 0:
+        if record.move is None or region.number == 0:
             region.stopped = False
-        if region.known != (found.owner, found.number):
-            region.known, region.mirrored = (found.owner, found.number), (found.number, 0)
+        if region.believed != (record.owner, record.number):
+            region.believed, region.mirrored = (record.owner, record.number), (record.number, 0)
         region.confirmed, region.returned = True, False
 
-    def _register(self, wanted: Reference) -> Change:
-        return self.core.register(self.caller(self.regions["A"]), wanted, self.now, len(self.log))
+    def _register(self, reference: Reference) -> Change:
+        return self.core.register(self.caller(self.regions["A"]), reference, self.now, len(self.log))
 
     def _say_nothing(self, region: Region) -> Change:
         return self.core.progress(self.caller(region), [], {}, self.now, len(self.log))
@@ -122,7 +122,7 @@ class Regions(RuleBasedStateMachine):
             self.start(region.name)
             self.confirm(region.name)
         for computation in ("hourly", "other"):
-            wanted = Reference(
+            reference = Reference(
                 computation,
                 ("clicks",),
                 tuple("ABC" if computation == "hourly" else "AB"),
@@ -130,7 +130,7 @@ class Regions(RuleBasedStateMachine):
                 "A",
                 sinks=(Sink("lake", fences=True),),
             )
-            assert self.ask(partial(self._register, wanted))
+            assert self.ask(partial(self._register, reference))
         for name in self.regions:
             self.confirm(name)
         b = self.regions["B"]
@@ -157,7 +157,7 @@ class Regions(RuleBasedStateMachine):
             self.ask(lambda: self.core.confirm(self.caller(region), numbers, self.now, len(self.log)))
             and NAME in self.core.references
         ):
-            self.told(region)
+            self.inform(region)
 
     @rule(name=REGIONS, ahead=STEPS)
     def accept(self, name: str, ahead: int) -> None:
@@ -174,8 +174,8 @@ class Regions(RuleBasedStateMachine):
         region, other = self.regions[name], self.regions[source]
         missing = sorted(other.rows - region.rows)
         region.rows.update(missing if whole else missing[:1])
-        if other.rows <= region.rows and region.known[0] == source != name:
-            region.mirrored = (region.known[1], other.promised)
+        if other.rows <= region.rows and region.believed[0] == source != name:
+            region.mirrored = (region.believed[1], other.promised)
 
     @rule(name=REGIONS, step=STEPS)
     def work(self, name: str, step: int) -> None:
@@ -202,7 +202,7 @@ class Regions(RuleBasedStateMachine):
     @rule(name=REGIONS)
     def catch_up(self, name: str) -> None:
         self.confirm(name)
-        self.mirror(name, self.regions[name].known[0] or name, whole=True)
+        self.mirror(name, self.regions[name].believed[0] or name, whole=True)
         self.report(name, late=False)
 
     @rule(to=REGIONS, crash=st.booleans(), ahead=STEPS)
@@ -231,7 +231,7 @@ class Regions(RuleBasedStateMachine):
     @rule(name=REGIONS, late=st.booleans())
     def report(self, name: str, late: bool) -> None:
         region = self.regions[name]
-        told = Progress(NAME, region.number or 1, 1, region.low, region.batch, f"{region.number}/{region.batch}")
+        state = Progress(NAME, region.number or 1, 1, region.low, region.batch, f"{region.number}/{region.batch}")
         number, frontier = region.mirrored
         place = Position("c", "clicks", 0, frontier)
         replica = {NAME: Replica(name, frontier, MAX, (place,), number)} if number else {}
@@ -239,7 +239,7 @@ class Regions(RuleBasedStateMachine):
         returned, owns = region.returned, bool(region.number)
 
         def plan() -> Change:
-            return self.core.progress(caller, [told] if owns else [], {} if owns else replica, self.now, len(self.log))
+            return self.core.progress(caller, [state] if owns else [], {} if owns else replica, self.now, len(self.log))
 
         self.on_the_way.append((name, region.number, returned, plan))
         if not late:
@@ -257,7 +257,7 @@ class Regions(RuleBasedStateMachine):
             assert self.core.snapshot() == before, "a region that came back has changed something too soon"
         assert not (good and number) or owner == (name, number), "who does not own it has told how far it is"
         if good and not returned and not self.regions[name].returned:
-            self.told(self.regions[name])
+            self.inform(self.regions[name])
 
     @rule(steps=st.integers(1, SUSPECT), heard=st.sets(REGIONS))
     def time_passes(self, steps: int, heard: set[str]) -> None:
@@ -265,7 +265,7 @@ class Regions(RuleBasedStateMachine):
         for name in heard:
             region = self.regions[name]
             if self.ask(partial(self._say_nothing, region)):
-                self.told(region)
+                self.inform(region)
 
     @rule(to=REGIONS)
     def adopt(self, to: str) -> None:
@@ -275,8 +275,8 @@ class Regions(RuleBasedStateMachine):
 
     @rule()
     def arrived(self) -> None:
-        replaced = [each for each in self.regions.values() if each.number not in (0, self.record.number)]
-        if not replaced and all(each.rows >= self.everything for each in self.regions.values()):
+        replaced = [region for region in self.regions.values() if region.number not in (0, self.record.number)]
+        if not replaced and all(region.rows >= self.everything for region in self.regions.values()):
             self.ask(lambda: self.core.arrived(NAME, self.now))
 
     @rule()
@@ -315,59 +315,59 @@ class Regions(RuleBasedStateMachine):
 
     @rule()
     def step_of_a_move(self) -> None:
-        found = self.record
-        if found.move is None or not found.owner:
+        entry = self.record
+        if entry.move is None or not entry.owner:
             return
-        owner, target = self.regions[found.owner], self.regions[found.move.to]
-        if found.move.step == "wanted" and owner.number == found.number and owner.confirmed:
+        owner, target = self.regions[entry.owner], self.regions[entry.move.to]
+        if entry.move.step == "wanted" and owner.number == entry.number and owner.confirmed:
             self.work(owner.name, 4)  # past the times of all rows that were accepted
             owner.stopped = True
-            told = Progress(NAME, owner.number, 1, owner.low, owner.batch, f"{owner.number}/{owner.batch}")
-            self.ask(lambda: self.core.stop(self.caller(owner), told, self.now, len(self.log)))
-        elif found.move.step == "stopped":
+            progress = Progress(NAME, owner.number, 1, owner.low, owner.batch, f"{owner.number}/{owner.batch}")
+            self.ask(lambda: self.core.stop(self.caller(owner), progress, self.now, len(self.log)))
+        elif entry.move.step == "stopped":
             self.mirror(target.name, owner.name, whole=True)
             number, frontier = target.mirrored
-            replica = Replica(target.name, frontier, MAX, found.positions, number)
+            replica = Replica(target.name, frontier, MAX, entry.positions, number)
             self.ask(
                 lambda: self.core.arrive(
                     self.caller(target),
                     NAME,
                     replica,
-                    found.batch,
-                    found.digest,
-                    found.positions,
+                    entry.batch,
+                    entry.digest,
+                    entry.positions,
                     self.now,
                     len(self.log),
                 )
             )
-        elif found.move.step == "arrived":
+        elif entry.move.step == "arrived":
             if self.ask(
-                lambda: self.core.release(self.caller(owner), NAME, owner.number, found.digest, self.now, len(self.log))
+                lambda: self.core.release(self.caller(owner), NAME, owner.number, entry.digest, self.now, len(self.log))
             ):
                 owner.number = 0
         elif self.ask(
             lambda: self.core.claim(
                 self.caller(target),
                 NAME,
-                found.number,
-                found.batch,
-                found.digest,
-                found.positions,
+                entry.number,
+                entry.batch,
+                entry.digest,
+                entry.positions,
                 self.now,
                 len(self.log),
             )
         ):
-            self.told(target)
+            self.inform(target)
 
     # -- what must hold -----------------------------------------------------------------------------------------------
 
     @invariant()
     def it_does_not_go_back(self) -> None:
         if NAME in self.core.references:
-            found = self.record
-            assert found.published >= self.seen.get(found.incarnation, MIN)
-            self.seen[found.incarnation] = found.published
-            assert found.incarnation == max(self.seen)
+            record = self.record
+            assert record.published >= self.published.get(record.incarnation, MIN)
+            self.published[record.incarnation] = record.published
+            assert record.incarnation == max(self.published)
 
     @invariant()
     def it_does_not_lead(self) -> None:
@@ -386,8 +386,8 @@ class Regions(RuleBasedStateMachine):
 
     @invariant()
     def one_region_believes_to_own_a_number(self) -> None:
-        held = [each.number for each in self.regions.values() if each.number]
-        assert len(held) == len(set(held))
+        numbers = [region.number for region in self.regions.values() if region.number]
+        assert len(numbers) == len(set(numbers))
 
     @invariant()
     def the_neighbour_is_as_it_was(self) -> None:
@@ -401,34 +401,34 @@ def test_nothing_leads_and_nothing_goes_back() -> None:
 
 @bug("publishable", Reference)
 def publish_l(_: Part) -> Part:
-    return property(lambda found: max(found.published, found.low))
+    return property(lambda record: max(record.published, record.low))
 
 
 @bug("replicated", Reference)
 def silent_replica_left_out(_: Part) -> Part:
     return property(
-        lambda found: min((min(each.replicated, each.output) for each in found.current_replicas), default=MAX)
+        lambda entry: min((min(copy.replicated, copy.output) for copy in entry.current_replicas), default=MAX)
     )
 
 
 @bug("current_replicas", Reference)
 def replica_of_the_owner_before(_: Part) -> Part:
-    return property(lambda found: found.replicas)
+    return property(lambda record: record.replicas)
 
 
 @bug("publishable", Reference)
 def no_ratchet(_: Part) -> Part:
-    return property(lambda found: min([found.low, found.replicated, *(each.at for each in found.holds)]))
+    return property(lambda record: min([record.low, record.replicated, *(hold.at for hold in record.holds)]))
 
 
 @bug("_owned_by", References)
 def reissued_number(owned_by: Part) -> Part:
-    return lambda self, found, region: replace(owned_by(self, found, region), number=found.number)
+    return lambda self, record, region: replace(owned_by(self, record, region), number=record.number)
 
 
 @bug("adopt", References)
 def no_hold(adopt: Part) -> Part:
-    return lambda *asked: Change(tuple(replace(each, holds=()) for each in adopt(*asked).put))
+    return lambda *arguments: Change(tuple(replace(hold, holds=()) for hold in adopt(*arguments).put))
 
 
 @bug("_check_owner", References)
@@ -443,8 +443,8 @@ def no_confirm(_: Part) -> Part:
 
 @bug("adopt", References)
 def shown_before_durable(adopt: Part) -> Part:
-    def shown(self: References, *asked: Any) -> Change:
-        change: Change = adopt(self, *asked)
+    def shown(self: References, *arguments: Any) -> Change:
+        change: Change = adopt(self, *arguments)
         self.apply(change.encode())
         return change
 
@@ -457,7 +457,7 @@ BUGS = [
 ]
 
 
-@pytest.mark.parametrize("plant", BUGS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("plant", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_found(plant: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises((AssertionError, ExceptionGroup)):

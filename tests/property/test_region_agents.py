@@ -42,16 +42,16 @@ STEPS = [
 
 class Broken(grpc.RpcError):
     def __init__(self, code: grpc.StatusCode, details: str = "", trailing: Any = ()) -> None:
-        self._told = code, details, trailing
+        self._error = code, details, trailing
 
     def code(self) -> grpc.StatusCode:
-        return self._told[0]
+        return self._error[0]
 
     def details(self) -> str:
-        return self._told[1]
+        return self._error[1]
 
     def trailing_metadata(self) -> Any:
-        return self._told[2]
+        return self._error[2]
 
 
 class Context:
@@ -69,9 +69,9 @@ class Local:
 
     async def get(self, *names: str) -> dict[str, WatermarkView]:
         return {
-            name: WatermarkView(name, registered=True, incarnation=found[0], low=Watermark(found[1]))
+            name: WatermarkView(name, registered=True, incarnation=state[0], low=Watermark(state[1]))
             for name in names
-            if (found := self.computations.get(name)) is not None
+            if (state := self.computations.get(name)) is not None
         }
 
     async def register(self, name: str, max_skew: timedelta) -> Any:
@@ -101,10 +101,10 @@ class Local:
         return SimpleNamespace(claim=claim)
 
     def advance(self, name: str, frontier: int) -> None:
-        found = self.computations[name]
-        found[1] = max(found[1], frontier)
+        state = self.computations[name]
+        state[1] = max(state[1], frontier)
         if name == "global/hourly":
-            self.shown.append((found[0], found[1]))
+            self.shown.append((state[0], state[1]))
 
 
 class Site:
@@ -142,11 +142,11 @@ class Site:
             if not self.answers:
                 self.answers = True
                 raise Broken(grpc.StatusCode.DEADLINE_EXCEEDED)
-            for each in answer.references:
-                if each.name == NAME and each.owner != self.name:
+            for reference in answer.references:
+                if reference.name == NAME and reference.owner != self.name:
                     self.confirmed_as = 0
-                elif each.name == NAME and method != "Enrol":  # which takes away, and gives nothing
-                    self.confirmed_as = each.number
+                elif reference.name == NAME and method != "Enrol":  # which takes away, and gives nothing
+                    self.confirmed_as = reference.number
             return answer
 
         return call
@@ -178,7 +178,7 @@ class World:
         self.copy: MemoryDisk | None = None
         self.stores = 0
         self.fenced: dict[str, tuple[str, ...]] = {}
-        """By store that an operator has begun: the regions that were absent."""
+        """The regions that were absent when an operator began a store, by store."""
         self.enrolling = False
 
     async def begin(self) -> None:
@@ -260,12 +260,12 @@ class World:
 
     async def recover(self, site: Site) -> None:
         """An operator names the regions. One that is cut off is absent: none of its numbers counts at the sink from then on."""
-        absent = [each for each in self.sites.values() if not each.linked and each is not site]
-        for each in absent:
-            self.token = max(self.token, each.number() + 1)
-        there = [each.name for each in self.sites.values() if each not in absent]
-        lost, fenced = site.folder.state.store, [each.name for each in absent]
-        await self.registry.change(lambda core: core.recover(self.new_token(), lost, there, fenced))
+        absent = [other for other in self.sites.values() if not other.linked and other is not site]
+        for other in absent:
+            self.token = max(self.token, other.number() + 1)
+        present = [other.name for other in self.sites.values() if other not in absent]
+        lost, fenced = site.folder.state.store, [other.name for other in absent]
+        await self.registry.change(lambda core: core.recover(self.new_token(), lost, present, fenced))
         self.fenced[self.registry.references.store.token] = tuple(fenced)
         self.enrolling = True
 
@@ -306,14 +306,14 @@ class World:
         assert len({number for _, number in handed}) == len(handed), "one number is handed out twice"
         core = self.registry.references
         if core.store.state == SERVING and NAME in core.references:
-            found = core.get(NAME)
-            assert found.low == MIN or found.low in self.commits.get(found.number, ()), (
+            view = core.get(NAME)
+            assert view.low == MIN or view.low in self.commits.get(view.number, ()), (
                 "L is of what another number has committed"
             )
-            assert found.published >= self.published.get(found.incarnation, MIN)
-            assert found.incarnation == 1, "nobody has reset it on purpose"
-            self.published[found.incarnation] = found.published
-            self.most = max(self.most, found.published)
+            assert view.published >= self.published.get(view.incarnation, MIN)
+            assert view.incarnation == 1, "nobody has reset it on purpose"
+            self.published[view.incarnation] = view.published
+            self.most = max(self.most, view.published)
         for site in self.sites.values():
             assert site.local.shown == sorted(site.local.shown), "what is relayed has gone back"
             assert all(value <= self.most for _, value in site.local.shown), "what is relayed leads"
@@ -367,8 +367,8 @@ def test_a_reset_that_comes_when_another_region_owns_the_reference_changes_nothi
     away = [("cut", "B"), ("take over", "A"), ("work", "A"), ("once", "A"), ("cut", "B"), ("once", "B")]
     world = play([*steps, *away, ("receive resets", "B"), ("once", "B"), ("once", "A")])
     assert world.sites["B"].local.computations["hourly"][0] == 2, "it has come"
-    found = world.registry.references.get(NAME)
-    assert (found.owner, found.incarnation, found.low in world.commits[found.number]) == ("A", 1, True)
+    reference = world.registry.references.get(NAME)
+    assert (reference.owner, reference.incarnation, reference.low in world.commits[reference.number]) == ("A", 1, True)
     assert world.sites["B"].number() == 0
 
 
@@ -385,9 +385,9 @@ def handed_out_before_it_is_confirmed(init: Part) -> Part:
     def remembers(self: RegionAgent, *arguments: Any, **settings_: Any) -> None:
         init(self, *arguments, **settings_)
         for name, record in self.folder.state.records.items():
-            told = json.loads(record)
-            self.views[name] = pb.ReferenceView(name=name, owner=told["owner"], number=told["number"])
-            self._ready[name] = told["number"]
+            fields = json.loads(record)
+            self.views[name] = pb.ReferenceView(name=name, owner=fields["owner"], number=fields["number"])
+            self._ready[name] = fields["number"]
 
     return remembers
 
@@ -399,10 +399,10 @@ def goes_on_when_it_has_enrolled(_: Part) -> Part:
 
 @bug("_relay_one", RegionAgent)
 def relays_what_is_not_published(relay: Part) -> Part:
-    def without_life(self: RegionAgent, name: str, told: pb.GlobalWatermark) -> Any:
-        later = told.published_micros + 1
+    def without_life(self: RegionAgent, name: str, watermark: pb.GlobalWatermark) -> Any:
+        later = watermark.published_micros + 1
         return relay(
-            self, name, pb.GlobalWatermark(computation=told.computation, incarnation=1, published_micros=later)
+            self, name, pb.GlobalWatermark(computation=watermark.computation, incarnation=1, published_micros=later)
         )
 
     return without_life
@@ -417,7 +417,7 @@ BUGS = [
 """Each with a seed whose first 300 examples find it."""
 
 
-@pytest.mark.parametrize(("plant", "seed_"), BUGS, ids=lambda each: getattr(each, "__name__", ""))
+@pytest.mark.parametrize(("plant", "seed_"), BUGS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_planted_bug_is_found(plant: Bug, seed_: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises((AssertionError, ExceptionGroup)):

@@ -31,7 +31,7 @@ CUTS = (EDGES[1], EDGES[3])
 
 times = st.integers(0, 40).map(lambda tens: 10 * tens)
 pending = st.dictionaries(times, st.integers(1, 50), max_size=4)
-told = st.tuples(st.integers(0, 5), times, pending, st.integers(0, 100), st.tuples(times, times))
+step = st.tuples(st.integers(0, 5), times, pending, st.integers(0, 100), st.tuples(times, times))
 
 
 def mass_of(pending: dict[int, int], recent: int, frontiers: tuple[int, int]) -> Mass:
@@ -60,8 +60,8 @@ class Both:
     async def tell(self, part: int, low: int, mass: Mass) -> None:
         self._reports += 1
         for name, sequencer in (self._claims[part], self._flat[part]):
-            said = GroupReport(sequencer, np.array([low], dtype=np.int64), mass=mass)
-            assert not await self.shard.owners.report([(name, said)], sender=b"s" * 16, number=(1, self._reports))
+            report = GroupReport(sequencer, np.array([low], dtype=np.int64), mass=mass)
+            assert not await self.shard.owners.report([(name, report)], sender=b"s" * 16, number=(1, self._reports))
         await turns()
 
     def published(self, name: str) -> tuple[int, dict[int, int]]:
@@ -94,7 +94,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slice_module, "MASS_SECONDS", 0.0)
 
 
-@given(steps=st.lists(told, min_size=6, max_size=25))
+@given(steps=st.lists(step, min_size=6, max_size=25))
 @settings(max_examples=40)
 def test_slices_have_the_same_heuristics(steps: list[tuple[int, int, dict[int, int], int, tuple[int, int]]]) -> None:
     asyncio.run(run(steps, exact=True))
@@ -113,12 +113,12 @@ def test_a_slice_tells_of_no_more_records_than_a_claim_may_have(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(slicing, "MOST_RECORDS", most)
         whole = as_slice(driver.core).whole_mass()
-    told, parts = int(whole.counts.sum()) + sum(mass.recent for mass in whole.parts), len(whole.counts) + 2
+    sent, parts = int(whole.counts.sum()) + sum(mass.recent for mass in whole.parts), len(whole.counts) + 2
     divisor = max(1, -(-records // most))
-    assert records // divisor - parts <= told <= records // divisor
+    assert records // divisor - parts <= sent <= records // divisor
 
 
-@given(steps=st.lists(told, min_size=6, max_size=25))
+@given(steps=st.lists(step, min_size=6, max_size=25))
 @settings(max_examples=40)
 def test_too_much_to_tell_is_rounded_down(steps: list[tuple[int, int, dict[int, int], int, tuple[int, int]]]) -> None:
     with pytest.MonkeyPatch.context() as patched:

@@ -1,4 +1,4 @@
-"""What Spark still lets go of is never below the bound that is told of it, and can be exactly at it."""
+"""The rows that Spark still emits are never below the bound of them, and can be exactly at it."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class Join:
             out += [t] * len(matches)
             self.lefts[t] |= bool(matches)
         self.rights = {u for u in self.rights | new if u > watermark - MILLI}
-        gone = [t for t in self.lefts if t <= watermark - self.lag]
-        out += [t for t in gone if self.outer and not self.lefts[t]]
-        for t in gone:
+        dropped = [t for t in self.lefts if t <= watermark - self.lag]
+        out += [t for t in dropped if self.outer and not self.lefts[t]]
+        for t in dropped:
             del self.lefts[t]
         return out
 
@@ -86,7 +86,7 @@ def cuts(draw: st.DrawFn) -> tuple[int, int, int]:
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
     watermark, run = draw(st.integers(1, 30)) * MILLI, []
-    times = st.lists(st.integers(0, 90_000).map(lambda each: each if each % 3 else each - each % MILLI), max_size=5)
+    times = st.lists(st.integers(0, 90_000).map(lambda time: time if time % 3 else time - time % MILLI), max_size=5)
     for _ in range(draw(st.integers(2, 7))):
         watermark += draw(st.sampled_from([0, 1, 2, 5, 13])) * MILLI
         run.append((draw(times), draw(times), watermark))
@@ -94,7 +94,7 @@ def runs(draw: st.DrawFn) -> Run:
 
 
 def check(run: Run, batch: Callable[[Sequence[int], Sequence[int], int, int], list[int]], stamp: Stamp) -> None:
-    """What comes out after a batch is never below the bound as of that batch, nor further below its watermark than the least retention."""
+    """The rows that a batch emits are never below the bound as of that batch, nor further below its watermark than the least retention."""
     late = lowest = 0
     retention = least_retention([stamp], at_ends=False) // timedelta(microseconds=1)
     for lefts, rights, watermark in run:
@@ -112,7 +112,7 @@ def test_windows_come_out_at_the_bound_or_above(cut: tuple[int, int, int], run: 
     windows = Windows(*cut)
     field_of = 0 if kind == "start" else 1
     stamp = Stamp("start" if kind == "start" else "end", Window(*map(micros, cut)))
-    check(run, lambda lefts, _, late, mark: [each[field_of] for each in windows.batch(lefts, late, mark)], stamp)
+    check(run, lambda lefts, _, late, mark: [row[field_of] for row in windows.batch(lefts, late, mark)], stamp)
 
 
 @given(cuts(), st.integers(1, 100), st.sampled_from(["start", "end"]))
@@ -123,7 +123,7 @@ def test_a_row_can_still_open_the_window_at_the_bound(cut: tuple[int, int, int],
     bound = lowest_stamp([Stamp("start" if kind == "start" else "end", Window(*map(micros, cut)))], late)
     begin = bound if kind == "start" else bound - length
     out = windows.batch(range(begin, begin + length, max(1, min(length, slide) // 4)), late, 1_000 * MILLI)
-    assert min(each[0] for each in out) == begin
+    assert min(row[0] for row in out) == begin
 
 
 def checked_and_steps(stamps: Sequence[Stamp], step: timedelta | None) -> tuple[Checked, Steps]:
@@ -197,5 +197,5 @@ def test_no_day_from_a_moment_on_begins_below_the_bound(transition: int, before:
         return [transition * hour] if since < transition * hour <= until else []
 
     day = Truncated("day", "made up", lambda micros: clocks.day(micros // hour) * hour, transitions)
-    days = [clocks.day(each) for each in range(moment, moment + 24 * 4)]
+    days = [clocks.day(at) for at in range(moment, moment + 24 * 4)]
     assert day.after(moment * hour) == min(days) * hour

@@ -39,8 +39,8 @@ def edited(graph: Topology, edit: tuple[object, ...]) -> Topology:
             case "register":
                 return graph.register(Spec(name, edit[2], estimated=bool(edit[3])))  # type: ignore[arg-type]
             case "upgrade":
-                known = graph.get(name)
-                return graph.register(Spec(name, known.inputs, estimated=True), unused=True)
+                spec = graph.get(name)
+                return graph.register(Spec(name, spec.inputs, estimated=True), unused=True)
             case "inputs":
                 return graph.set_inputs(name, edit[2])  # type: ignore[arg-type]
             case "reset":
@@ -59,7 +59,7 @@ def test_changes_say_what_whole_graphs_would(edits: list[tuple[object, ...]]) ->
     snapshot: tuple[int, bytes | None] = (0, None)
     records: list[tuple[int, bytes]] = []
     naive = [Topology().encode()]
-    known: ReadGraph | None = None
+    earlier: ReadGraph | None = None
     for edit in edits:
         kind, before, whole = edit[0], graph, False
         if kind == "fork":
@@ -74,20 +74,20 @@ def test_changes_say_what_whole_graphs_would(edits: list[tuple[object, ...]]) ->
             snapshot = (at, naive[at])
             records = [record for record in records if record[0] > at]
         elif kind == "read":
-            known = replayed(LoadedLog(*snapshot, records), known)
+            earlier = replayed(LoadedLog(*snapshot, records), earlier)
         elif kind != "compact":
             graph = edited(graph, edit)
         if graph is not before:
             position += 1
             records = [*records, (position, graph.encode(None if whole else before))]
             naive.append(graph.encode())
-        wanted = Topology.decode(naive[position])
+        right = Topology.decode(naive[position])
         loaded = LoadedLog(*snapshot, records)
-        for found in (replayed(loaded).topology, replayed(loaded, known).topology):
-            assert found == wanted == graph
-            assert found.digest == wanted.digest == replace(graph).digest == graph.digest
+        for topology in (replayed(loaded).topology, replayed(loaded, earlier).topology):
+            assert topology == right == graph
+            assert topology.digest == right.digest == replace(graph).digest == graph.digest
             for name in NAMES:
-                assert found.is_estimated(name) == wanted.is_estimated(name) == graph.is_estimated(name)
+                assert topology.is_estimated(name) == right.is_estimated(name) == graph.is_estimated(name)
         both = {**before.computations, **before.dropped}, {**graph.computations, **graph.dropped}
         moved = before.computations.keys() ^ graph.computations.keys()
         differing = {name for name in both[1] if both[0].get(name) != both[1][name]}
@@ -120,6 +120,6 @@ def test_a_log_that_was_cut_off_and_written_anew_is_read_anew() -> None:
     one = Topology().register(Spec("a"))
     lost, other = one.register(Spec("lost")), one.register(Spec("other"))
     log = [(1, one.encode())]
-    known = replayed(LoadedLog(0, None, [*log, (2, lost.encode(one))]))
-    found = replayed(LoadedLog(0, None, [*log, (2, other.encode(one))]), known)
-    assert found.topology == other
+    earlier = replayed(LoadedLog(0, None, [*log, (2, lost.encode(one))]))
+    after = replayed(LoadedLog(0, None, [*log, (2, other.encode(one))]), earlier)
+    assert after.topology == other

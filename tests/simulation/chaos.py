@@ -1,4 +1,4 @@
-"""What goes wrong, and when: a list of moves made from a seed, so that it can be shortened and repeated."""
+"""A list of moves that go wrong, and when, made from a seed, so that it can be shortened and repeated."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ SHARDED: Final = {
 }
 
 DAMAGE: Final = "damage a log"
-"""What happens so many times in every world whose store keeps its word otherwise."""
+"""A move that happens so many times in every world whose store keeps its word otherwise."""
 
 DAMAGES: Final = 2
 
 DAMAGE_GRAPH: Final = "damage the graph"
-"""What happens as often in some worlds with several shards: each of them has all of it in memory."""
+"""A move that happens as often in some worlds with several shards: each of them has all of the graph in memory."""
 
 RETIRE: Final = "retire"
-"""What happens some times in worlds with slices: an operator takes out a slice, or all of them."""
+"""A move that happens some times in worlds with slices: an operator retires a slice, or all of them."""
 
 RETIREMENTS: Final = 4
 
@@ -86,13 +86,13 @@ RESET: Final = "reset"
 RESETS: Final = 2
 
 HOLD: Final = "hold a slice"
-"""What happens some times in worlds with slices: the workers of one slice stop, and behind it, when others have gone on, somebody adds an input."""
+"""A move in worlds with slices: the workers of one slice stop, and when others have gone on, somebody adds an input behind it."""
 
 HOLDS: Final = 2
 
 INPUT: Final = "new inputs"
 INPUTS: Final = 3
-"""How often somebody tries to give a computation another input in worlds with slices, besides; it has it once."""
+"""The number of tries to give a computation another input in worlds with slices, besides; it has it once."""
 
 VISIT: Final = "a visit"
 """A guest registers a computation, has its tasks done, and drops it for good. ``crash``: a process of the authority dies at that moment."""
@@ -115,13 +115,13 @@ DIE_BEHIND: Final = "crash a shard behind a write"
 """A shard dies when one of its next writes has ended, so also between the two writes of a heal."""
 
 HARSH: Final = {LATE: 6, INPUT: 3}
-"""What happens in every harsh world besides. Where there are slices, operators retire three times as many."""
+"""Moves that happen in every harsh world besides. Where there are slices, operators retire three times as many."""
 
 REPLICATED: Final = {LAG: 16, DIE_BEHIND: 6}
-"""What happens besides in harsh worlds with several shards, which use a store across the network."""
+"""Moves that happen besides in harsh worlds with several shards, which use a store across the network."""
 
 OPERATORS: Final = (RESET, "drop", INPUT, RETIRE, SPLIT, HOLD)
-"""What operators do. In harsh worlds the replica may lag, and connections may break, while they do it."""
+"""Moves of operators. In harsh worlds the replica may lag, and connections may break, during them."""
 
 MASTERS_SEATS: Final = 4
 
@@ -148,7 +148,7 @@ def is_budgeted(seed: int) -> bool:
 
 
 def is_sliced(seed: int) -> bool:
-    """Whether computations are cut into slices in the world of a seed: in two of seven, where the store keeps its word."""
+    """Return True if computations are cut into slices in the world of a seed: in two of seven, where the store keeps its word."""
     return seed % 7 in (1, 4) and not is_weak(seed)
 
 
@@ -165,7 +165,7 @@ def is_visited(seed: int) -> bool:
 
 
 def is_hasty(seed: int) -> bool:
-    """Whether new workers claim a retired slice at once in the world of a seed, if it is harsh.
+    """Return True if new workers claim a retired slice at once in the world of a seed, if it is harsh.
 
     Every third world is hasty, whatever else it is.
     """

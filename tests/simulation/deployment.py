@@ -149,7 +149,7 @@ class Deployment:
         self.seats = [Seat(name, sim.process(name), port) for name in names]
         self.zombies: list[Process] = []
         self.unheard: list[Process] = []
-        """Those of them that had not joined by then: when they do, nobody can tell that they were started first."""
+        """The zombies that had not joined by then: when they do, nobody can tell that they were started first."""
         self._members: dict[str, Process] = {}
         self._oracle = oracle
         self._weak = weak
@@ -233,7 +233,7 @@ class Deployment:
         )
 
     def _looks_gone(self, member: Member) -> bool:
-        """Whether the process of a member has died; one that is frozen has not. Now and then also one that lives looks so."""
+        """Return True if the process of a member has died; one that is frozen has not. Now and then also one that lives looks so."""
         process = self._members.get(member.id)
         if process is None or not process.alive:
             return True

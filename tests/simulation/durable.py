@@ -1,4 +1,4 @@
-"""What the store keeps: that it is true, that nothing of it is lost, and what may be excused when the store itself forgot."""
+"""The oracle of the store: its content is true, nothing of it is lost, and some losses are excused when the store itself forgot."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Durable:
         self._durable_claims: set[tuple[str, int]] = set()
         self._written: dict[tuple[str, int], set[int]] = {}
         self._excused: dict[str, int] = {}
-        """What was published of a computation when a new owner came to do old work again: that is not taken back."""
+        """The published value of a computation when a new owner came to do old work again: that value is not taken back."""
         self._reported = Reported()
         self._dropped: dict[str, int] = {}
         """The incarnations in which somebody was told that computations were dropped."""
@@ -195,7 +195,7 @@ class Durable:
             self._expect(value <= truth, f"{name} {cells} stands at {value}, but {truth} is not finished")
 
     def _may_lack_an_input(self, name: str, *taken: int) -> bool:
-        """Whether it is a slice that has not heard of an input yet: what it says by the older ones counts nowhere any more. ``taken``: by whom it is just taken over."""
+        """Return True if a slice has not heard of an input yet: its values by the older inputs count nowhere any more. ``taken``: those who just take it over."""
         root = self._pipeline.whole(name).name
         newest = self._input_versions.get(root, 0)
         owned = [each.input_version for who in self._authorities if (each := self._owned_by(who, name)) is not None]

@@ -43,7 +43,7 @@ LATE = {
     "repeat": 0.8,
     "break": 0.0,
 }
-"""What a network does, for some seconds, that is to bring again what has happened since."""
+"""The network's weather, for some seconds, that is to bring again what has happened since."""
 
 LATE_RECORDS = 3
 
@@ -60,7 +60,7 @@ class Havoc:
         self._weathers: list[Weather] = []
         self._stores: list[StoreWeather] = []
         self._half_changes = 0
-        """How many of the next requests are still to fail half way."""
+        """The number of next requests that are still to fail half way."""
 
     def end(self) -> None:
         self._weathers.clear()

@@ -26,7 +26,7 @@ class Book:
     """The numbers of the strong records in it, whether or not a snapshot has them by now."""
     inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     incarnations: Mapping[str, int] = field(default_factory=dict)
-    """Of the graph: the incarnation of each computation, the last one of what was dropped."""
+    """The incarnation of each computation in the graph, and the last one of each that was dropped."""
     dropped: frozenset[str] = frozenset()
 
     def graph(self, payload: bytes, position: int) -> Book:

@@ -57,10 +57,10 @@ FIRST: Final = 1_000_000
 FINDERS: Final = Path(__file__).with_name("finders.json")
 
 NEVER: Final = re.compile("nothing went wrong for")
-"""What a world says that does not arrive. That is not enough of what is ``unsafe``."""
+"""The message of a world that does not arrive. An ``unsafe`` bug is not found by that alone."""
 
 FAILED: Final = re.compile(r"\b(AttributeError|KeyError|NameError|TypeError)\b")
-"""What a bug says that does not fit to the code any more into which it is planted: that finds nothing."""
+"""The errors of a bug that does not fit any more to the code into which it is planted: such a bug finds nothing."""
 
 Planted = pytest.MonkeyPatch
 Plant = Bug | Callable[[Planted], None]
@@ -97,7 +97,7 @@ def forget_an_interval_on_recovery(recover: Part) -> Part:
 
 @bug("replay_budgets", Computation)
 def forget_the_budget_on_recovery(replay: Part) -> Part:
-    """What a budget had published is found again by what has come, and not by the record that says so (rule 3)."""
+    """A replay works out a budget's published value from the records, and not from the record that says it (rule 3)."""
 
     def forgetful(self: Computation, record: journal_pb2.Record) -> None:
         replay(self, record)
@@ -223,7 +223,7 @@ def leave_the_log_of_what_is_dropped(_: Part) -> Part:
 
 @bug("_tombstone", topology)
 def forget_the_tombstone(_: Part) -> Part:
-    """What is dropped leaves nothing behind, and its log stays as it was: its next registration begins with incarnation 1 (rule 3)."""
+    """A dropped computation leaves nothing behind, and its log stays as it was: its next registration begins with incarnation 1 (rule 3)."""
     return lambda known: Spec(known.name, incarnation=0, input_version=0)
 
 
@@ -261,7 +261,7 @@ def leave_a_damaged_graph(_: Part) -> Part:
 
 @bug("end", rounds._Request)
 def answer_what_has_left_a_round(end: Part) -> Part:
-    """What another shard has taken leaves the round, and its callers are answered as if it were written too (rule 2)."""
+    """A computation that another shard has taken leaves the round, and its callers are answered as if it were written too (rule 2)."""
 
     def answer_all(self: Any, result: Any, dropped: Mapping[str, Exception], *unheard: Any) -> None:
         del dropped
@@ -292,7 +292,7 @@ def _older(snapshot: Part) -> Part:
 
 @bug("continues", graph_log, holding)
 def apply_over_the_wrong_whole(_: Part) -> Part:
-    """What a shard has read of the graph is gone on with, whatever the store has put in its place (rule 2).
+    """A shard goes on with the graph that it has read, whatever the store has put in its place (rule 2).
 
     That a change names the version in front of it would tell: that is not looked at either.
     """
@@ -339,7 +339,7 @@ def let_the_older_process_have_the_address(has_rival: Part) -> Part:
 
 @bug("publish", Hub)
 def publish_a_slice_as_the_whole(publish: Part) -> Part:
-    """What a slice has published is read as if it were the watermark of what it is a slice of."""
+    """A slice's published value is read as if it were the watermark of the whole computation."""
 
     def generous(self: Hub, views: Iterable[View_]) -> None:
         shown = list(views)
@@ -398,7 +398,7 @@ class Mutant(NamedTuple):
     where: tuple[Callable[[int], bool], ...] = ()
     harsh: bool = False
     unsafe: bool = False
-    """Whether the bug must be seen as it does harm: a value that leads or goes back, or a process that is refused for long."""
+    """True if the bug must be seen as it does harm: a value that leads or goes back, or a process that is refused for long."""
 
 
 def _mutants(
@@ -408,7 +408,7 @@ def _mutants(
 
 
 def is_strong(seed: int) -> bool:
-    """Whether the store of a world keeps what it acknowledged."""
+    """Return True if the store of a world keeps what it acknowledged."""
     return not is_weak(seed)
 
 
@@ -463,7 +463,7 @@ def worlds(name: str) -> Iterator[int]:
 
 
 class Hunt(NamedTuple):
-    """What came of the search for one bug."""
+    """The result of the search for one bug."""
 
     name: str
     worlds: int

@@ -42,7 +42,7 @@ class Oracle(Durable):
         self._incarnations: dict[str, dict[int, float]] = {}
         self._listing: dict[int, watermarks_pb2.ListRangesRequest] = {}
         self._before: dict[int, dict[str, Seen]] = {}
-        """What had been published when a call was made; of a stream, what it was sent last."""
+        """The published values when a call was made; for a stream, the values that it was sent last."""
         self._seen: dict[tuple[str, int, str], Seen] = {}
         self._epochs: dict[tuple[str, int, str], int] = {}
         self._claims: dict[tuple[str, bytes], Claim] = {}
@@ -52,7 +52,7 @@ class Oracle(Durable):
         self._released: set[tuple[str, int]] = set()
         self._histories: dict[tuple[str, int], dict[int, int]] = {}
         self._said: dict[tuple[str, int, int], int] = {}
-        """By computation, incarnation and cell: how far its output says that it is complete."""
+        """The completeness that an output reports, by computation, incarnation and cell."""
         self._dropping: dict[int, int] = {}
         """The incarnation that somebody had been told of when a drop was asked for."""
         self._registered: dict[str, int] = {}
@@ -269,7 +269,7 @@ class Oracle(Durable):
             self._expect(holds, f"{about} begins with {cells} at {micros}, but {truth} is not finished")
 
     def _may_have_ended(self, claim: Claim) -> bool:
-        """Whether a reset, new inputs or a cut may have made a claim stale: asked for since, or shortly before and still on the way."""
+        """Return True if a reset, new inputs or a cut may have made a claim stale: asked for since, or shortly before and still on the way."""
         root = self._pipeline.whole(claim.name).name
         return max(each.get(root, float("-inf")) for each in (self._ended, self._moved)) >= claim.granted_at - 30
 

@@ -75,11 +75,11 @@ _MET: Final = (
     ),
     *(f"report refused: {each}" for each in ["MOVED", "STALE_SEQUENCER", "TOO_FAR_AHEAD"]),
 )
-"""What comes of it: the places in the code that only faults lead to."""
+"""Consequences of faults: the places in the code that only faults lead to."""
 
 POINTS: Final = _FAULTS + _MET
 
 
 def is_fault(point: str) -> bool:
-    """Whether a point is something that goes wrong, rather than what comes of it."""
+    """Return True if a point is a fault, rather than a consequence of one."""
     return point in _FAULTS

@@ -38,12 +38,12 @@ class Place:
     calm: bool = False
     addresses: str = ""
     timers: Timers | None = None
-    """What is known of the computation with timers; None: there is none."""
+    """The truth of the computation with timers; None: the world has none."""
     sliced: bool = False
     outcomes: dict[str, list[str]] = field(default_factory=dict)
-    """Of each call in peace, when everything is at the truth: why it was refused; empty: it was not."""
+    """The refusal of each call in peace, when everything is at the truth; empty: it was not refused."""
     budgeted: bool = False
-    """Whether computations have a lateness budget: half of the records, or the few of a world would not warm it up."""
+    """True if computations have a lateness budget: half of the records, or the few of a world would not warm it up."""
 
     def came(self, call: str, error: errors.LowwaterError | None = None) -> None:
         """Note what came of a call."""
@@ -72,7 +72,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Share:
-    """What one worker is to own: cells, cut into ranges at these edges."""
+    """The part of one worker: cells, cut into ranges at these edges."""
 
     edges: tuple[int, ...]
 

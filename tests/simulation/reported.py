@@ -1,4 +1,4 @@
-"""What workers reported and were told to be durable: the next owner of a computation must know it."""
+"""The reports that workers were told to be durable: the next owner of a computation must know them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Said:
 
 
 class Reported:
-    """By claim and handle: the last value that was acknowledged, and those that may have arrived since."""
+    """The last acknowledged value of each claim and handle, and the values that may have arrived since."""
 
     def __init__(self) -> None:
         self._streams: dict[int, tuple[bytes, int]] = {}

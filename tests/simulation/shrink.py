@@ -1,4 +1,4 @@
-"""From a world that fails to the few moves that make it fail."""
+"""A world that fails is shortened to the few moves that make it fail."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Fenced(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a micro-batch takes in, written down before it runs, so that a replay takes in the same."""
+    """The records of a micro-batch, written down before it runs, so that a replay takes in the same."""
 
     seen: Inputs
     records: Mapping[int, Sequence[Record]]

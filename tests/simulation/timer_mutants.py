@@ -94,7 +94,7 @@ def fire_what_is_shadowed(_: Part) -> Part:
 
 @bug("find", Piece)
 def take_one_place_for_one_key(_: Part) -> Part:
-    """Of keys with one hash the first that is found is taken for the other."""
+    """The first key that is found among keys of one hash is taken for the other."""
 
     def find(self: Piece, places: Any, keys: Any) -> Any:
         del keys
@@ -117,13 +117,13 @@ def name_segments_of_older_versions(_: Part) -> Part:
 
 @bug("least", Keys)
 def hide_holds(least: Part) -> Part:
-    """What a timer holds is not told: the low watermark passes what it will produce."""
+    """A timer's hold is not reported: the low watermark passes what the timer will produce."""
     return lambda self, name: None if name == "hold" else least(self, name)
 
 
 @bug("least_of", parts, update)
 def merge_to_the_greatest(_: Part) -> Part:
-    """Of ranges that become one, the hold of the one that is farthest counts until the next batch."""
+    """The hold of the farthest range counts until the next batch when ranges become one."""
 
     def greatest(shares: Any, values: Sequence[int | None]) -> list[int | None]:
         each = [[values[share.parent] for share in found] for found in shares]

@@ -414,7 +414,7 @@ class Feed:
         return one == other
 
     def look(self, _: int) -> None:
-        """Nothing is logged."""
+        """Log nothing."""
 
     def missing(self, head: int, _: int) -> list[str]:
         del head
@@ -442,7 +442,7 @@ class Ticks:
         return new
 
     def clean(self, _: Any) -> None:
-        """Nothing is left."""
+        """Leave nothing behind."""
 
 
 class TickingHook(Hook):
@@ -468,7 +468,7 @@ class QuickAuthority(Authority):
 
 
 class Sync:
-    """What blocks where the asynchronous client waits, as the client on threads does."""
+    """A client that blocks where the asynchronous one waits, as the client on threads does."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -526,7 +526,7 @@ class Driver:
         self.attempts = 0
         self.body = greenlet(self.live)
         self.rivals = any(each.process.alive for each in timers.drivers)
-        """Whether another run works beside it: of the two the one that is slower may find what the other has made, and ends."""
+        """True if another run works beside it: the slower one of the two may find what the other has made, and ends."""
         for each in timers.drivers:
             each.rivals = True
         timers.drivers.append(self)

@@ -1,4 +1,4 @@
-"""What is true: a pipeline whose durable state lives here, cell by cell, outside of everything that is tested."""
+"""The truth: a pipeline whose durable state lives here, cell by cell, outside of everything that is tested."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Record(NamedTuple):
     number: int
     time: int
     again: bool = False
-    """Whether it was finished before: an owner that starts from an older state does it once more, and nothing new comes of it."""
+    """True if it was finished before: an owner that starts from an older state does it once more, and nothing new comes of it."""
     origin: str = ""
     forgotten: bool = False
-    """Whether nobody but its owner can know of it: where it was announced is lost for good."""
+    """True if only its owner can know of it: the place where it was announced is lost for good."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Cell:
     fence: int = 0
     """The highest sequencer that has opened it; writes under a lower one are refused."""
     retired: bool = False
-    """Whether an operator has taken it out, and nobody has claimed it since: nobody waits for what is in it, nor for what came meanwhile."""
+    """True if an operator has retired it, and nobody has claimed it since: nobody waits for its records, nor for those that came meanwhile."""
     closed: int = MIN
     """The greatest input low watermark by which a window was closed here: an older record would be lost."""
 

@@ -1,4 +1,4 @@
-"""What happens to the authority: to its only process, or to its shards, their membership and their store."""
+"""The upheavals of the authority: of its only process, or of its shards, their membership and their store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BACKUP_SECONDS = 1.0
 BACKUPS = 30
 
 ZOMBIE_SECONDS = 5.0
-"""How long a process lives on that woke up without an address: nobody reaches it there, should its successor leave."""
+"""The time that a process lives on that woke up without an address: nobody reaches it there, should its successor leave."""
 
 
 class Upheaval:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TASKS = 4
 
 WORKERS = 3
-"""How many wait for the tasks before there are any."""
+"""The number of workers that wait for tasks before there are any."""
 
 IN_TIME = 30.0
 """Seconds within which a guest in peace has its tasks done. A lease lasts longer, so a released task that is not offered at once is late."""

@@ -36,7 +36,7 @@ ARRIVES_WITHIN: Final = 180.0
 """Seconds of peace after which every watermark must be at the truth."""
 
 REFUSED_AT_MOST: Final = 5
-"""How often in a row a call may be refused in peace."""
+"""The number of refusals in a row that a call may meet in peace."""
 
 LIMIT: Final = 3600.0
 

@@ -51,7 +51,7 @@ class Busiest(Computation):
     def process_timer(self, ctx: Context, timer: Timer) -> None:
         start = timer.at - HOUR
         counts = ctx.state.pop(start)
-        key = max(counts, key=lambda each: (counts[each], each))
+        key = max(counts, key=lambda count: (counts[count], count))
         ctx.produce("busiest", {"start": start, "key": key, "n": counts[key], "keys": len(counts)})
 
 

@@ -66,7 +66,7 @@ def upstream(lw: lowwater.Client) -> Upstream:
 
 @pytest.fixture
 def flow(request: pytest.FixtureRequest, spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Queries]:
-    """What the module has as ``FLOW``; without it a feed, and stages with functions over it."""
-    made: Queries = getattr(request.module, "FLOW", Flow)(spark, authority.address, tmp_path)
-    yield made
-    made.stop()
+    """Make what the module names by ``FLOW``; without it a feed, and stages with functions over it."""
+    queries: Queries = getattr(request.module, "FLOW", Flow)(spark, authority.address, tmp_path)
+    yield queries
+    queries.stop()

@@ -53,7 +53,7 @@ class Driven(Queries):
         self.feeds: dict[str, Feed] = {}
         self.out: list[tuple[int, Row]] = []
         self.hours = False
-        """Whether what comes out are hours, stamped by their start, that must not come before they are complete."""
+        """True when rows that come out are hours, stamped by their start, that must not come before they are complete."""
         self.inputs: Sequence[str] = ()
         self.fails_in: int | None = None
         """A batch in which the function fails, once, after the batch was planned."""
@@ -103,16 +103,16 @@ class Driven(Queries):
         return query
 
     def write(self, rows: DataFrame, batch: lws.Batch) -> None:
-        found = [tuple(map(aware, row)) for row in rows.collect()]
+        written = [tuple(map(aware, row)) for row in rows.collect()]
         if self.hours:
             with lowwater.connect(self.address) as lw:
                 low = min(view.low for view in lw.get(*self.inputs).values())
-            assert all(lowwater.Watermark.of(row[1] + HOUR) <= low for row in found), f"{found} before {low}"
+            assert all(lowwater.Watermark.of(row[1] + HOUR) <= low for row in written), f"{written} before {low}"
         if self.fails_in == batch.id:
             self.fails_in = None
             msg = "told to fail"
             raise RuntimeError(msg)
-        self.out += [(batch.id, row) for row in found]
+        self.out += [(batch.id, row) for row in written]
 
     @property
     def rows(self) -> list[Row]:
@@ -127,9 +127,9 @@ class Driven(Queries):
 
     def await_watermark(self, moment: dt.datetime | int, checkpoint: str = "ck") -> None:
         """Wait until a batch that ran with a watermark, or a higher one, is committed."""
-        wanted = moment if isinstance(moment, int) else millis(moment)
+        goal = moment if isinstance(moment, int) else millis(moment)
 
-        self._await(lambda: self.watermark(checkpoint) >= wanted, f"a batch with the watermark {wanted}")
+        self._await(lambda: self.watermark(checkpoint) >= goal, f"a batch with the watermark {goal}")
 
     def await_read(self, files: int, name: str = "in", source: int = 1) -> None:
         log = CheckpointLog(self.folder / "ck")
@@ -153,19 +153,19 @@ class Driven(Queries):
 
 def counts(rows: Sequence[Mapping[str, str]], before: dt.datetime | None = None) -> list[Row]:
     """The batch answer, by plain Python: how many rows of each key are in each hour that ends at a moment or before."""
-    found: dict[tuple[str, dt.datetime], int] = {}
+    totals: dict[tuple[str, dt.datetime], int] = {}
     for row in rows:
         hour = dt.datetime.fromisoformat(row["t"]).replace(minute=0, second=0, microsecond=0)
         if before is None or hour + HOUR <= before:
-            found[row["key"], hour] = found.get((row["key"], hour), 0) + 1
-    return sorted(((key, hour, n) for (key, hour), n in found.items()), key=repr)
+            totals[row["key"], hour] = totals.get((row["key"], hour), 0) + 1
+    return sorted(((key, hour, n) for (key, hour), n in totals.items()), key=repr)
 
 
 @pytest.fixture
 def driven(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Driven]:
-    made = Driven(spark, authority.address, tmp_path)
-    yield made
-    made.stop()
+    driven_ = Driven(spark, authority.address, tmp_path)
+    yield driven_
+    driven_.stop()
 
 
 __all__ = ["HOUR", "Driven", "Row", "at", "counts", "driven", "millis", "record", "say"]

@@ -64,7 +64,7 @@ class Flow(Queries):
 
 
 class Readable(Protocol):
-    """What a stage can read, and the stage over it."""
+    """A source that a stage can read, and the stage over it."""
 
     flow: Flow
 

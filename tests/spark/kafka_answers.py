@@ -11,7 +11,7 @@ from lowwater_spark.sources.kafka_cluster import BrokerView, Identity
 from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark
 
 OPTIONS = {"subscribe": "t", "startingoffsets": "earliest", BROKERS: "1"}
-"""Of a source that a stage with inputs may have."""
+"""The options of a source that a stage with inputs may have."""
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Answers:
     """Offset up to which the log is as it was under the leaders before."""
     settings_of: dict[str, str] = field(default_factory=dict)
     """Settings of t."""
-    said: list[SlotMark | Begun] = field(default_factory=list)
+    written: list[SlotMark | Begun] = field(default_factory=list)
     """Content of the topic of marks."""
     marks_epoch: int = 0
     """Number of its leader."""
@@ -34,13 +34,13 @@ class Answers:
     """Error of the next reading of the marks."""
     reads: list[int] = field(default_factory=list)
     """Offsets from which the marks were read."""
-    asked: int = 0
+    calls: int = 0
     away: bool = False
 
     def views(self, topics: tuple[str, ...], enough: int) -> list[BrokerView]:
         if self.away:
             raise OSError("no broker answers")
-        self.asked += 1
+        self.calls += 1
         epochs = {Partition(topic, 0): self.epoch if topic == "t" else self.marks_epoch for topic in topics}
         ids = {topic: self.ids_of[topic] for topic in topics}
         return [BrokerView(self.cluster, frozenset(range(self.brokers)), ids, epochs, dict.fromkeys(epochs, 0))]
@@ -63,7 +63,7 @@ class Answers:
     def ends(
         self, partitions: list[Partition], epochs: Mapping[Partition, int], *, committed: bool
     ) -> dict[Partition, int]:
-        return {place: self.end if place.topic == "t" else len(self.said) for place in partitions}
+        return {place: self.end if place.topic == "t" else len(self.written) for place in partitions}
 
     def holder(self, place: Partition, since: int) -> str:
         raise AssertionError(place)
@@ -76,14 +76,14 @@ class Answers:
         self.reads.append(since[place])
         if self.failure is not None:
             raise self.failure
-        return self.said[since[place] : end]
+        return self.written[since[place] : end]
 
     def mark(self, end: int) -> None:
         self.end = max(self.end, end)
         slot = Slot("c", ".", "t", 0)
-        self.said.append(SlotMark(slot, "source", 1, "d", "s", self.ids_of["t"], 1, {0: end}))
+        self.written.append(SlotMark(slot, "source", 1, "d", "s", self.ids_of["t"], 1, {0: end}))
 
 
 def over(answers: Answers, **options: str) -> KafkaSource:
-    given = {**OPTIONS, **{name.replace("__", "."): value for name, value in options.items()}}
-    return KafkaSource(given, answers).waiting_for(frozenset({"default/source"}))
+    settings = {**OPTIONS, **{name.replace("__", "."): value for name, value in options.items()}}
+    return KafkaSource(settings, answers).waiting_for(frozenset({"default/source"}))

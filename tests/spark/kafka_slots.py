@@ -50,4 +50,4 @@ class Slots:
         return replace(job, **options)
 
     def values(self) -> list[str]:
-        return sorted(each.value.decode() for each in self.kafka.rows(self.slot.topic))
+        return sorted(row.value.decode() for row in self.kafka.rows(self.slot.topic))

@@ -1,4 +1,4 @@
-"""What Spark's Python workers run in the tests of Kafka as an output: the same tasks, some of which end before their time. Imports little."""
+"""Tasks of Spark's Python workers in the tests of Kafka as an output: some end before their time. This module imports little."""
 
 from __future__ import annotations
 

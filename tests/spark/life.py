@@ -60,7 +60,7 @@ Dedup = Callable[["lws.Batch", "DataFrame"], Deduplicated]
 
 @dataclass(frozen=True, slots=True)
 class Doom:
-    """What ends a life: a file that names the point. In the driver, in its workers, and in the tasks that write into Kafka."""
+    """A file that names the point at which a life ends. In the driver, in its workers, and in the tasks that write into Kafka."""
 
     file: Path
 
@@ -106,8 +106,8 @@ class Doom:
         for frame in frames:
             if len(frame):
                 self("function begun")
-            made = frame.assign(square=frame["n"] * frame["n"], nonce=[uuid.uuid4().hex for _ in range(len(frame))])
-            yield made[["id", "square", "nonce"]]
+            squares = frame.assign(square=frame["n"] * frame["n"], nonce=[uuid.uuid4().hex for _ in range(len(frame))])
+            yield squares[["id", "square", "nonce"]]
             if len(frame):
                 self("function done")
 
@@ -137,7 +137,7 @@ def doomed(doom: Doom) -> Iterator[None]:
     """Have the pipelines that run meanwhile end at what is planned."""
     with (
         patch("lowwater_spark.track.output.kafka_out.publish_slots", doom.publish),
-        patch.object(dedup_stage, "IdUpdate", lambda *told: Looking(IdUpdate(*told), doom)),
+        patch.object(dedup_stage, "IdUpdate", lambda *arguments: Looking(IdUpdate(*arguments), doom)),
     ):
         yield
 
@@ -151,7 +151,7 @@ class Place(NamedTuple):
 
     @property
     def acknowledged(self) -> Path:
-        """What the senders are told: a line for each batch, with the first offset of each partition that is not acknowledged."""
+        """The acknowledgements to the senders: a line for each batch, with the first offset of each partition that is not acknowledged."""
         return Path(self.folder, "acknowledged")
 
 
@@ -168,11 +168,11 @@ def start(spark: SparkSession, place: Place, doom: Doom, dedup: Dedup | None = N
 
     def planned(number: int) -> dict[str, int]:
         plan = log.plan(number)
-        return {} if plan is None else {str(each.number): to for each, to in vector_of(plan.lines[0]).items()}
+        return {} if plan is None else {str(reading.number): to for reading, to in vector_of(plan.lines[0]).items()}
 
     def acknowledge(number: int) -> None:
-        with place.acknowledged.open("a") as told:
-            told.write(json.dumps(planned(number)) + "\n")
+        with place.acknowledged.open("a") as file:
+            file.write(json.dumps(planned(number)) + "\n")
 
     def probe(step: str, number: int) -> None:
         if planned(number) == planned(number - 1):

@@ -16,8 +16,8 @@ from tests.spark.session import QUICK, spark_session
 from tests.spark.support import SETTINGS
 
 
-def main(*told: str) -> None:
-    *where, file = told
+def main(*arguments: str) -> None:
+    *where, file = arguments
     spark = spark_session("life", "local[2,3]", SETTINGS | QUICK)
     if not sys.stdin.readline():
         return

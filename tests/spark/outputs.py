@@ -40,7 +40,7 @@ PATIENCE = 180
 
 
 def nothing(_step: str) -> None:
-    """What comes at the steps of a write that nobody watches."""
+    """Do nothing at a step of a write that nobody watches."""
 
 
 @dataclass
@@ -100,16 +100,16 @@ class OutputCase:
     kinds: Sequence[str]
     options: Mapping[str, Any] = {}
     place: Path | str | None = None
-    """What ``complete_through`` takes; None: this output does not say how far it is complete."""
+    """The place that ``complete_through`` takes; None: this output does not say how far it is complete."""
     root: Path | None = None
     """The directory that has what a killed run leaves half written; None: the output's format has none."""
     stored: Sequence[int] = range(6)
-    """Of which of six batches removal leaves something."""
+    """The batches, of six, of which removal leaves something."""
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.to = str(flow.folder / "result")
-        self.made: list[tuple[int, bool]] = []
+        self.writes: list[tuple[int, bool]] = []
         self.runs: list[OutputRun] = []
 
     # -- without a query -----------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class OutputCase:
         raise NotImplementedError
 
     def keys(self) -> list[str]:
-        return sorted(each.key for each in self.table().collect())
+        return sorted(row.key for row in self.table().collect())
 
     def read(self) -> DataFrame:
         """The stream of a stage that reads it."""
@@ -161,7 +161,7 @@ class OutputCase:
         def write(rows: DataFrame, batch: lws.Batch) -> None:
             # The rows of a batch that runs again stand in another order and in other files.
             spread = rows.withColumn("by", sf.rand()).repartition(2, "by").drop("by")
-            self.made.append((batch.id, self.write(spread, batch)))
+            self.writes.append((batch.id, self.write(spread, batch)))
 
         return self.flow.start(write, ranges=2, stamp=timedelta(milliseconds=1), **options)
 
@@ -207,13 +207,13 @@ def test_a_crash_at_any_step_is_completed_by_the_next_run(kind: OutputCase) -> N
 def test_a_mark_reads_back_as_it_was_written(kind: OutputCase) -> None:
     kind.run(1).write(kind.rows("a"), 0, plan="this plan", through=mark(10))
     output, turn = kind.run(2).open(kind.rows("a"), 0, plan="any plan")
-    found = output.find(turn)
-    assert found is not None
-    assert (found.batch, found.digest) == (0, "this plan")
+    mark_found = output.find(turn)
+    assert mark_found is not None
+    assert (mark_found.batch, mark_found.digest) == (0, "this plan")
     assert output.says_complete == (kind.place is not None)
     if kind.place is not None:
-        said = lws.complete_through(kind.flow.spark, kind.place, ["stage"]).writers["stage"]
-        assert (said.low, said.life, said.epoch, said.why) == (mark(10), 1, 7, "")
+        answer = lws.complete_through(kind.flow.spark, kind.place, ["stage"]).writers["stage"]
+        assert (answer.low, answer.life, answer.epoch, answer.why) == (mark(10), 1, 7, "")
 
 
 def test_a_zombies_write_is_refused(kind: OutputCase) -> None:
@@ -259,8 +259,8 @@ def test_microseconds_are_kept_or_the_watermark_is_floored(kind: OutputCase) -> 
         window = output.resolution
     run.write(kind.rows("a", later=later), 0, window=window)
     promised = lowwater.Watermark.of(at(9) + later).micros
-    [found] = kind.table().selectExpr("unix_micros(t) AS t").collect()
-    assert floor_stamp(promised, window) <= found.t <= promised
+    [stored] = kind.table().selectExpr("unix_micros(t) AS t").collect()
+    assert floor_stamp(promised, window) <= stored.t <= promised
 
 
 def test_a_batch_that_runs_again_is_there_once(output: OutputCase, lw: lowwater.Client, upstream: Upstream) -> None:
@@ -278,8 +278,8 @@ def test_a_batch_that_runs_again_is_there_once(output: OutputCase, lw: lowwater.
     output.start()
     flow.eventually(lambda: low(lw, "stage") == mark(9), "the batch is committed")
     output.feed(lw, upstream, "c", 10)
-    assert output.made[:2] == [(0, True), (0, False)]
-    assert all(new for _, new in output.made[2:])
+    assert output.writes[:2] == [(0, True), (0, False)]
+    assert all(new for _, new in output.writes[2:])
     assert output.keys() == ["a", "b", "c"]
     if output.place is not None:
         assert lws.complete_through(flow.spark, output.place, ["stage"]).low >= mark(9)
@@ -301,4 +301,4 @@ def test_a_reader_follows_the_writer_that_it_names(marked: OutputCase, lw: lowwa
     marked.feed(lw, upstream, "b", 10)
     flow.eventually(lambda: low(lw, "next") == mark(10), "the reader follows")
     rows = flow.spark.read.option("recursiveFileLookup", "true").schema(COLUMNS).parquet(str(flow.folder / "out"))
-    assert sorted(each.key for each in rows.collect()) == ["a", "b"]
+    assert sorted(row.key for row in rows.collect()) == ["a", "b"]

@@ -22,14 +22,14 @@ class Query:
         self._options = {"checkpoint": str(checkpoint), **options}
 
     def start(self, **options: Any) -> lws.TrackedQuery:
-        given = {**self._options, **options}
+        merged = {**self._options, **options}
         stage, frame = lws.stage(self._flow.spark, "stage", **DECLARED, address=self._flow.address), self._flow.read()
         if self._kind == "plain":
-            query = stage.start(frame, format="json", path=self._flow.folder / "out", **given)
+            query = stage.start(frame, format="json", path=self._flow.folder / "out", **merged)
         else:
             # Its directory in the checkpoint has the name other%2Estage.
             other = lws.stage(self._flow.spark, "other.stage", **DECLARED, address=self._flow.address)
-            query = stage.foreach_batch(frame, self._write, also=[other], **given)
+            query = stage.foreach_batch(frame, self._write, also=[other], **merged)
         self._flow.queries.append(query)
         return query
 

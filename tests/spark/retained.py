@@ -49,7 +49,7 @@ KINDS: dict[str, tuple[Callable[[DataFrame, DataFrame], DataFrame], timedelta, d
     "dropDuplicatesWithinWatermark": (deduplicated, timedelta(0), {}),
     "outer join": (outer_join, HALF, {}),
 }
-"""What the query does, the retention that is right for it, and what else the stage declares."""
+"""The query, the retention that is right for it, and the other declarations of the stage."""
 
 
 class Oracle:
@@ -84,11 +84,11 @@ class Oracle:
         return {file.path for file in list_sink(str(self._out))} if (self._out / "_spark_metadata").is_dir() else set()
 
     def rows(self) -> dict[str, list[lowwater.Watermark]]:
-        found = {}
+        times = {}
         for path in self._files():
             lines = Path(path).read_text(encoding="utf-8").splitlines()
-            found[path] = [lowwater.Watermark.of(_parse(json.loads(line)["t"])) for line in lines]
-        return found
+            times[path] = [lowwater.Watermark.of(_parse(json.loads(line)["t"])) for line in lines]
+        return times
 
     def values(self) -> list[lowwater.Watermark]:
         return sorted({value for value, _ in self.published if not value.unknown})

@@ -23,7 +23,7 @@ QUICK = {
     # An idle query asks its sources this often, and with Spark's own 10 ms that takes a sixth of a core and more, of each query that runs.
     "spark.sql.streaming.pollingDelay": "50ms",
 }
-"""What halves the work of short queries and changes nothing that they do. What is usual runs in tests/floors and on the cluster."""
+"""Settings that halve the work of short queries and change nothing that they do. The usual ones run in tests/floors and on the cluster."""
 
 
 STARTED = Path(__file__).with_name("started")
@@ -52,7 +52,7 @@ def spark_session(name: str, master: str, settings: Mapping[str, str]) -> SparkS
     # Workers are forked by a daemon of this interpreter: the executors need the same packages.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     # A JVM takes them at its start only, so all have the connectors, which nothing loads that does not use them.
-    connectors = os.pathsep.join(str(jar) for each in ("kafka", "delta", "s3") for jar in jars(each))
+    connectors = os.pathsep.join(str(jar) for kind in ("kafka", "delta", "s3") for jar in jars(kind))
     settings = {"spark.driver.extraClassPath": connectors, **settings}
     conf = SparkConf().setMaster(master).setAppName(name).setAll([*settings.items()])
     running = SparkContext._active_spark_context

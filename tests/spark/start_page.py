@@ -34,9 +34,9 @@ class Reader:
     def follow(self) -> None:
         blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
         followed = [*blocks[1:], ("", "")]
-        for (language, block), (after, said) in zip(blocks, followed, strict=True):
+        for (language, block), (after, text) in zip(blocks, followed, strict=True):
             if language != "text":
-                getattr(self, language)(block, said if after == "text" else "")
+                getattr(self, language)(block, text if after == "text" else "")
 
     def sh(self, block: str, _: str) -> None:
         """The authority."""
@@ -44,7 +44,7 @@ class Reader:
         assert program == "lowwater"
         self._address = os.environ["LOWWATER_ADDRESS"] = self._serve(arguments)
 
-    def python(self, block: str, said: str) -> None:
+    def python(self, block: str, text: str) -> None:
         patient = block.replace("timeout=60", "timeout=300")  # a busy machine takes longer than a reader's
         code = compile(patient.replace(ADDRESS, self._address), PAGE.name, "exec")
 
@@ -52,20 +52,20 @@ class Reader:
             exec(code, self._names)
 
         # Spark tells its listeners of a batch some time later; a reader who sees too little looks again.
-        expect(run, said, block, again=block.startswith("print(") and block.count("\n") == 1)
+        expect(run, text, block, again=block.startswith("print(") and block.count("\n") == 1)
 
     def console(self, block: str, _: str) -> None:
-        for command, said in COMMAND.findall(block):
+        for command, text in COMMAND.findall(block):
             program, *arguments = shlex.split(command)
             assert program == "lowwater"
 
             def run(arguments: list[str] = arguments) -> None:
                 lowwater(arguments)
 
-            expect(run, said, command, again=True)
+            expect(run, text, command, again=True)
 
 
-def expect(run: Callable[[], None], said: str, what: str, *, again: bool) -> None:
+def expect(run: Callable[[], None], text: str, what: str, *, again: bool) -> None:
     """Run what prints that, repeatedly if it only looks."""
     last = ""
 
@@ -75,10 +75,10 @@ def expect(run: Callable[[], None], said: str, what: str, *, again: bool) -> Non
         with contextlib.redirect_stdout(printed):
             run()
         last = printed.getvalue()
-        return doctest.OutputChecker().check_output(said, last, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+        return doctest.OutputChecker().check_output(text, last, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
 
     if again:
         with contextlib.suppress(AssertionError):
             eventually(prints, what, seconds=60)
             return
-    assert prints(), f"{what}\nprints\n{last}\nand not\n{said}"
+    assert prints(), f"{what}\nprints\n{last}\nand not\n{text}"

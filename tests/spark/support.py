@@ -1,4 +1,4 @@
-"""What the Spark tests share: settings, feeds, an upstream and a follower."""
+"""Tools that the Spark tests share: settings, feeds, an upstream and a follower."""
 
 from __future__ import annotations
 
@@ -125,15 +125,15 @@ class Log(SourceLog):
 
 
 def waits(query: TrackedQuery, word: str) -> Callable[[], bool]:
-    """Whether a query says a word of what it waits for, or why it holds."""
-    return lambda: any(word in each for each in (*query.stage_status().waiting_for, query.stage_status().holding))
+    """Return a check that a query names a word among the inputs that it waits for, or in its reason to hold."""
+    return lambda: any(word in text for text in (*query.stage_status().waiting_for, query.stage_status().holding))
 
 
 class Follower:
     """Notes what a subscriber is told of the stage "stage", each time with the batch that is committed by then, up to a watermark."""
 
     def __init__(self, address: str, checkpoint: Path, last: lowwater.Watermark) -> None:
-        self._seen: list[tuple[lowwater.Watermark, int | None]] = []
+        self._pairs: list[tuple[lowwater.Watermark, int | None]] = []
         self._place = address, CheckpointLog(checkpoint), last
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
@@ -142,11 +142,11 @@ class Follower:
         address, log, last = self._place
         with lowwater.connect(address) as reader:
             for view in reader.watch("stage"):
-                self._seen.append((view.low, log.last_committed()))
+                self._pairs.append((view.low, log.last_committed()))
                 if view.low == last:
                     return
 
     def seen(self, query: TrackedQuery) -> list[tuple[lowwater.Watermark, int | None]]:
         self._thread.join(120)
         assert not self._thread.is_alive(), query.stage_status()
-        return self._seen
+        return self._pairs

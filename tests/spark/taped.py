@@ -21,7 +21,7 @@ ANEW = "Start from a new checkpoint, with adopt=True."
 
 
 def rows_of(line: Line | None) -> int:
-    """How many rows were read up to a line of Spark's offset log."""
+    """Return the number of rows that were read up to a line of Spark's offset log."""
     if line is None or line == NONE:
         return 0
     try:

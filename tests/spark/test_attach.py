@@ -51,7 +51,7 @@ class Windows:
         if self.broken:
             msg = "broken on purpose"
             raise RuntimeError(msg)
-        self.out += [(batch, f"{each.window.start:%H:%M}", each["count"]) for each in rows.collect()]
+        self.out += [(batch, f"{row.window.start:%H:%M}", row["count"]) for row in rows.collect()]
 
 
 @pytest.fixture
@@ -63,15 +63,15 @@ def windows(spark: SparkSession, tmp_path: Path) -> Iterator[Windows]:
 
 @pytest.fixture
 def attached(spark: SparkSession) -> Iterator[Callable[..., lws.Attachment]]:
-    made: list[lws.Attachment] = []
+    opened: list[lws.Attachment] = []
 
     def attach(*args: Any, session: SparkSession = spark, **options: Any) -> lws.Attachment:
-        made.append(lws.attach(session, *args, **options))
-        return made[-1]
+        opened.append(lws.attach(session, *args, **options))
+        return opened[-1]
 
     yield attach
-    for each in made:
-        each.stop()
+    for one in opened:
+        one.stop()
 
 
 Attach = Callable[..., lws.Attachment]
@@ -97,10 +97,10 @@ def test_silent_drops_are_seen(windows: Windows, authority: Serving, attached: A
 
     query.stop()
     eventually(lambda: seen.status().query("hourly").state == "ended", "the end is seen")
-    [held] = eventually(
+    [ended] = eventually(
         lambda: [r for r in lw.ranges("spark.hourly") if r.state is lowwater.RangeState.UNOWNED], "given back"
     )
-    assert held.watermark == mark(11, 50)
+    assert ended.watermark == mark(11, 50)
 
     # A restart from the checkpoint goes on.
     windows.feed.put([row("fast", 14)])
@@ -158,8 +158,8 @@ def test_the_same_rows_come_out_of_a_frozen_authority(windows: Windows, authorit
     assert windows.start(checkpoint="seen", availableNow=True).awaitTermination(100)
     assert windows.out == alone
     eventually(lambda: seen.status().query("hourly").state == "ended", "the end is seen")
-    found = seen.status()
-    assert (found.swallowed, found.query("hourly").rows) == (0, 16)
+    status = seen.status()
+    assert (status.swallowed, status.query("hourly").rows) == (0, 16)
     eventually(lambda: seen.status().failures >= 1, "somebody tried")
     assert seen.status().query("hourly").reported.unknown
     authority.signal(signal.SIGCONT)

@@ -45,8 +45,8 @@ def main(address: str, folder: Path) -> None:
         if name.startswith(("spark.sql.", "spark.driver.extraJava")):
             builder = builder.config(name, value)
     spark = builder.config("spark.lowwater.address", address).getOrCreate()
-    seen = lws.attach(spark)
-    assert lws.attach(spark) is seen
+    attachment = lws.attach(spark)
+    assert lws.attach(spark) is attachment
     feed = Feed(folder / "in")
     feed.put([row("fast", 12), row("slow", 9)])
     rows = spark.readStream.schema("key string, t timestamp").json(str(feed.folder)).withWatermark("t", "10 minutes")
@@ -56,21 +56,21 @@ def main(address: str, folder: Path) -> None:
     with lowwater.connect(address) as lw:
         eventually(lambda: not lw.get("spark.hourly")["spark.hourly"].low.unknown, "published", seconds=100)
         feed.put([row("slow", 7), row("slow", 8)])
-        eventually(lambda: seen.status().query("hourly").late_rows, "the late rows are counted", seconds=100)
+        eventually(lambda: attachment.status().query("hourly").late_rows, "the late rows are counted", seconds=100)
         query.stop()
-        eventually(lambda: seen.status().query("hourly").state == "ended", "the end is seen", seconds=100)
-        seen.stop()
+        eventually(lambda: attachment.status().query("hourly").state == "ended", "the end is seen", seconds=100)
+        attachment.stop()
         view = lw.get("spark.hourly")["spark.hourly"]
-    found = seen.status().query("hourly")
+    progress = attachment.status().query("hourly")
     print(
         json.dumps(
             {
                 "low": str(view.low),
                 "estimated": view.estimated,
                 "state": view.holder.state.name if view.holder is not None else "",
-                "rows": found.rows,
-                "late_rows": found.late_rows,
-                "swallowed": seen.status().swallowed,
+                "rows": progress.rows,
+                "late_rows": progress.late_rows,
+                "swallowed": attachment.status().swallowed,
             }
         ),
         flush=True,

@@ -1,4 +1,4 @@
-"""What the sender of attach() tells a real authority; the book is written by hand, as Spark's threads would."""
+"""The sender of attach() reports to a real authority; the book is written by hand, as Spark's threads would."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def drivers() -> Iterator[Drivers]:
     with contextlib.ExitStack() as stack:
 
         def make(address: str, timeout: float = 1.0, **options: Any) -> Driver:
-            made = Driver(address, timeout, **options)
-            stack.callback(made.sender.stop)
-            return made
+            driver = Driver(address, timeout, **options)
+            stack.callback(driver.sender.stop)
+            return driver
 
         yield make
 
@@ -74,7 +74,7 @@ def view(lw: lowwater.Client, name: str = "spark.hourly") -> lowwater.WatermarkV
     return lw.get(name)[name]
 
 
-def left(lw: lowwater.Client, query: str) -> None:
+def leave(lw: lowwater.Client, query: str) -> None:
 
     def given_back() -> bool:
         holder = view(lw).holder
@@ -99,7 +99,7 @@ def test_a_restart_goes_on_and_a_new_checkpoint_must_catch_up(
     eventually(lambda: again.sender.delivered, "claimed again")
     assert view(lw).low.micros == micros(12), "no watermark yet takes nothing back"
     again.end("q1", "r2")
-    left(lw, "q1")
+    leave(lw, "q1")
     with caplog.at_level(logging.WARNING, "lowwater.spark"):
         again.batch("fresh", micros(9))
         reported(again, "fresh", micros(9))
@@ -120,7 +120,7 @@ def test_the_second_query_of_a_name_is_refused_until_the_first_has_left(
         two.batch("q2", micros(10))
         eventually(lambda: two.status("q2").problem, "refused")
     assert "query q1 on" in two.status("q2").problem
-    assert len([each for each in caplog.records if "is not reported as" in each.message]) == 1
+    assert len([record for record in caplog.records if "is not reported as" in record.message]) == 1
     assert two.status("q2").reported.micros == MIN
     assert lw.ranges("spark.hourly").ranges[0].worker == "query q1"
     # The first one lives, and has reported again: the second looks, and waits on.
@@ -131,7 +131,7 @@ def test_the_second_query_of_a_name_is_refused_until_the_first_has_left(
     eventually(lambda: two.sender.delivered > looks, "looked again")
     assert two.status("q2").reported.micros == MIN
     one.end("q1")
-    left(lw, "q1")
+    leave(lw, "q1")
     two.later(SILENCE)
     reported(two, "q2", micros(10))
     assert (two.status("q2").problem, view(lw).low.micros) == ("", micros(13))

@@ -1,4 +1,4 @@
-"""What is away for a moment holds a stage and does not end its query: files of the checkpoint, and an authority that is slow to grant a claim."""
+"""A short absence holds a stage and does not end its query: files of the checkpoint, and an authority that is slow to grant a claim."""
 
 from __future__ import annotations
 

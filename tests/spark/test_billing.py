@@ -23,21 +23,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 DAYS, KILLS = 10, 5
-"""How much is billed, and how often the driver is killed meanwhile."""
+"""The number of days that are billed, and of the times that the driver is killed meanwhile."""
 
 
 @pytest.mark.long
 def test_each_bill_is_once_and_right(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seed = random.randrange(1_000_000)
     print(f"seed {seed}")
-    found = run(tmp_path, DAYS, KILLS, seed)
+    outcome = run(tmp_path, DAYS, KILLS, seed)
     rows = spark.read.format("delta").load(str(driver.table(tmp_path))).collect()
     bills = sorted(Bill(row.account, int(row.day.timestamp()) * 1_000_000, row.flights, row.cents) for row in rows)
-    assert bills == found.bills == by_hand(DAYS)
+    assert bills == outcome.bills == by_hand(DAYS)
     assert lws.complete_through(spark, str(driver.table(tmp_path)), writers=[Bills.name]).low.micros == MAX
-    assert sorted(what for what, _ in found.kills) == sorted([DRIVER] * KILLS + [AUTHORITY, BROKER])
-    assert found.sent.total() > len(found.sent) == sum(bill.flights for bill in bills)
-    assert report(found) == 0
+    assert sorted(what for what, _ in outcome.kills) == sorted([DRIVER] * KILLS + [AUTHORITY, BROKER])
+    assert outcome.sent.total() > len(outcome.sent) == sum(bill.flights for bill in bills)
+    assert report(outcome) == 0
     assert "every bill is there once" in capsys.readouterr().out
 
 

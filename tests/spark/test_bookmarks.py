@@ -43,7 +43,7 @@ def commit(checkpoint: Path, batch: int) -> None:
 
 
 Steps = Callable[[str], None]
-"""What comes at a step of another, by its name."""
+"""A function that is called at each step of another, with the step's name."""
 
 
 class Writer:
@@ -127,8 +127,8 @@ class Reader:
         self.at(point)
 
     def read(self, which: int | None = None) -> None:
-        there = sorted(path for path in self.writer.folder.glob("batch=*/part*.json"))
-        untaken = [path for path in there if os.fspath(path) not in self.log.taken]
+        present = sorted(path for path in self.writer.folder.glob("batch=*/part*.json"))
+        untaken = [path for path in present if os.fspath(path) not in self.log.taken]
         if which is not None and untaken:
             untaken = [untaken[which % len(untaken)]]
         self.batch += 1
@@ -246,29 +246,29 @@ def started(world: WriterAndReaders) -> list[bool]:
     return [reader.running for reader in world.readers]
 
 
-def left(world: WriterAndReaders) -> list[str]:
+def remaining(world: WriterAndReaders) -> list[str]:
     return sorted({path.parent.name for path in world.writer.folder.glob("batch=*/*.json") if path.name[0] != "."})
 
 
 def test_removal_a_reader_that_comes_then_is_refused_or_waited_for(tmp_path: Path) -> None:
     world = WriterAndReaders(tmp_path / "killed")
     live(world, KILLED_HALF_WAY)
-    assert (started(world), left(world)) == ([True, False], ["batch=1"])
+    assert (started(world), remaining(world)) == ([True, False], ["batch=1"])
     assert [mark.reader for mark in bookmarks(world.writer.folder)] == ["a"], (
         "one that is refused keeps nothing for itself"
     )
     assert world.writer.remove() == [0, 1]
-    assert left(world) == [], "the next run goes on where the killed one was"
+    assert remaining(world) == [], "the next run goes on where the killed one was"
     world = WriterAndReaders(tmp_path / "chosen")
     live(world, COMES_WHEN_ALL_IS_CHOSEN)
-    assert (started(world), left(world)) == ([True, False], [])
+    assert (started(world), remaining(world)) == ([True, False], [])
     world = WriterAndReaders(tmp_path / "looked")
     live(world, COMES_BEFORE_THE_NOTE)
-    assert (started(world), left(world)) == ([True, True], ["batch=0", "batch=1"])
+    assert (started(world), remaining(world)) == ([True, True], ["batch=0", "batch=1"])
     assert removed(os.fspath(world.writer.folder)) == Removed(), "the note says no more than what may have gone"
     world = WriterAndReaders(tmp_path / "between")
     live(world, COMES_WHILE_ALL_IS_REMOVED)
-    assert (started(world), left(world)) == ([True, False], [])
+    assert (started(world), remaining(world)) == ([True, False], [])
 
 
 def test_removal_keeps_what_slow_readers_and_the_writer_need(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -296,9 +296,9 @@ def test_removal_keeps_what_slow_readers_and_the_writer_need(tmp_path: Path, cap
     # What it may write again stays, and what is young.
     b.forget()
     assert removal.remove(timedelta(0), 2, LATER) == [1, 2]
-    made = (writer.folder / "batch=3/.lowwater.json").stat().st_mtime
-    assert removal.remove(timedelta(hours=1), 3, made + 3599) == []
-    assert removal.remove(timedelta(hours=1), 3, made + 3601) == [3]
+    written_at = (writer.folder / "batch=3/.lowwater.json").stat().st_mtime
+    assert removal.remove(timedelta(hours=1), 3, written_at + 3599) == []
+    assert removal.remove(timedelta(hours=1), 3, written_at + 3601) == [3]
     assert a.look(), "its own watermark goes on"
     # The forgotten one runs on: it holds, names why, and is refused when it starts again. The other one is as before.
     assert not b.look()
@@ -320,7 +320,7 @@ def test_removal_a_damaged_bookmark_keeps_everything_and_nobody_else_is_disturbe
         mark.write_text(content)
         with pytest.raises(OSError, match=r"c-0.json"):
             world.writer.remove()
-        assert left(world) == ["batch=0", "batch=1"]
+        assert remaining(world) == ["batch=0", "batch=1"]
         assert world.readers[0].look()
         world.readers[0].running = False
         assert world.readers[0].start(), "who reads goes on, and begins"
@@ -329,7 +329,7 @@ def test_removal_a_damaged_bookmark_keeps_everything_and_nobody_else_is_disturbe
 
 
 def test_removal_of_an_output_that_was_begun_anew_waits_for_who_has_read_the_one_before(tmp_path: Path) -> None:
-    """What a bookmark says of other batches of the same numbers does not count, and neither does what a checkpoint knows of them."""
+    """Bookmarks of other batches of the same numbers do not count, nor does a checkpoint's knowledge of them."""
     world = WriterAndReaders(tmp_path)
     live(world, [*A_HAS_READ, step("remove"), step("kill")])
     world.writer.begin_anew()
@@ -354,11 +354,11 @@ def test_removal_of_an_output_that_was_begun_anew_waits_for_who_has_read_the_one
     assert b.look()
 
 
-@pytest.mark.parametrize("seen", list(itertools.permutations([6, 7])))
-def test_a_listing_that_missed_a_batch_counts_none_beyond_it(seen: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("order", list(itertools.permutations([6, 7])))
+def test_a_listing_that_missed_a_batch_counts_none_beyond_it(order: tuple[int, ...]) -> None:
     """A directory that is listed while names come may show the later of two, and not the earlier."""
     output = Output("/out")
-    missed, listed = min(seen), max(seen)
+    missed, listed = min(order), max(order)
 
     def lists(*batches: tuple[int, bool, bool]) -> int:
         scan = Scan()
@@ -369,7 +369,7 @@ def test_a_listing_that_missed_a_batch_counts_none_beyond_it(seen: tuple[int, ..
         return output.extent.read
 
     assert lists((listed, False, True)) == NOTHING, "it was not there before"
-    assert lists(*[(n, n == listed, True) for n in seen]) == NOTHING
+    assert lists(*[(n, n == listed, True) for n in order]) == NOTHING
     # Without files there is nothing to be read, and nothing that shows when it came.
     assert lists((listed, True, False)) == NOTHING
     assert lists((missed, True, False), (listed, True, True)) == listed
@@ -409,12 +409,12 @@ def test_removal_counts_what_it_removes_and_how_far_readers_hold_it_back(tmp_pat
     world = WriterAndReaders(tmp_path)
     live(world, [step("start"), step("write"), step("read"), step("look")])
     writer = world.writer
-    removal, made = Removal(writer.folder), writer.folder / "batch=1/.lowwater.json"
+    removal, marker = Removal(writer.folder), writer.folder / "batch=1/.lowwater.json"
     assert removal.remove(timedelta(0), 0, LATER) == [0]
     assert (removal.batches, removal.size, removal.held_back(LATER)) == (1, 2, 0.0)
     writer.write()
     hour = timedelta(hours=1)
-    handed_over = made.stat().st_mtime
+    handed_over = marker.stat().st_mtime
     assert removal.remove(hour, 1, handed_over + 3_599) == []
     assert removal.held_back(handed_over + 3_599) == 0.0, "it is not old"
     assert removal.remove(hour, 1, handed_over + 3_700) == []
@@ -438,4 +438,4 @@ def test_removal_a_directory_that_lowwater_has_not_made_stays(tmp_path: Path) ->
     reader.read()
     assert reader.look()
     assert world.writer.remove() == []
-    assert left(world) == ["batch=0", "batch=1"]
+    assert remaining(world) == ["batch=0", "batch=1"]

@@ -1,4 +1,4 @@
-"""How far a table is complete, said by its own versions: true at each of them, known without the authority, unknown when rows may be gone."""
+"""A table's own versions say how far it is complete: true at each of them, known without the authority, unknown when rows may be gone."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def reported(lw: lowwater.Client, hour: int) -> bool:
 
 
 def marks(path: Path) -> dict[int, dict[str, Any]]:
-    found = {}
+    marks_by_version = {}
     for file in sorted((path / "_delta_log").glob("*.json")):
         for action in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
-            said = action.get("commitInfo", {}).get("userMetadata")
-            if said is not None:
-                found[int(file.stem)] = json.loads(said)["lowwater"]["complete"]
-    return found
+            metadata = action.get("commitInfo", {}).get("userMetadata")
+            if metadata is not None:
+                marks_by_version[int(file.stem)] = json.loads(metadata)["lowwater"]["complete"]
+    return marks_by_version
 
 
 def test_each_version_says_how_complete_it_is(flow: Flow, out: Path, lw: lowwater.Client, upstream: Upstream) -> None:
@@ -79,7 +79,7 @@ def test_each_version_says_how_complete_it_is(flow: Flow, out: Path, lw: lowwate
     upstream.at(12)
     flow.feed.put([row("d", 12)])
     flow.eventually(lambda: through(flow, out).low == mark(12), "it goes on")
-    assert [said["through"] for said in marks(out).values()] == [mark(hour).micros for hour in (9, 10, 12)]
+    assert [mark_["through"] for mark_ in marks(out).values()] == [mark(hour).micros for hour in (9, 10, 12)]
     assert marks(out)[0]["complete"] == f"complete through {mark(9)}, life 1, epoch 1"
 
 
@@ -110,7 +110,7 @@ def test_what_is_written_before_the_state_begins_is_refused(flow: Flow, out: Pat
 
 
 class Appender:
-    """What a stage writes, without the query: a batch for each hour."""
+    """A writer of what a stage writes, without the query: a batch for each hour."""
 
     def __init__(self, flow: Flow, path: Path, life: int = 1, checkpoint: str = "ck") -> None:
         self.flow, self.batch = flow, 0
@@ -212,7 +212,7 @@ def test_no_input_is_added_behind_what_an_output_says(flow: Flow, lw: lowwater.C
         if refused:
             assert through(flow, out, "last").low == mark(hour)
             break
-    assert [said.partition(":")[0] for said in refused] == [
+    assert [refusal.partition(":")[0] for refusal in refused] == [
         f"beside is behind what {name} has let its output say" for name in ("stage", "last")
     ]
 
@@ -232,8 +232,8 @@ def test_each_batch_of_a_directory_says_how_complete_it_is(flow: Flow, lw: lowwa
     step(10)
     answer = through(flow, out)
     assert (answer.low, answer.writers["stage"].version, answer.writers["stage"].life) == (mark(10), 1, 1)
-    said = json.loads((out / "batch=1/_watermark.json").read_text(encoding="utf-8"))
-    assert said["complete"].startswith(f"complete through {mark(10)}, life 1, epoch ")
+    watermark = json.loads((out / "batch=1/_watermark.json").read_text(encoding="utf-8"))
+    assert watermark["complete"].startswith(f"complete through {mark(10)}, life 1, epoch ")
     assert len(flow.spark.read.option("recursiveFileLookup", "true").parquet(str(out)).collect()) == 2
     assert through(flow, out, "other").why == "stage writes into it as well: name it in writers"
     (out / "batch=1").rename(flow.folder / "gone")
@@ -250,16 +250,16 @@ def test_each_batch_of_a_directory_says_how_complete_it_is(flow: Flow, lw: lowwa
 def test_a_function_of_sql_says_the_same(flow: Flow, out: Path, filled: Appender) -> None:
     lws.register_function(flow.spark, "result_complete", out, ["stage"])
 
-    def asked() -> Any:
+    def answer() -> Any:
         return flow.spark.sql("SELECT result_complete() AS low").collect()[0].low
 
-    assert asked().astimezone(dt.UTC) == at(10)
+    assert answer().astimezone(dt.UTC) == at(10)
     filled(11)
-    assert asked().astimezone(dt.UTC) == at(11)
+    assert answer().astimezone(dt.UTC) == at(11)
     flow.spark.sql(f"DELETE FROM delta.`{out}` WHERE t < timestamp '2013-01-09 09:30:00Z'")
-    assert asked() is None
+    assert answer() is None
     assert "(DELETE) takes rows away" in through(flow, out).why
     lws.register_function(flow.spark, "result_complete", out, ["stage"], ignore_deletes=True)
-    assert asked().astimezone(dt.UTC) == at(11)
+    assert answer().astimezone(dt.UTC) == at(11)
     with pytest.raises(ValueError, match="no name for a function"):
         lws.register_function(flow.spark, "a b", out, ["stage"])

@@ -72,8 +72,8 @@ def test_fused_computations_go_on_whatever_dies(computed: Computed, lw: lowwater
 
     def writes(name: str, output: str) -> Any:
         def write(outputs: Mapping[str, DataFrame], batch: lws.Batch) -> None:
-            for each in outputs[output].select("start").collect():
-                came[name].setdefault(each.start.hour, batch.id)
+            for closed in outputs[output].select("start").collect():
+                came[name].setdefault(closed.start.hour, batch.id)
             batch.write(outputs[output], flow.folder / output)
             if name == "counts":
                 batch.write(outputs["keys"], flow.folder / "keys")
@@ -151,9 +151,9 @@ def test_fused_computations_that_do_not_go_together_are_refused(computed: Comput
         """Never called."""
 
     def reading(name: str, event_time: str = "start", output: str | None = "hours") -> Computation:
-        made = Busiest()
-        made.inputs = [Input(name, key="'all'", event_time=event_time, output=output)]  # type: ignore[misc]
-        return made
+        computation = Busiest()
+        computation.inputs = [Input(name, key="'all'", event_time=event_time, output=output)]  # type: ignore[misc]
+        return computation
 
     frame, both = computed.flow.read(), {"counts": write, "busiest": write}
     wrong: list[tuple[Computation, Any, str]] = [
@@ -165,6 +165,6 @@ def test_fused_computations_that_do_not_go_together_are_refused(computed: Comput
         (Busiest(), both | {"other": write}, "write= names other, and the query has counts, busiest"),
         (Busiest(), {"busiest": write}, "the outputs keys of counts have no writer"),
     ]
-    for then, writes, said in wrong:
-        with pytest.raises((ValueError, TypeError), match=said):
+    for then, writes, text in wrong:
+        with pytest.raises((ValueError, TypeError), match=text):
             start(Counts(), frame, writes, checkpoint=computed.flow.folder / "ck", then=[then])

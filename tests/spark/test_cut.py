@@ -29,9 +29,9 @@ def test_the_column_agrees_with_the_bounds(spark: SparkSession, chosen: tuple[in
     cut = Cut(4, Layout(1, chosen))
     places = {0, 2**63, 2**64 - 1, *((start << 48) + by for start in chosen for by in (-1, 0, 1))}
     hashes = sorted(place - 2**63 for place in places if 0 <= place < 2**64)
-    frame = spark.createDataFrame([(each,) for each in hashes], "hash long").select(cut.handle(sf.col("hash")))
+    frame = spark.createDataFrame([(value,) for value in hashes], "hash long").select(cut.handle(sf.col("hash")))
     bounds = cut.bounds[:-1]
-    assert [each[0] for each in frame.collect()] == [bisect_right(bounds, place_bytes(each)) - 1 for each in hashes]
+    assert [value[0] for value in frame.collect()] == [bisect_right(bounds, place_bytes(value)) - 1 for value in hashes]
 
 
 def test_there_are_as_many_tasks_as_ranges_or_as_pins_name_and_no_more_than_there_may_be() -> None:
@@ -47,7 +47,7 @@ def test_each_place_of_a_range_is_in_one_share_of_its_parent(old: Cut, new: Cut,
     shares = new.shares(old)
     assert len(shares) == len(new)
     borders = {place + by for place in (*old.places, *new.places) for by in (-1, 0)}
-    for place in (*places, *(each for each in borders if 0 <= each < 2**64)):
+    for place in (*places, *(border for border in borders if 0 <= border < 2**64)):
         mine, parent = bisect_right(new.places, place) - 1, bisect_right(old.places, place) - 1
         holding = [
             share.parent
@@ -70,14 +70,14 @@ def test_a_part_copies_and_a_union_takes_the_least(old: Cut, new: Cut, data: st.
     values = data.draw(
         st.lists(st.one_of(st.none(), st.integers(0, 99)), min_size=len(old), max_size=len(old)), label="values"
     )
-    found = least_of(new.shares(old), values)
+    least = least_of(new.shares(old), values)
     for handle, (start, end) in enumerate(zip(new.places, new.places[1:], strict=False)):
         met = [
             value
             for value, low, high in zip(values, old.places, old.places[1:], strict=False)
             if max(start, low) < min(end, high) and value is not None
         ]
-        assert found[handle] == min(met, default=None)
+        assert least[handle] == min(met, default=None)
 
 
 def test_what_is_reported_has_a_value_for_each_range_of_the_cut() -> None:

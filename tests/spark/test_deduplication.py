@@ -47,7 +47,7 @@ class Dedup:
 
     def out(self, route: str = "main") -> Counter[str]:
         read = self.flow.spark.read.option("recursiveFileLookup", "true").schema("key string, t timestamp")
-        return Counter(each.key for each in read.parquet(str(self.flow.folder / route)).collect())
+        return Counter(row.key for row in read.parquet(str(self.flow.folder / route)).collect())
 
 
 @pytest.fixture

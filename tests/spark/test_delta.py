@@ -115,17 +115,17 @@ def test_d4_a_rate_limit_leaves_rows_of_a_snapshot(table: TableFlow, lw: lowwate
     for hour in range(3):
         table.put((f"{hour}", hour))
     upstream.at(9)
-    seen: list[tuple[Offset, bool]] = []
+    batches: list[tuple[Offset, bool]] = []
 
     def write(rows: DataFrame, batch: lws.Batch) -> None:
-        seen.append((table.offsets[batch.id], mark(9) in (batch.low, low(lw, "stage"))))
+        batches.append((table.offsets[batch.id], mark(9) in (batch.low, low(lw, "stage"))))
         table.flow.plain(rows, batch)
 
     table.track(write, source={"maxFilesPerTrigger": "1"})
     table.flow.eventually(lambda: low(lw, "stage") == mark(9), "all are read")
     head = table.head
-    assert seen[:2] == [(Offset(head, 0, initial=True), False), (Offset(head, 1, initial=True), False)]
-    assert [offset.version >= head for offset, _ in seen[:2]] == [True, True], "by its number alone it would lead"
+    assert batches[:2] == [(Offset(head, 0, initial=True), False), (Offset(head, 1, initial=True), False)]
+    assert [offset.version >= head for offset, _ in batches[:2]] == [True, True], "by its number alone it would lead"
     assert Offset(head + 1, -1, initial=False) in table.offsets
     assert table.keys() == ["0", "1", "2"]
 
@@ -142,10 +142,10 @@ def test_d12_d13_a_table_whose_log_does_not_tell_all_is_refused() -> None:
 
 def test_d12_of_a_table_on_s3_it_is_declared_that_no_writer_keeps_commits_elsewhere() -> None:
     log = Log(Table(3, "t", "s3a://bucket/t"))
-    given = {"path": "s3a://bucket/t"}
+    options = {"path": "s3a://bucket/t"}
     with pytest.raises(Unsupported, match=r"without the option lowwater\.externalLogStore"):
-        DeltaSource("s3a://bucket/t", given, log).waiting_for(frozenset({"source"})).check_writers()
-    declared = {**given, "lowwater.externallogstore": "false"}
+        DeltaSource("s3a://bucket/t", options, log).waiting_for(frozenset({"source"})).check_writers()
+    declared = {**options, "lowwater.externallogstore": "false"}
     DeltaSource("s3a://bucket/t", declared, log).waiting_for(frozenset({"source"})).check_writers()
 
 

@@ -23,16 +23,16 @@ def rows(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame(places, "topic string, partition int, offset long")
 
 
-def ids(frame: DataFrame, made: Column, *order: str) -> Sequence[Any]:
-    found = frame.select(*order, made.alias("id")).orderBy(*order).collect()
-    return [None if each.id is None else bytes(each.id) for each in found]
+def ids(frame: DataFrame, column: Column, *order: str) -> Sequence[Any]:
+    rows = frame.select(*order, column.alias("id")).orderBy(*order).collect()
+    return [None if row.id is None else bytes(row.id) for row in rows]
 
 
 def test_a_row_of_kafka_has_its_own_id_however_often_and_in_whatever_order_it_is_read(spark: SparkSession) -> None:
     frame = rows(spark)
     first = ids(frame, record_id("enrich", LIVES), "topic", "partition", "offset")
     assert len({*first}) == 12
-    assert {len(each) for each in first} == {16}
+    assert {len(id_) for id_ in first} == {16}
     again = ids(frame.orderBy(sf.rand()).repartition(5), record_id("enrich", LIVES), "topic", "partition", "offset")
     assert first == again
 
@@ -52,7 +52,7 @@ def test_a_topic_has_one_id_in_whatever_spelling(spark: SparkSession) -> None:
     """Java and librdkafka write two of the 64 letters differently."""
     frame, order = rows(spark), ("topic", "partition", "offset")
     java, librdkafka = (
-        {"orders": each, "returns": "x"} for each in ("8D8PQYpcQdiR_blXzNt-6Q", "8D8PQYpcQdiR/blXzNt+6Q")
+        {"orders": topic_id, "returns": "x"} for topic_id in ("8D8PQYpcQdiR_blXzNt-6Q", "8D8PQYpcQdiR/blXzNt+6Q")
     )
     assert ids(frame, record_id("enrich", java), *order) == ids(frame, record_id("enrich", librdkafka), *order)
 
@@ -64,12 +64,12 @@ def test_parts_that_differ_by_a_microsecond_or_a_byte_have_ids_of_their_own(spar
         "time'09:00:00.000{}'",
     )
     for kind in (*kinds, "interval '0.000{}' second", "1.1{}bd", "x'f{}'"):
-        for made in ("{}", "named_struct('a', {})"):
-            pair = [made.format(kind.format(digit)) for digit in (1, 2)]
-            found = spark.range(1).select(
-                *(pane_id("s", sf.lit(0), sf.expr(each)).alias(f"i{n}") for n, each in enumerate(pair))
+        for template in ("{}", "named_struct('a', {})"):
+            pair = [template.format(kind.format(digit)) for digit in (1, 2)]
+            frame = spark.range(1).select(
+                *(pane_id("s", sf.lit(0), sf.expr(part)).alias(f"i{n}") for n, part in enumerate(pair))
             )
-            [row] = found.collect()
+            [row] = frame.collect()
             assert None not in row, pair
             assert row[0] != row[1], pair
     [row] = spark.range(1).select(pane_id("s", sf.lit(0), sf.expr("cast(x'ff' as string)")).alias("i")).collect()
@@ -77,16 +77,16 @@ def test_parts_that_differ_by_a_microsecond_or_a_byte_have_ids_of_their_own(spar
 
 
 def test_a_result_of_an_aggregation_is_known_by_stage_window_key_and_pane(spark: SparkSession) -> None:
-    made = [(at(9), "a", "bc", 0), (at(9), "ab", "c", 0), (at(10), "a", "bc", 0), (at(9), "a", "bc", 1)]
-    frame = spark.createDataFrame(made, "start timestamp, left string, right string, pane int")
-    found = ids(frame, pane_id("hourly", "start", "left", "right", pane="pane"), "start", "left", "pane")
-    assert len({*found}) == 4, "the borders of the parts count"
+    rows = [(at(9), "a", "bc", 0), (at(9), "ab", "c", 0), (at(10), "a", "bc", 0), (at(9), "a", "bc", 1)]
+    frame = spark.createDataFrame(rows, "start timestamp, left string, right string, pane int")
+    first = ids(frame, pane_id("hourly", "start", "left", "right", pane="pane"), "start", "left", "pane")
+    assert len({*first}) == 4, "the borders of the parts count"
     other = ids(frame, pane_id("daily", "start", "left", "right", pane="pane"), "start", "left", "pane")
-    assert not {*found} & {*other}
+    assert not {*first} & {*other}
     zone = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     try:
-        assert ids(frame, pane_id("hourly", "start", "left", "right", pane="pane"), "start", "left", "pane") == found
+        assert ids(frame, pane_id("hourly", "start", "left", "right", pane="pane"), "start", "left", "pane") == first
     finally:
         spark.conf.set("spark.sql.session.timeZone", zone or "UTC")
     windows = frame.groupBy(sf.window("start", "1 hour").alias("w"), "left").count()
@@ -95,12 +95,12 @@ def test_a_result_of_an_aggregation_is_known_by_stage_window_key_and_pane(spark:
 
 def test_rows_that_were_written_first_have_their_places_as_ids(spark: SparkSession, tmp_path: Path) -> None:
     for batch in range(2):
-        made = spark.range(40).select(sf.rand().alias("chance")).repartition(2)
-        made.write.parquet(str(tmp_path / "out" / f"batch={batch}"))
+        written = spark.range(40).select(sf.rand().alias("chance")).repartition(2)
+        written.write.parquet(str(tmp_path / "out" / f"batch={batch}"))
 
     def read(folder: Path) -> Sequence[Any]:
-        found = spark.read.parquet(str(folder))
-        return ids(found.select("chance", "_metadata"), staged_id("sender, first life"), "chance")
+        stored = spark.read.parquet(str(folder))
+        return ids(stored.select("chance", "_metadata"), staged_id("sender, first life"), "chance")
 
     first = read(tmp_path / "out")
     assert len({*first}) == 80

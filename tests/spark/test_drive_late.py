@@ -1,4 +1,4 @@
-"""What a watermark has passed is kept: of one that is exact, and of a heuristic one that windows follow."""
+"""Rows that a watermark has passed are kept: of an exact one, and of a heuristic one that windows follow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def mostly(upstream: Upstream, hour: int) -> None:
     upstream.lease.flush(20)
 
 
-def kept(driven: Driven) -> list[tuple[str, int, int]]:
+def late_rows(driven: Driven) -> list[tuple[str, int, int]]:
     """The late rows that stand in the directory, with the batch's watermark that each met."""
     late = driven.folder / "late"
     if not list(late.glob("batch=*/part-*.parquet")):
@@ -58,12 +58,12 @@ def test_rows_below_a_guess_are_kept(driven: Driven, lw: lowwater.Client, upstre
     driven.hours = False
     assert not stray.exists()
     driven.await_read(2)
-    driven.eventually(lambda: len(kept(driven)) == 2, "both late rows are kept")
-    assert kept(driven) == [("late", 9, 11), ("late", 10, 11)]
+    driven.eventually(lambda: len(late_rows(driven)) == 2, "both late rows are kept")
+    assert late_rows(driven) == [("late", 9, 11), ("late", 10, 11)]
     upstream.lease.finish()
     driven.await_watermark(at(13))
     assert driven.rows == counts(rows), "and the late ones are in no window"
-    assert len(kept(driven)) == 2
+    assert len(late_rows(driven)) == 2
     query.stop()
 
 
@@ -86,7 +86,7 @@ def test_what_comes_after_its_id_was_forgotten_is_kept(driven: Driven, lw: lowwa
     )
     driven.await_read(2)
     driven.eventually(lambda: any(key == "c" for key, _ in driven.rows), "the batch is written")
-    assert [key for key, _, _ in kept(driven)] == ["a", "zombie"]
+    assert [key for key, _, _ in late_rows(driven)] == ["a", "zombie"]
     assert sorted(key for key, _ in driven.rows) == ["a", "b", "c"]
     assert not lw.topology().computations["stage"].estimated, "its watermark is exact"
 

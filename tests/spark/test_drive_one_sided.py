@@ -51,7 +51,7 @@ STEPS = [
     Step(watermark=END),
     Step(),
 ]
-"""With the left side alone first, then the right one; beside a moved watermark and without it; controls alone; and batches without anything."""
+"""Steps with the left side alone first, then the right one; beside a moved watermark and without it; controls alone; and batches without anything."""
 
 
 def joined(how: str) -> Operator:
@@ -100,12 +100,12 @@ class Sides:
 
     def driven(self) -> tuple[DataFrame, DataFrame]:
         left, right = self.streams()
-        made = lws.drive(left, inputs=["left"], event_time="t"), lws.drive(right, inputs=["right"], event_time="u")
-        found = [control for frame in made for control in check_plan(self.spark, frame).controls.values()]
-        self.controls = [Control(each.directory) for each in found]
+        frames = lws.drive(left, inputs=["left"], event_time="t"), lws.drive(right, inputs=["right"], event_time="u")
+        controls = [control for frame in frames for control in check_plan(self.spark, frame).controls.values()]
+        self.controls = [Control(control.directory) for control in controls]
         for control in self.controls:
             control.reserve()
-        return made
+        return frames
 
     def batch(self) -> tuple[DataFrame, DataFrame]:
         read = self.spark.read
@@ -142,9 +142,9 @@ class Sides:
 
 @pytest.fixture
 def sides(spark: SparkSession, tmp_path: Path) -> Iterator[Sides]:
-    made = Sides(spark, tmp_path)
-    yield made
-    for control in made.controls:
+    sides_ = Sides(spark, tmp_path)
+    yield sides_
+    for control in sides_.controls:
         control.close()
 
 
@@ -165,12 +165,12 @@ def test_a_batch_of_one_side_keeps_every_row(name: str, sides: Sides) -> None:
 
 
 def test_nulls_have_the_types_of_all_columns(spark: SparkSession) -> None:
-    """Of a type that cannot be made null, no frame could be driven."""
+    """A frame with a type that cannot be made null could not be driven."""
     schema = (
         "a string, b binary, c decimal(20, 3), d date, e timestamp, f timestamp_ntz, g array<int>, h map<string, struct<x: double>>, "
         "i struct<x: int, y: array<string>>, j interval day to second, k interval year to month, l variant, m boolean, n tinyint"
     )
     fields = spark.createDataFrame([], schema).schema.fields
     frame = spark.range(2).select(*nulls_of(fields))
-    assert [each.dataType for each in frame.schema.fields] == [each.dataType for each in fields]
-    assert frame.where(" AND ".join(f"{each.name} IS NULL" for each in fields)).count() == 2
+    assert [field.dataType for field in frame.schema.fields] == [field.dataType for field in fields]
+    assert frame.where(" AND ".join(f"{field.name} IS NULL" for field in fields)).count() == 2

@@ -1,4 +1,4 @@
-"""What cannot be driven is refused before anything starts, with the reason and the way out."""
+"""A query that cannot be driven is refused before anything starts, with the reason and the way out."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture
 def refused(spark: SparkSession, idle: Serving, tmp_path: Path) -> Iterator[Driven]:
-    made = Driven(spark, idle.address, tmp_path)
-    yield made
-    made.stop()
+    driven = Driven(spark, idle.address, tmp_path)
+    yield driven
+    driven.stop()
 
 
 SETTINGS = ("noDataMicroBatches.enabled", "multipleWatermarkPolicy")

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def slower_than_the_query(self: Driving) -> None:
-    asked = any(each.control.asked() > each.newest.answered for each in self._driven.values())
-    if self._listed_reading is None or asked:
+    open_question = any(driven.control.asked() > driven.newest.answered for driven in self._driven.values())
+    if self._listed_reading is None or open_question:
         _tick(self)
 
 

@@ -82,10 +82,10 @@ def test_the_control_row_is_later_by_its_delay_when_the_clocks_change(spark: Spa
     spark.conf.set(zone, "Europe/Berlin")
     try:
         time = control_time(sf.col("id"), delay)
-        found = spark.range(value, value + 1).select(sf.unix_millis(time)).collect()
+        rows = spark.range(value, value + 1).select(sf.unix_millis(time)).collect()
     finally:
         spark.conf.set(zone, "UTC")
-    assert found[0][0] == value + delay
+    assert rows[0][0] == value + delay
 
 
 class Alarms(StatefulProcessor):

@@ -49,9 +49,9 @@ class Query:
         drives: dict[int, Drive] = {}
         adopt, pinned = options.pop("adopt", False), options.pop("pinned", False)
         frame, source = options.pop("frame", name), options.pop("source", None)
-        for i, each in enumerate(inputs):
+        for i, input_ in enumerate(inputs):
             (folder / f"in{i}").mkdir(exist_ok=True)
-            drives[2 * i] = Drive(str(folder / f"{frame}{i}"), (each,), "t", **options)
+            drives[2 * i] = Drive(str(folder / f"{frame}{i}"), (input_,), "t", **options)
             read = FileSource(str(folder / f"in{i}"), False, "json") if source is None else source
             self.sources += [ControlSource(drives[2 * i].directory), read]
         self.controls = [Control(drive.directory) for drive in drives.values()]
@@ -74,7 +74,7 @@ class Query:
         self.driving = Driving(self.checkpoint, checked, drives, pinned=pinned)
 
     def plan(self, batch: int, *offsets: Offset, read: Line = NONE) -> None:
-        entries = [line for each in offsets for line in (json.dumps(each.to_json()), read)]
+        entries = [line for offset in offsets for line in (json.dumps(offset.to_json()), read)]
         (self.checkpoint / "offsets" / str(batch)).write_text("\n".join(["v1", "{}", *entries]))
 
     def start(self) -> None:
@@ -88,12 +88,12 @@ class Query:
 
     def moves(self, *controls: int) -> bool:
         self.tick()
-        return all(self.given(control) > 0 for control in controls)
+        return all(self.value(control) > 0 for control in controls)
 
-    def given(self, control: int = 0) -> int:
-        told = self.controls[control].last_value()
-        assert told is not None
-        return told.offset.watermark
+    def value(self, control: int = 0) -> int:
+        message = self.controls[control].last_value()
+        assert message is not None
+        return message.offset.watermark
 
     def close(self) -> None:
         self.driving.silence()
@@ -103,9 +103,9 @@ class Query:
 
 @pytest.fixture
 def queries() -> Iterator[list[Query]]:
-    made: list[Query] = []
-    yield made
-    for query in made:
+    opened: list[Query] = []
+    yield opened
+    for query in opened:
         query.close()
 
 
@@ -129,11 +129,11 @@ def test_an_estimated_input_is_not_followed_meanwhile(authority: Serving, tmp_pa
                 query.tick()
             except errors.EstimatedInput:
                 return True
-            assert query.given() == 0
+            assert query.value() == 0
             return False
 
         eventually(refused, "the refusal ends the query")
-        assert query.given() == 0
+        assert query.value() == 0
 
 
 def test_limited_rows_come_first(lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]) -> None:
@@ -151,18 +151,18 @@ def test_limited_rows_come_first(lw: lowwater.Client, upstream: Upstream, tmp_pa
     upstream.at(12)
     eventually(query.driving.news, "the input has moved")
     query.tick()
-    assert query.given() == 0, "b.json is in no plan"
+    assert query.value() == 0, "b.json is in no plan"
     # What a plan stands on must be durable before a value counts, or a lost file would be read again, below it (rule 6).
     log = query.checkpoint / "sources/1/0"
-    kept = log.rename(tmp_path / "kept")
+    hidden = log.rename(tmp_path / "kept")
     log.symlink_to("/proc/self/status")
     query.plan(1, Offset(), read=lines(1)[0])
     with pytest.raises(NotDurable):
         query.tick()
-    assert query.given() == 0
-    kept.replace(log)
+    assert query.value() == 0
+    hidden.replace(log)
     query.tick()
-    assert query.given() == VALUE
+    assert query.value() == VALUE
 
 
 def test_rule_9_a_reset_ends_it(lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]) -> None:
@@ -180,7 +180,7 @@ def test_rule_9_a_reset_ends_it(lw: lowwater.Client, upstream: Upstream, tmp_pat
 def test_a_refusal_comes_before_the_claim(
     what: str, lw: lowwater.Client, upstream: Upstream, tmp_path: Path, queries: list[Query]
 ) -> None:
-    """With adopt the claim begins a new incarnation, which a query that never starts must not do."""
+    """The claim of adopt begins a new incarnation, which a query that never starts must not do."""
     upstream.at(12)
     options = {"share": 0.9, "late": str(tmp_path / "late")} if what == "late rows" else {}
     first = Query(tmp_path, lw, "source", name="one", **options)
@@ -193,12 +193,12 @@ def test_a_refusal_comes_before_the_claim(
     if what == "inputs":
         second.plan(0, Offset(5, {"other": 1}))
     queries.append(second)
-    wanted = CheckpointMismatch if what == "inputs" else ValueError
-    with pytest.raises(wanted, match=r"another query|without source"):
+    error = CheckpointMismatch if what == "inputs" else ValueError
+    with pytest.raises(error, match=r"another query|without source"):
         second.start()
     assert lw.get("stage")["stage"].incarnation == incarnation
     second.close()
-    assert first.given() >= 0, "the other query keeps what it has"
+    assert first.value() >= 0, "the other query keeps what it has"
 
 
 def test_a_start_from_a_plan_that_does_not_fit_is_refused(
@@ -237,7 +237,7 @@ def test_only_an_approximate_frame_follows_a_guess(
     query.driving.drives = {**query.driving.drives, 0: exact}
     query.start()
     eventually(lambda: query.moves(1), "the approximate frame follows")
-    assert query.given(0) == 0
+    assert query.value(0) == 0
     assert "its inputs are estimated: guess" in caplog.text
 
 

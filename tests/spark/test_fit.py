@@ -50,7 +50,7 @@ NOT_ASKED = {
 
 
 def tables() -> dict[str, dict[str, str]]:
-    """What the page says in each row, by its first cell: the heading of a column, and the cell."""
+    """Return the page's tables: by the first cell of a row, the heading of each column, and the cell."""
     found: dict[str, dict[str, str]] = {}
     kinds, _, _ = PAGE.read_text(encoding="utf-8").partition("\n## Beside other watermarks\n")
     for table in re.findall(r"^(?:\|.*\n)+", kinds, re.MULTILINE):
@@ -64,13 +64,13 @@ def tables() -> dict[str, dict[str, str]]:
 Read = Callable[[SparkSession, str], DataFrame]
 
 
-def of(kind: str) -> Read:
+def files(kind: str) -> Read:
     """Reads a folder as files of a format."""
     return lambda spark, folder: spark.readStream.schema(SCHEMA).format(kind).option("rowTag", "row").load(folder)
 
 
 def json(spark: SparkSession, folder: str) -> DataFrame:
-    return of("json")(spark, folder)
+    return files("json")(spark, folder)
 
 
 def text(spark: SparkSession, folder: str) -> DataFrame:
@@ -79,13 +79,13 @@ def text(spark: SparkSession, folder: str) -> DataFrame:
 
 def binary(spark: SparkSession, folder: str) -> DataFrame:
     schema = "path string, modificationTime timestamp, length long, content binary"
-    found = spark.readStream.schema(schema).format("binaryFile").load(folder)
-    return found.selectExpr("path as key", "modificationTime as t")
+    frame = spark.readStream.schema(schema).format("binaryFile").load(folder)
+    return frame.selectExpr("path as key", "modificationTime as t")
 
 
 def sessions(frame: DataFrame) -> DataFrame:
-    held = frame.groupBy("key", sf.session_window("t", "1 hour")).count()
-    return held.select("key", sf.col("session_window.start").alias("t"), "count")
+    windows = frame.groupBy("key", sf.session_window("t", "1 hour")).count()
+    return windows.select("key", sf.col("session_window.start").alias("t"), "count")
 
 
 def windows(frame: DataFrame) -> DataFrame:
@@ -99,12 +99,12 @@ class Ask:
 
     read: Read = json
     then: Callable[[DataFrame], DataFrame] = lambda frame: frame
-    """What it does with the frame that was read, and driven if it is."""
+    """The function of the frame that was read, and driven if it is."""
     own: bool = False
-    """Whether it has a withWatermark when it is not driven."""
+    """True if the query has a withWatermark when it is not driven."""
     retention: timedelta | None = None
     function: bool = False
-    """Whether it is started with a function for its batches."""
+    """True if the query is started with a function for its batches."""
     checkpoint: str = ""
     sink: str = ""
     """A format; empty: files, in a folder that another query has written to, which is looked at last."""
@@ -142,7 +142,7 @@ class Ask:
         pytest.fail("it was started")
 
     def begins(self, spark: SparkSession, feed: Feed) -> str:
-        """What the code says of an injector over it. The same: its checkpoint is refused at last."""
+        """Return the code's answer for an injector over the frame: "the same" when only its checkpoint is refused."""
         stage = lws.injector(spark, "fit", key="key", event_time="t", address="127.0.0.1:1")
         frame = self.read(spark, str(feed.folder))
         with pytest.raises(lws.Unsupported) as refusal:
@@ -152,10 +152,10 @@ class Ask:
 
 ASKED: Mapping[str, Sequence[Ask]] = {
     "`csv`, `json`, `orc`, `parquet`, `text` files in a local or NFS directory": [
-        *(Ask(of(kind)) for kind in ("csv", "json", "orc", "parquet")),
+        *(Ask(files(kind)) for kind in ("csv", "json", "orc", "parquet")),
         Ask(text),
     ],
-    "other formats of files: `xml`, `binaryFile`, Avro": [Ask(of("xml")), Ask(binary)],
+    "other formats of files: `xml`, `binaryFile`, Avro": [Ask(files("xml")), Ask(binary)],
     "windows of Spark's own": [Ask(then=windows, own=True), Ask(then=windows, own=True, retention=HOUR)],
     "sessions, stream joins, stateful functions of Spark's own": [Ask(then=sessions, own=True, retention=HOUR)],
     "windows without a `withWatermark`": [Ask(then=windows), Ask(then=windows, retention=HOUR)],
@@ -176,7 +176,7 @@ ASKED: Mapping[str, Sequence[Ask]] = {
     "`continuous`, `realTime`": [Ask(trigger={"continuous": "1 second"}), Ask(trigger={"realTime": "5 minutes"})],
     "a checkpoint on another object store": [Ask(checkpoint=f"{kind}://name/ck") for kind in ("gs", "abfss")],
 }
-"""What is asked for each row."""
+"""The questions of each row."""
 
 
 @pytest.fixture
@@ -197,8 +197,8 @@ def test_the_code_says_what_the_page_says(row: str, spark: SparkSession, feed: F
     cells = tables()[row]
     for ask in ASKED[row]:
         for drive in (False, True):
-            said = cells.get("track, drive") or cells["drive" if drive else "track"]
-            assert ask.answer(spark, feed, tmp_path, drive=drive) == said, (ask, drive)
+            cell = cells.get("track, drive") or cells["drive" if drive else "track"]
+            assert ask.answer(spark, feed, tmp_path, drive=drive) == cell, (ask, drive)
         if "begin" in cells:
             assert ask.begins(spark, feed) == cells["begin"], ask
 

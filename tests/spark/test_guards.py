@@ -1,4 +1,4 @@
-"""What a user's function or its inputs can get wrong without noticing: each is refused or told, and nothing wrong is promised."""
+"""Mistakes of a user's function or of its inputs that could pass unnoticed: each is refused or told, and nothing wrong is promised."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.spark.support import Upstream, as_before, low, place, row
 from tests.spark.updates import HOURLY, hourly
 
 NO_FRAME = cast(DataFrame, None)
-"""Nothing is asked of the rows before the refusal."""
+"""A frame whose rows are not read before the refusal."""
 
 
 def a_batch(checkpoint: Path, *, replayed: bool) -> Batch:
@@ -122,7 +122,7 @@ SWALLOWED: dict[str, Callable[[DataFrame, lws.Batch, Path], object]] = {
 
 def test_rule6_what_the_batch_raises_ends_it_if_caught(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     (flow.folder / "file").write_text("in the way")
-    seen: list[str] = []
+    ends: list[str] = []
     mistakes: list[Callable[[DataFrame, lws.Batch, Path], object]] = []
 
     def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
@@ -130,16 +130,16 @@ def test_rule6_what_the_batch_raises_ends_it_if_caught(flow: Flow, lw: lowwater.
             try:
                 method(rows, batch, flow.folder)
             except Exception as failure:  # noqa: BLE001 - the mistake under test
-                seen.append(repr(failure))
+                ends.append(repr(failure))
 
     flow.feed.put([row("a", 9)])
     upstream.at(10)
     for what, mistake in SWALLOWED.items():
-        seen.clear()
+        ends.clear()
         mistakes.append(mistake)
         with pytest.raises((OSError, ValueError)) as raised:
             flow.start(write_batch).await_termination(60)
-        assert seen == [repr(raised.value)] * 2, f"{what}: what comes after a failure would be skipped by the replay"
+        assert ends == [repr(raised.value)] * 2, f"{what}: what comes after a failure would be skipped by the replay"
         assert low(lw, "stage").unknown
         assert not (flow.folder / "out").exists()
     # A function without the mistake runs the same batch again, whole.
@@ -150,12 +150,12 @@ def test_rule6_what_the_batch_raises_ends_it_if_caught(flow: Flow, lw: lowwater.
 
 class LatePath(os.PathLike[str]):
     def __init__(self, path: Path) -> None:
-        self.asked, self.told = threading.Event(), threading.Event()
+        self.reached, self.released = threading.Event(), threading.Event()
         self._path = path
 
     def __fspath__(self) -> str:
-        self.asked.set()
-        assert self.told.wait(60)
+        self.reached.set()
+        assert self.released.wait(60)
         return str(self._path)
 
 
@@ -169,7 +169,7 @@ def unjoined(path: LatePath, threads: list[threading.Thread]) -> Callable[[DataF
 
         threads.append(threading.Thread(target=write))
         threads[-1].start()
-        assert path.asked.wait(60)
+        assert path.reached.wait(60)
 
     return write_batch
 
@@ -182,7 +182,7 @@ def test_rule6_a_write_that_nobody_awaits_ends_the_batch(flow: Flow, lw: lowwate
     with pytest.raises(ValueError, match=r"has returned while write of batch 0 still runs: .* Join the threads"):
         query.await_termination(60)
     assert low(lw, "stage").unknown
-    path.told.set()
+    path.released.set()
     for thread in threads:
         thread.join()
     # A function that waits runs the same batch again; what the thread has written by then is whole.
@@ -227,7 +227,7 @@ UNTOLD: dict[str, Callable[[pa.Table, Any, pa.Array], Any]] = {
     "later, with pending": lambda state, oldest, pending: (None, None, at(9, 30), pending),
     "nothing, with state": lambda state, oldest, pending: (state, None, None, ()),
 }
-"""What a function returns that holds the row of 9:30, which is to be written with 9:00."""
+"""The answers of a function that holds the row of 9:30, which is to be written with 9:00."""
 
 
 def test_rule6_a_range_that_says_it_holds_less_is_refused(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
@@ -235,8 +235,8 @@ def test_rule6_a_range_that_says_it_holds_less_is_refused(flow: Flow, lw: lowwat
     upstream.at(9, 10)
     record = r"a record of 2013-01-09T09:30:00Z, which will be written with the stamp 2013-01-09T09:00:00Z"
     for what, answer in UNTOLD.items():
-        said = "None" if what.startswith("nothing") else "2013-01-09T09:30:00Z"
-        with pytest.raises(ValueError, match=f"{record} or later, but its oldest stamp is said to be {said}"):
+        text = "None" if what.startswith("nothing") else "2013-01-09T09:30:00Z"
+        with pytest.raises(ValueError, match=f"{record} or later, but its oldest stamp is said to be {text}"):
             flow.start(forgetful(answer), stamp=HOUR).await_termination(60)
         assert low(lw, "stage").unknown
     # What it says rightly is taken, and the batch is the same one.
@@ -248,8 +248,8 @@ def forgetful(answer: Callable[[pa.Table, Any, pa.Array], Any]) -> Callable[[Dat
     """Return a function for batches whose update answers so for the range that holds rows."""
 
     def update(handle: int, state: pa.Table | None, rows: pa.Table, low: lowwater.Watermark) -> Any:
-        kept, emitted, oldest, pending = hourly(handle, state, rows, lowwater.Watermark(MIN))
-        return answer(kept, oldest, pending) if kept.num_rows else (kept, emitted, oldest, pending)
+        state_, emitted, oldest, pending = hourly(handle, state, rows, lowwater.Watermark(MIN))
+        return answer(state_, oldest, pending) if state_.num_rows else (state_, emitted, oldest, pending)
 
     def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
         batch.stateful(rows, update, HOURLY)
@@ -278,20 +278,20 @@ def test_rule6_a_state_is_kept_for_key_stamps_and_schema(flow: Flow, lw: lowwate
     flow.eventually(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
     query.stop()
     upstream.at(11)
-    for other, said in OTHERS:
-        with pytest.raises(CheckpointMismatch, match=said):
+    for other, text in OTHERS:
+        with pytest.raises(CheckpointMismatch, match=text):
             start(**other).await_termination(60)
         assert (low(lw, "stage"), flow.out) == (mark(9), [])
     # As it was, it goes on. So does a checkpoint that a release has made which kept none of it, and it has it from then on.
     as_before(flow.folder / "ck")
     path = flow.folder / "ck/lowwater/state.json"
     entry = json.loads(path.read_text())
-    made = entry.pop("made")
+    created = entry.pop("made")
     path.write_text(json.dumps(entry))
     start(key=lambda name: sf.col(name).alias("k"))
     flow.eventually(lambda: low(lw, "stage") == mark(11), "the window is written")
     assert [n for *_, n in flow.out] == [1]
-    assert Manifest(flow.folder / "ck")["state"] == {".": {**entry, "made": made}}
+    assert Manifest(flow.folder / "ck")["state"] == {".": {**entry, "made": created}}
 
 
 def range_of(flow: Flow, key: str) -> KeyRange:
@@ -323,11 +323,11 @@ def test_late_rows_are_counted_with_the_oldest_and_its_range(
     )
     assert status.late_example == "2013-01-09T08:30:00Z in batch 1"
     assert status.late_range == range_of(flow, "b")
-    said = [record.getMessage() for record in caplog.records if "promised" in record.getMessage()]
-    assert said[0] == (
+    messages = [record.getMessage() for record in caplog.records if "promised" in record.getMessage()]
+    assert messages[0] == (
         f"batch 1 of stage has 2 rows below what its inputs had promised, the oldest at 2013-01-09T08:30:00Z, in key range {range_of(flow, 'b')}"
     )
-    assert str(range_of(flow, "e")) in said[1]
+    assert str(range_of(flow, "e")) in messages[1]
     assert low(lw, "stage") == mark(11), "what was promised stays promised"
     if state:
         flow.eventually(lambda: ("08:00", "b", 1) in flow.closed(), "a late row is processed all the same")
@@ -390,8 +390,8 @@ def test_a_replay_says_again_which_row_was_late(flow: Flow, lw: lowwater.Client,
     with pytest.raises(RuntimeError, match="after the version"):
         query.await_termination(60)
     assert query.stage_status().late_rows == 0
-    told = lw.ranges("stage").ranges[0].remarks
-    assert (told.ended, told.failure) == (True, "after the version was made"), "a failed query is told from a hang"
+    text = lw.ranges("stage").ranges[0].remarks
+    assert (text.ended, text.failure) == (True, "after the version was made"), "a failed query is told from a hang"
     query = flow.start(windows, stamp=HOUR)
     flow.eventually(lambda: query.stage_status().batch == 1, "run again")
     assert (query.stage_status().late_rows, query.stage_status().late_range) == (1, range_of(flow, "b"))

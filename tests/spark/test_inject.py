@@ -36,14 +36,14 @@ class Source:
         self.kafka = kafka
         self.flow = flow
         self.name = name
-        self.told: list[tuple[int, bool, str]] = []
+        self.batches: list[tuple[int, bool, str]] = []
         kafka.create(name, partitions, **settings)
 
     def put(self, partition: int, *times: datetime) -> None:
-        self.kafka.put(self.name, [Row(said(time), partition=partition) for time in times])
+        self.kafka.put(self.name, [Row(value_of(time), partition=partition) for time in times])
 
     def read(self, **options: str) -> DataFrame:
-        told = {
+        defaults = {
             "kafka.bootstrap.servers": self.kafka.address,
             "subscribe": self.name,
             "startingOffsets": "earliest",
@@ -51,8 +51,8 @@ class Source:
             "kafka.metadata.max.age.ms": "500",
             **options,
         }
-        given = {option: said for option, said in told.items() if said}
-        stream = self.flow.spark.readStream.format("kafka").options(**given).load()
+        settings = {option: value for option, value in defaults.items() if value}
+        stream = self.flow.spark.readStream.format("kafka").options(**settings).load()
         value = sf.from_json(sf.col("value").cast("string"), WHEN).alias("r")
         return stream.select(value, "topic", "partition", "offset").select("r.*", "topic", "partition", "offset")
 
@@ -61,7 +61,7 @@ class Source:
         return lws.injector(self.flow.spark, name, address=self.flow.address, **declared)
 
     def write(self, rows: DataFrame, batch: lws.Batch) -> None:
-        self.told.append((batch.id, batch.replayed, str(batch.low)))
+        self.batches.append((batch.id, batch.replayed, str(batch.low)))
         batch.write(rows.select("key", "t"), self.flow.folder / "out")
 
     def start(self, stage: lws.Stage | None = None, frame: DataFrame | None = None, **options: Any) -> lws.TrackedQuery:
@@ -75,7 +75,7 @@ class Source:
         self.flow.eventually(lambda: low(lw, "begin") == mark(hour, minute), f"the frontier {hour:02}:{minute:02}")
 
 
-def said(time: datetime) -> bytes:
+def value_of(time: datetime) -> bytes:
     return json.dumps({"key": "a", "t": time.isoformat()}).encode()
 
 
@@ -107,7 +107,7 @@ def test_the_slowest_partition_holds_and_one_without_rows_holds_all(source: Sour
     "how", [{"subscribe": "t"}, {"assign": '{"t":[0]}'}, {"subscribepattern": "^t$"}], ids=lambda how: next(iter(how))
 )
 def test_a_topic_made_anew_while_its_injector_is_away_is_refused(how: dict[str, str], tmp_path: Path) -> None:
-    """It has grown past what was read by then: Spark sees nothing of that."""
+    """The topic has grown past what was read by then: Spark sees nothing of that."""
     answers = Answers(end=2)
     source = KafkaSource(how, answers)
     reading = source.open(begun(tmp_path), 0)
@@ -147,7 +147,7 @@ class Transaction:
         )
         self._producer.init_transactions(ANSWERS_WITHIN)
         self._producer.begin_transaction()
-        self._producer.produce(source.name, said(time), partition=partition)
+        self._producer.produce(source.name, value_of(time), partition=partition)
         self._producer.flush(ANSWERS_WITHIN)
 
     def commit(self) -> None:
@@ -162,7 +162,7 @@ def test_an_idle_partition_moves_with_evidence_and_holds_with_a_backlog(source: 
     source.reaches(lw, 8, 30)
     # It was appended first, so what was declared across the partitions allows it.
     unread = Transaction(source, 1, at(8, 45))
-    before = max(batch for batch, *_ in source.told)
+    before = max(batch for batch, *_ in source.batches)
     source.put(0, at(11))
     source.flow.eventually(lambda: (query.stage_status().batch or 0) > before, "the newer row is read, and committed")
     try:
@@ -185,11 +185,11 @@ def test_by_the_clock_a_silent_topic_moves_too(source: Source, lw: lowwater.Clie
 def test_durable_before_reported_a_replayed_batch_finds_the_same_frontier(source: Source, lw: lowwater.Client) -> None:
     source.put(0, at(1))
     source.put(1, at(1))
-    left: list[str] = []
+    points: list[str] = []
 
     def fail(reached: str, _number: int) -> None:
-        if left == [reached]:
-            left.clear()
+        if points == [reached]:
+            points.clear()
             source.put(0, at(hour + 2))
             source.put(1, at(hour + 2))
             raise ConnectionResetError(reached)
@@ -198,9 +198,9 @@ def test_durable_before_reported_a_replayed_batch_finds_the_same_frontier(source
     source.reaches(lw, 0, 50)
     for hour, step in ((1, "seen"), (5, "prepared")):
         query, before = source.flow.queries[-1], low(lw, "begin")
-        source.told.clear()
-        left.append(step)
-        source.kafka.put(source.name, [Row(said(at(hour + 1)), partition=n) for n in (1, 0)])
+        source.batches.clear()
+        points.append(step)
+        source.kafka.put(source.name, [Row(value_of(at(hour + 1)), partition=n) for n in (1, 0)])
         with pytest.raises(Exception, match=step):
             query.await_termination(120)
         assert low(lw, "begin") == before, "what is not committed is not reported"
@@ -208,11 +208,11 @@ def test_durable_before_reported_a_replayed_batch_finds_the_same_frontier(source
         number = 1 + max(
             int(path.name) for path in (source.flow.folder / "ck/commits").iterdir() if path.name.isdigit()
         )
-        kept = json.loads((source.flow.folder / f"ck/lowwater/batches/{number}.frontier.json").read_text())["frontier"]
-        source.told.clear()
+        mark_ = json.loads((source.flow.folder / f"ck/lowwater/batches/{number}.frontier.json").read_text())["frontier"]
+        source.batches.clear()
         source.start(source.injector(disorder=MINUTES[30]), probe=fail)
         source.reaches(lw, hour + 1, 30)
-        assert source.told[0] == (number, True, str(lowwater.Watermark(kept)))
+        assert source.batches[0] == (number, True, str(lowwater.Watermark(mark_)))
 
 
 def test_a_column_that_names_no_producers_is_refused_before_it_is_kept(flow: Flow) -> None:
@@ -220,14 +220,14 @@ def test_a_column_that_names_no_producers_is_refused_before_it_is_kept(flow: Flo
     assert bounds is not None
     now = int(at(9).timestamp() * 1_000_000)
 
-    def seen(rows: int, *before: str) -> int:
+    def refused_rows(rows: int, *before: str) -> int:
         frame = flow.spark.range(rows).selectExpr("string(id) as id", "timestamp_micros(0) as t")
         return len(look(frame, "t", bounds, Seen(strangers=before), MIN, now))
 
-    assert seen(STRANGERS, "7") == STRANGERS
+    assert refused_rows(STRANGERS, "7") == STRANGERS
     for rows, before in ((STRANGERS + 1, ()), (STRANGERS, ("web-1",)), (3 * STRANGERS, ())):
         with pytest.raises(ValueError, match=r"producer='id' names more than 1000 producers .* Pass the column"):
-            seen(rows, *before)
+            refused_rows(rows, *before)
 
 
 def test_producers_are_waited_for_by_name_and_a_stranger_holds(flow: Flow, lw: lowwater.Client) -> None:

@@ -56,11 +56,11 @@ class Topic(Readable):
         kafka.create(name, partitions)
 
     def put(self, *rows: tuple[str, int], partition: int = 0) -> None:
-        said = [json.dumps({"key": key, "t": at(hour).isoformat()}).encode() for key, hour in rows]
-        self.kafka.put(self.name, [Row(each, partition=partition) for each in said])
+        values = [json.dumps({"key": key, "t": at(hour).isoformat()}).encode() for key, hour in rows]
+        self.kafka.put(self.name, [Row(value, partition=partition) for value in values])
 
     def read(self, **options: str) -> DataFrame:
-        told = {
+        settings = {
             "kafka.bootstrap.servers": self.kafka.address,
             "subscribe": self.name,
             "startingOffsets": "earliest",
@@ -68,7 +68,7 @@ class Topic(Readable):
             "kafka.metadata.max.age.ms": "500",
             **options,
         }
-        stream = self.flow.spark.readStream.format("kafka").options(**told).load()
+        stream = self.flow.spark.readStream.format("kafka").options(**settings).load()
         row = sf.from_json(sf.col("value").cast("string"), "key string, t timestamp").alias("r")
         return stream.select(row).select("r.*")
 
@@ -149,7 +149,7 @@ def driven_topic(kafka: Kafka, flow: Flow, tmp_path: Path) -> Topic:
 
 
 def put(topic: Topic, *rows: Mapping[str, str]) -> list[Mapping[str, str]]:
-    topic.kafka.put(topic.name, [Row(json.dumps(each).encode(), partition=i % 2) for i, each in enumerate(rows)])
+    topic.kafka.put(topic.name, [Row(json.dumps(row).encode(), partition=i % 2) for i, row in enumerate(rows)])
     return [*rows]
 
 
@@ -192,10 +192,10 @@ def test_unknown_holds_what_brokers_know_together_has_nothing_old() -> None:
     place, added = Partition("t", 0), Partition("t", 1)
     asleep = BrokerView("c", frozenset({1, 2, 3}), {"t": "1"}, {place: 4})
     awake = BrokerView("c", frozenset({2, 3}), {"t": "1"}, {place: 5, added: 0})
-    for told in [asleep, awake], [awake, asleep], [awake, awake]:
-        found = agreed(told)
-        assert found.epochs == {place: 5, added: 0}
-        assert found.partitions == [place, added]
+    for brokers in [asleep, awake], [awake, asleep], [awake, awake]:
+        agreement = agreed(brokers)
+        assert agreement.epochs == {place: 5, added: 0}
+        assert agreement.partitions == [place, added]
     with pytest.raises(OSError, match="the brokers do not agree which topics t are"):
         agreed([awake, awake._replace(ids={"t": "2"})])
     with pytest.raises(OSError, match="the brokers do not agree"):
@@ -240,9 +240,9 @@ def test_3c_a_log_cut_off_is_refused_when_regrown(topic: Topic, lw: lowwater.Cli
     broker.start()
     topic.put(("c", 9), ("d", 9), ("e", 9))
     upstream.at(10)
-    said = f"cut off: partition 0 of {topic.name} from 2 to 0"
+    text = f"cut off: partition 0 of {topic.name} from 2 to 0"
     for _ in range(2):
-        with pytest.raises(CheckpointMismatch, match=said):
+        with pytest.raises(CheckpointMismatch, match=text):
             topic.track()
     assert low(lw, "stage") == mark(9)
 
@@ -251,9 +251,9 @@ def test_5b_a_topic_whose_beginning_was_removed_is_refused_unless_it_is_declared
     topic: Topic, lw: lowwater.Client, upstream: Upstream, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic.put(("a", 9), ("b", 9))
-    gone = topic.kafka.admin.delete_records([TopicPartition(topic.name, 0, 1)])
-    for each in gone.values():
-        each.result(ANSWERS_WITHIN)
+    removals = topic.kafka.admin.delete_records([TopicPartition(topic.name, 0, 1)])
+    for removal in removals.values():
+        removal.result(ANSWERS_WITHIN)
     with pytest.raises(CheckpointMismatch, match=rf"partition 0 of {topic.name} begins at 1: Kafka removed the rows"):
         topic.track()
     upstream.at(9)
@@ -318,16 +318,16 @@ REFUSED: list[tuple[dict[str, str], str]] = [
 
 
 def test_an_option_that_takes_exactness_away_is_named() -> None:
-    for options, said in REFUSED:
+    for options, text in REFUSED:
         source = KafkaSource({**OPTIONS, **options}, Answers())
         assert source.waiting_for(frozenset()) == source
-        with pytest.raises(Unsupported, match=f"Kafka as the source of a stage with inputs, {said}") as refusal:
+        with pytest.raises(Unsupported, match=f"Kafka as the source of a stage with inputs, {text}") as refusal:
             source.waiting_for(frozenset({"default/source"}))
         assert refusal.value.fix
         if "starting" in str(options):
             assert source.telling_ends().inputs == frozenset()
         else:
-            with pytest.raises(Unsupported, match=f"injector with across or delay, {said}"):
+            with pytest.raises(Unsupported, match=f"injector with across or delay, {text}"):
                 source.telling_ends()
 
 
@@ -358,7 +358,7 @@ def test_3c_a_log_that_is_shorter_under_a_new_leader_is_found_however_long_it_is
         opened = OpenKafka(over(answers), manifest, 0)
         waiting = opened.wait(opened.head('{"t":{"0":3}}'), None)
         answers.epoch, answers.end, answers.common = 4, 12, 5 if lost else 10
-        said = "cut off: partition 0 of t from 10 to 5"
+        text = "cut off: partition 0 of t from 10 to 5"
         if not lost:
             opened.head('{"t":{"0":3}}') if how == "look" else opened.confirm('{"t":{"0":12}}')
             assert opened.reached(waiting, '{"t":{"0":12}}')
@@ -368,13 +368,13 @@ def test_3c_a_log_that_is_shorter_under_a_new_leader_is_found_however_long_it_is
                 OpenKafka(over(answers), manifest, 0).confirm('{"t":{"0":12}}')
             continue
         if how == "look":
-            with pytest.raises(OSError, match=said):
+            with pytest.raises(OSError, match=text):
                 opened.head('{"t":{"0":3}}')
         else:
-            with pytest.raises(CheckpointMismatch, match=said):
+            with pytest.raises(CheckpointMismatch, match=text):
                 opened.confirm('{"t":{"0":12}}')
         assert not opened.reached(waiting, '{"t":{"0":12}}')
-        with pytest.raises(CheckpointMismatch, match=said):
+        with pytest.raises(CheckpointMismatch, match=text):
             OpenKafka(over(answers), manifest, 0)
 
 
@@ -382,23 +382,23 @@ def test_a_reader_names_open_transactions_first_and_a_limit_only_for_what_is_not
     opened = OpenKafka(over(Answers(end=10), maxoffsetspertrigger="5"), begun(tmp_path), 0)
     first, second = Partition("t", 0), Partition("t", 1)
     head = Ends({first: 10, second: 10}, {first: 10, second: 8}, {second: "bank"})
-    held = "partition 1 of t (read to 0 of 10: a transaction is open since 8, that of bank)"
+    reason = "partition 1 of t (read to 0 of 10: a transaction is open since 8, that of bank)"
     limited = "partition 0 of t (read to 0 of 10: maxOffsetsPerTrigger may leave them to later batches)"
-    assert opened.missing(head, 5) == [held, limited], "the job has not come to the transaction, and it holds"
+    assert opened.missing(head, 5) == [reason, limited], "the job has not come to the transaction, and it holds"
     (tmp_path / "sources/0").mkdir(parents=True)
     (tmp_path / "sources/0/0").write_text('v1\n{"t":{"0":0,"1":0}}')
     opened.read_to('{"t":{"0":10,"1":8}}')
-    assert opened.missing(head, 5) == [held, "partition 0 of t (read to 0 of 10: the running batch reads the rest)"]
-    assert opened.missing(head, 1) == [held]
+    assert opened.missing(head, 5) == [reason, "partition 0 of t (read to 0 of 10: the running batch reads the rest)"]
+    assert opened.missing(head, 1) == [reason]
 
 
 def test_kafka_is_asked_once_a_commit(tmp_path: Path) -> None:
     answers = Answers(end=10)
     opened = OpenKafka(over(answers), begun(tmp_path), 0)
-    before = answers.asked
+    before = answers.calls
     opened.knock('{"t":{"0":3}}')
     opened.confirm('{"t":{"0":3}}')
-    assert answers.asked == before + 1
+    assert answers.calls == before + 1
     opened.knock('{"t":{"0":3}}')
     answers.ids_of = {"t": "2"}
     with pytest.raises(CheckpointMismatch, match="another one"):
@@ -424,13 +424,13 @@ def test_3c_how_far_partitions_were_seen_to_go_is_known_to_the_next_run(how: str
 def test_nobody_waits_for_the_lock_while_kafka_does_not_answer(
     topic: Topic, lw: lowwater.Client, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers, asked = threading.Event(), threading.Event()
+    answers, called = threading.Event(), threading.Event()
     answers.set()
     ask = KafkaAdmin.views
 
     def late(self: KafkaAdmin, topics: tuple[str, ...], enough: int) -> list[BrokerView]:
         if not answers.is_set():
-            asked.set()
+            called.set()
             answers.wait(ANSWERS_WITHIN)
         return ask(self, topics, enough)
 
@@ -445,11 +445,11 @@ def test_nobody_waits_for_the_lock_while_kafka_does_not_answer(
     topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the row is committed")
     monkeypatch.setattr(KafkaAdmin, "views", late)
     topic.put(("b", 10))
-    assert asked.wait(ANSWERS_WITHIN), "whether the second batch has read the same topic"
-    told = threading.Thread(target=query.stage_status)
-    told.start()
-    told.join(ANSWERS_WITHIN / 2)
-    waited = told.is_alive()
+    assert called.wait(ANSWERS_WITHIN), "whether the second batch has read the same topic"
+    reader = threading.Thread(target=query.stage_status)
+    reader.start()
+    reader.join(ANSWERS_WITHIN / 2)
+    waited = reader.is_alive()
     answers.set()
     assert not waited
     upstream.at(10)

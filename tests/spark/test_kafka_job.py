@@ -44,8 +44,8 @@ def test_the_moved_job_counts_what_the_old_one_drops(
     def run(which: str) -> None:
         block = blocks.pop(0)
         assert which in block
-        there = block.replace("broker:9092", kafka.address).replace("localhost:7420", authority.address)
-        exec(compile(there.replace("timeout=60", "timeout=300"), PAGE.name, "exec"), names)
+        code = block.replace("broker:9092", kafka.address).replace("localhost:7420", authority.address)
+        exec(compile(code.replace("timeout=60", "timeout=300"), PAGE.name, "exec"), names)
 
     run("BROKERS")
     run("attach")
@@ -63,8 +63,8 @@ def test_the_moved_job_counts_what_the_old_one_drops(
     assert not blocks
 
     def nine(topic: str) -> dict[str, int]:
-        told = [json.loads(row.value) for row in kafka.rows(topic, committed=topic == "counts-exact")]
-        return {each["shop"]: each["count"] for each in told if each["hour"].startswith("2013-01-09T09")}
+        totals = [json.loads(row.value) for row in kafka.rows(topic, committed=topic == "counts-exact")]
+        return {total["shop"]: total["count"] for total in totals if total["hour"].startswith("2013-01-09T09")}
 
     assert nine("counts") == {"a": 1, "b": 1}, "the old job has dropped the late order of b"
     assert nine("counts-exact") == {"a": 1, "b": 2}

@@ -72,7 +72,7 @@ class Reader:
             done.result(ANSWERS_WITHIN)
 
     def start(self, name: str = "stage", **options: str) -> lws.TrackedQuery:
-        told = {
+        settings = {
             "kafka.bootstrap.servers": self.slots.kafka.address,
             "subscribe": self.slots.slot.topic,
             "startingOffsets": "earliest",
@@ -81,8 +81,8 @@ class Reader:
             HEAD: MARKS,
             **options,
         }
-        given = {name: value for name, value in told.items() if value}
-        stream = self.flow.spark.readStream.format("kafka").options(**given).load()
+        options_ = {name: value for name, value in settings.items() if value}
+        stream = self.flow.spark.readStream.format("kafka").options(**options_).load()
         parsed = sf.from_json(sf.col("value").cast("string"), "key string, t timestamp")
         rows = stream.select(parsed.alias("r")).select("r.*")
 
@@ -190,18 +190,18 @@ marks = st.builds(
 
 
 @given(st.lists(marks, max_size=6), st.integers(0, 6))
-def test_head_of_w_each_row_that_a_mark_tells_of_is_waited_for(said: list[SlotMark], cut: int) -> None:
+def test_head_of_w_each_row_that_a_mark_tells_of_is_waited_for(marks: list[SlotMark], cut: int) -> None:
     ids = {"t": "1", "u": "2"}
     rows = {
-        (each.slot.topic, number, row)
-        for each in said
-        if each.topic_id == ids[each.slot.topic]
-        for number, end in each.ends.items()
+        (mark.slot.topic, number, row)
+        for mark in marks
+        if mark.topic_id == ids[mark.slot.topic]
+        for number, end in mark.ends.items()
         for row in range(end)
     }
     other = Begun(Slot("c", ".", "t", 0), "default/a")
-    found = written(written({}, [*said[:cut], other], ids), said[cut:], ids)
-    assert {(place.topic, place.number, row) for place, end in found.items() for row in range(end)} == rows
+    ends = written(written({}, [*marks[:cut], other], ids), marks[cut:], ids)
+    assert {(place.topic, place.number, row) for place, end in ends.items() for row in range(end)} == rows
 
 
 ROW = Partition("t", 0)
@@ -214,9 +214,9 @@ def marking() -> Answers:
 def opened(answers: Answers, manifest: Manifest) -> OpenKafka:
     source = over(answers, lowwater__head=MARKS, kafka__isolation__level="read_committed")
     source.check_writers()
-    found = source.open(manifest, 0)
-    assert isinstance(found, OpenKafka)
-    return found
+    opened_ = source.open(manifest, 0)
+    assert isinstance(opened_, OpenKafka)
+    return opened_
 
 
 def test_marks_are_read_once_and_each_run_begins_at_the_ends(tmp_path: Path) -> None:
@@ -251,13 +251,13 @@ def test_unknown_holds_and_what_the_marks_cannot_tell_is_waited_for_by_the_ends(
         elif what == "newer":
             answers.failure = ValueError("the mark is of format 2")
         elif what == "cut off":
-            answers.said = answers.said[:1]
+            answers.written = answers.written[:1]
         elif what == "anew":
             answers.ids_of[marks_topic("t")] = "3"
-            answers.said.clear()
+            answers.written.clear()
         else:
             answers.marks_epoch = 1
-            answers.said.pop()
+            answers.written.pop()
         if answers.failure is not None:
             with pytest.raises(OSError, match=r"takes too long|of format 2"):
                 source.head("-")
@@ -275,11 +275,11 @@ def test_rows_that_were_cut_off_below_their_marks_are_found(tmp_path: Path) -> N
     waiting = source.head("-")
     answers.mark(9)
     answers.end = 7
-    said = "cut off: partition 0 of t from 9 to 7"
-    with pytest.raises(OSError, match=said):
+    text = "cut off: partition 0 of t from 9 to 7"
+    with pytest.raises(OSError, match=text):
         source.head("-")
     assert not source.reached(waiting, '{"t":{"0":5}}')
-    with pytest.raises(CheckpointMismatch, match=said):
+    with pytest.raises(CheckpointMismatch, match=text):
         opened(answers, begun(tmp_path, 2))
 
 

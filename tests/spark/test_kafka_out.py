@@ -85,26 +85,26 @@ class Out:
         self.flow.eventually(lambda: low(self.lw, "stage") == mark(10, self.minute), "all is committed", seconds=300)
 
     def times(self) -> Counter[int]:
-        """How often a row is there, and how many rows are there so often. A reader of what is committed sees no others."""
-        found = Counter((each.key or b"").decode() for each in self.kafka.rows(self.name))
-        assert found.keys() <= set(self.put)
-        return Counter(found[key] for key in self.put)
+        """Count how often each row is there, and how many rows are there so often. A reader of what is committed sees no others."""
+        keys = Counter((row.key or b"").decode() for row in self.kafka.rows(self.name))
+        assert keys.keys() <= set(self.put)
+        return Counter(keys[key] for key in self.put)
 
     def end(self) -> int:
         return self._end("read_uncommitted")
 
     def stable(self) -> int:
-        """How many of them a reader of what is committed can reach."""
+        """Return the number of rows that a reader of committed ones can reach."""
         return self._end("read_committed")
 
     def _end(self, isolation: str) -> int:
-        told = {
+        options = {
             "bootstrap.servers": self.kafka.address,
             "log_level": 0,
             "group.id": "kit",
             "isolation.level": isolation,
         }
-        with contextlib.closing(Consumer(told)) as consumer:
+        with contextlib.closing(Consumer(options)) as consumer:
             places = [TopicPartition(self.name, number) for number in range(3)]
             return sum(consumer.get_watermark_offsets(place, timeout=ANSWERS_WITHIN)[1] for place in places)
 
@@ -116,17 +116,17 @@ class Out:
 def out(
     kafka: Kafka, flow: Flow, lw: lowwater.Client, upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Out:
-    made = Out(kafka, flow, tmp_path.name, lw, upstream)
-    monkeypatch.setattr(kafka_out, "publish_slots", made.ends.publish)
-    return made
+    out_ = Out(kafka, flow, tmp_path.name, lw, upstream)
+    monkeypatch.setattr(kafka_out, "publish_slots", out_.ends.publish)
+    return out_
 
 
 def test_a_worker_that_is_killed_at_any_step_and_a_driver_that_ends_between_them(out: Out) -> None:
-    left = [("rows staged", 1), ("rows published", 2)]
+    points = [("rows staged", 1), ("rows published", 2)]
 
     def fail(reached: str, number: int) -> None:
-        if (reached, number) in left:
-            left.remove((reached, number))
+        if (reached, number) in points:
+            points.remove((reached, number))
             raise ConnectionResetError(reached)
 
     for batch, slot, step in (
@@ -147,7 +147,7 @@ def test_a_worker_that_is_killed_at_any_step_and_a_driver_that_ends_between_them
             out.start(probe=fail)
         out.done()
     out.once()
-    assert (out.ends.left(), left) == ([], [])
+    assert (out.ends.left(), points) == ([], [])
     assert out.returned[-4:] == [(0, True), (1, True), (2, False), (3, True)], "the rows of batch 2 were there"
     assert sorted(path.name for path in out.staging.iterdir()) == ["batch=1", "batch=2", "batch=3"]
 
@@ -206,8 +206,8 @@ def test_what_an_abandoned_checkpoint_has_open_is_ended_by_the_next_one(out: Out
     # A broker answers a commit before its marks are in all the partitions.
     eventually(lambda: out.stable() == out.end(), "nothing is open")
     out.once()
-    said = [parse(each.key, each.value) for each in out.kafka.rows(marks_topic(out.name))]
-    ended = {each.slot.number: each.life for each in said if isinstance(each, Begun) and each.ended}
+    marks = [parse(row.key, row.value) for row in out.kafka.rows(marks_topic(out.name))]
+    ended = {mark_.slot.number: mark_.life for mark_ in marks if isinstance(mark_, Begun) and mark_.ended}
     assert ended == dict.fromkeys(range(SLOTS), 2), "who goes on in life 1 finds it"
 
 
@@ -232,12 +232,12 @@ def test_what_would_not_be_once_is_refused_by_its_name(kafka: Kafka, spark: Spar
 
     def ask(topic: str = tmp_path.name, slots: int = 2, session: Any = spark, **more: Any) -> None:
         options = {"kafka.bootstrap.servers": kafka.address, **more.get("options", {})}
-        with contextlib.closing(KafkaOut(checkpoint, tmp_path / "staged", "default/a", topic, options, 1)) as made:
-            made.open(session, 0, slots)
+        with contextlib.closing(KafkaOut(checkpoint, tmp_path / "staged", "default/a", topic, options, 1)) as opened:
+            opened.open(session, 0, slots)
 
     ask()
-    for how, said in REFUSED.values():
-        with pytest.raises((ValueError, CheckpointMismatch), match=said):
+    for how, text in REFUSED.values():
+        with pytest.raises((ValueError, CheckpointMismatch), match=text):
             ask(**how)
 
 
@@ -347,7 +347,7 @@ def test_two_stages_of_a_query_write_each_for_itself_and_once(out: Out) -> None:
     with pytest.raises(Exception, match=r"has been written to .* already"):
         query.await_termination(120)
     out.flow.queries.clear()
-    by_key = Counter(each.key is None for each in out.kafka.rows(out.name))
+    by_key = Counter(row.key is None for row in out.kafka.rows(out.name))
     assert by_key == {False: 80, True: 80}
     assert out.returned == [(0, True), (1, True)]
 
@@ -372,17 +372,17 @@ def test_one_slots_trouble_leaves_the_others_alone(slots: Slots) -> None:
 def test_one_that_writes_for_long_does_not_hold_up_another_whose_marks_are_beside_its(slots: Slots) -> None:
     names = map(str, itertools.count())
     beside = next(
-        each
-        for each in (Slot(name, ".", slots.slot.topic, 0) for name in names)
-        if each.partition(2) == slots.slot.partition(2)
+        slot
+        for slot in (Slot(name, ".", slots.slot.topic, 0) for name in names)
+        if slot.partition(2) == slots.slot.partition(2)
     )
     batch = slots.batch(0, "other", slot=beside)
-    found: list[bool] = []
+    results: list[bool] = []
 
     def meanwhile(step: str, _batch: int, _slot: int) -> None:
         if step == "written":
-            found.extend(SlotWriter(slots.settings, beside, 2).publish(batch).wrote for _ in range(2))
+            results.extend(SlotWriter(slots.settings, beside, 2).publish(batch).wrote for _ in range(2))
 
     assert slots.writer().publish(slots.batch(0, "a", probe=meanwhile)).wrote
-    assert found == [True, False], "it is published, and whoever comes next finds its mark"
+    assert results == [True, False], "it is published, and whoever comes next finds its mark"
     assert slots.values() == ["a", "other"]

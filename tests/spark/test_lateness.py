@@ -1,4 +1,4 @@
-"""How late the rows of a batch are, told by whoever reads them, and windows that follow a lateness budget."""
+"""The reader of a batch tells how late its rows are, and windows follow a lateness budget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.kit.times import at
 from tests.process.serving import Serving
 from tests.spark.drive_support import HOUR, Driven, counts, driven, record
 from tests.spark.flow import Flow
-from tests.spark.test_drive_late import kept
+from tests.spark.test_drive_late import late_rows
 from tests.spark.updates import HOURLY, hourly
 
 __all__ = ["driven"]
@@ -36,9 +36,9 @@ MINUTE = timedelta(minutes=1)
 def test_the_jvm_finds_the_bucket_that_the_client_finds(spark: SparkSession) -> None:
     edges = [edge + more for edge in EDGES if edge < 2**62 for more in (-1, 0, 1)]
     lateness = [-(2**60), -1, *edges]
-    frame = spark.createDataFrame([(each,) for each in lateness], "lateness long")
-    found = [row.bucket for row in frame.select(bucket(sf.col("lateness")).alias("bucket")).collect()]
-    assert found == [bucket_of(each) for each in lateness]
+    frame = spark.createDataFrame([(value,) for value in lateness], "lateness long")
+    buckets = [row.bucket for row in frame.select(bucket(sf.col("lateness")).alias("bucket")).collect()]
+    assert buckets == [bucket_of(value) for value in lateness]
     none = spark.range(1).select(bucket(sf.lit(None).cast("long")).alias("bucket")).collect()
     assert none == [(None,)], "a row without a time has no lateness"
 
@@ -47,9 +47,9 @@ def test_a_time_before_all_times_is_as_late_as_any(spark: SparkSession) -> None:
     """A sentinel for "no timestamp" must not end the query, whatever arithmetic Spark has: it is in the last buckets, and not on time."""
     reference = to_micros(at(12))
     times = [-(2**63) + 1, -(2**62), 0, 2**62]
-    frame = spark.createDataFrame([(each,) for each in times], "micros long")
-    found = frame.select(bucket(lateness_of(sf.col("micros"), reference)).alias("bucket")).collect()
-    assert [row.bucket for row in found] == [bucket_of(min(reference - each, 2**62)) for each in times]
+    frame = spark.createDataFrame([(time,) for time in times], "micros long")
+    rows = frame.select(bucket(lateness_of(sf.col("micros"), reference)).alias("bucket")).collect()
+    assert [row.bucket for row in rows] == [bucket_of(min(reference - time, 2**62)) for time in times]
 
 
 class Source:
@@ -57,8 +57,8 @@ class Source:
         lw.register("source", heuristics=[0.99], lateness_budget=budgets)
         self.lease = lw.worker("source", identity="tests").claim()
 
-    def say(self, frontier: dt.datetime, oldest: dt.datetime, times: Sequence[dt.datetime] = (), **said: Any) -> None:
-        self.lease.advance(None, oldest=oldest, frontier=frontier, finished=times or 1000, pending=[oldest], **said)
+    def say(self, frontier: dt.datetime, oldest: dt.datetime, times: Sequence[dt.datetime] = (), **fields: Any) -> None:
+        self.lease.advance(None, oldest=oldest, frontier=frontier, finished=times or 1000, pending=[oldest], **fields)
         self.lease.flush(20)
 
 
@@ -70,15 +70,15 @@ class Late(Flow):
         return query
 
     def stage(self, name: str = "stage", **declared: Any) -> lws.Stage:
-        made = {"inputs": ["source"], "key": "key", "event_time": "t", "ranges": 4, "lateness_budget": BUDGET}
-        return lws.stage(self.spark, name, **{**made, **declared}, address=self.address)
+        defaults = {"inputs": ["source"], "key": "key", "event_time": "t", "ranges": 4, "lateness_budget": BUDGET}
+        return lws.stage(self.spark, name, **{**defaults, **declared}, address=self.address)
 
 
 @pytest.fixture
 def late(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[Late]:
-    made = Late(spark, authority.address, tmp_path)
-    yield made
-    made.stop()
+    late_ = Late(spark, authority.address, tmp_path)
+    yield late_
+    late_.stop()
 
 
 def budget(lw: lowwater.Client, name: str = "stage") -> lowwater.LatenessBudget:
@@ -137,10 +137,10 @@ def test_rule8_a_stage_tells_how_late_each_row_was_once(write: Any, late: Late, 
         late.feed.put([record(f"k{n % 5}", time) for n, time in enumerate(times)])
         come += len(times)
         late.eventually(lambda: budget(lw).records == come, f"{come} rows are told of")  # noqa: B023 - at once
-    told = budget(lw)
-    assert told.behind >= behind > 0
+    state = budget(lw)
+    assert state.behind >= behind > 0
     assert lowwater.Watermark.of(at(9)) == lw.get("stage")["stage"].low
-    assert lowwater.Watermark.of(at(9)) < told.watermark < lowwater.Watermark.of(frontier)
+    assert lowwater.Watermark.of(at(9)) < state.watermark < lowwater.Watermark.of(frontier)
 
 
 def test_windows_follow_a_budget_and_late_rows_are_kept(driven: Driven, lw: lowwater.Client, tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ def test_windows_follow_a_budget_and_late_rows_are_kept(driven: Driven, lw: loww
     # Of a hundred records none was later than ten minutes, and one is still at nine.
     source.say(at(11, 30), oldest=at(9), times=[at(11, 30) - timedelta(minutes=n % 10) for n in range(100)])
     source.say(at(11, 31), oldest=at(9))
-    there = lw.get("source")["source"].budget[BUDGET].watermark
-    assert lowwater.Watermark.of(at(11)) < there < lowwater.Watermark.of(at(11, 31))
+    mark_ = lw.get("source")["source"].budget[BUDGET].watermark
+    assert lowwater.Watermark.of(at(11)) < mark_ < lowwater.Watermark.of(at(11, 31))
     rows = [record("a", at(9, 30)), record("b", at(10, 30)), record("c", at(12, 30))]
     driven.feed().put(rows[:2])
     frame = driven.drive(lateness_budget=BUDGET, late=tmp_path / "late")
@@ -161,8 +161,8 @@ def test_windows_follow_a_budget_and_late_rows_are_kept(driven: Driven, lw: loww
     assert lw.topology().computations["stage"].estimated
     driven.feed().put([record("late", at(9, 5)), record("late", at(10, 59)), rows[2]])
     driven.await_read(2)
-    driven.eventually(lambda: len(kept(driven)) == 2, "both late rows are kept")
+    driven.eventually(lambda: len(late_rows(driven)) == 2, "both late rows are kept")
     source.lease.finish()
     driven.await_watermark(at(13))
     driven.eventually(lambda: driven.rows == counts(rows), "and the late ones are in no window")
-    assert [row[0] for row in kept(driven)] == ["late", "late"]
+    assert [row[0] for row in late_rows(driven)] == ["late", "late"]

@@ -81,22 +81,22 @@ class Counted:
 
     def ask(self, change: Callable[[Layout], Layout]) -> Layout:
         self.flow.eventually(lambda: self.lw.layout("counts").current is not None, "the owner says how it is cut")
-        found = self.lw.layout("counts")
-        wanted = change(found.base)
-        version = self.lw.change_layout("counts", found.incarnation, wanted)
-        return dataclasses.replace(wanted, version=version)
+        current = self.lw.layout("counts")
+        layout = change(current.base)
+        version = self.lw.change_layout("counts", current.incarnation, layout)
+        return dataclasses.replace(layout, version=version)
 
-    def follow(self, wanted: Layout, hour: int) -> int:
+    def follow(self, layout: Layout, hour: int) -> int:
         for _ in range(5):
             number = self.put(["0"], hour)
             entry = BatchLog(self.checkpoint).read(number)
-            if entry is not None and entry.layouts.get(".") == wanted:
+            if entry is not None and entry.layouts.get(".") == layout:
                 return number
         raise AssertionError
 
     def check(self) -> None:
         counted, number, expected = Counter(self.sent), Counter[str](), []
-        for (key, hour), n in sorted(counted.items(), key=lambda each: each[0][1]):
+        for (key, hour), n in sorted(counted.items(), key=lambda pair: pair[0][1]):
             expected.append((key, at(hour).replace(tzinfo=None), n, number[key]))
             number[key] += 1
         read = self.flow.spark.read.option("recursiveFileLookup", "true")
@@ -111,31 +111,31 @@ def counted(flow: Flow, lw: lowwater.Client) -> Counted:
 
 def test_counts_are_the_same_while_ranges_change(counted: Counted, lw: lowwater.Client, upstream: Upstream) -> None:
     counted.begins(upstream)
-    seen: list[lowwater.Watermark] = []
+    lows: list[lowwater.Watermark] = []
     changes: list[Callable[[Layout], Layout]] = [
         lambda base: base.split(0, [0x2000, 0x5000]),
         lambda base: base.split(0x8000, [0x8001, 0xFFFF]).move(0x8000, 2),
         lambda base: base.merge(0x2000, 0x8001),
     ]
     for i, change in enumerate(changes):
-        wanted = counted.ask(change)
-        counted.follow(wanted, 10)
-        seen.append(low(lw, "counts"))
-        counted.flow.eventually(lambda: lw.layout("counts").current == wanted, "the owner says so")  # noqa: B023
-        assert [each.start for each in sorted(lw.ranges("counts"), key=lambda each: each.start)] == wanted.bounds[:-1]
+        asked = counted.ask(change)
+        counted.follow(asked, 10)
+        lows.append(low(lw, "counts"))
+        counted.flow.eventually(lambda: lw.layout("counts").current == asked, "the owner says so")  # noqa: B023
+        assert [item.start for item in sorted(lw.ranges("counts"), key=lambda item: item.start)] == asked.bounds[:-1]
         counted.put(NAMES[i :: len(changes)], 10)
         upstream.at(9, 10 * (i + 1))
     upstream.at(12)
     counted.flow.eventually(lambda: low(lw, "counts") == mark(12), "all windows are closed")
-    assert seen == sorted(seen), "no watermark goes back"
-    assert seen[-1] <= mark(9), "and none leads what is held"
+    assert lows == sorted(lows), "no watermark goes back"
+    assert lows[-1] <= mark(9), "and none leads what is held"
     counted.check()
 
 
 def names_below(spark: SparkSession, slot: int, count: int) -> list[str]:
     places = spark.range(200_000).select(sf.col("id").cast("string").alias("key"))
     below = places.where(sf.xxhash64("key") < sf.lit((slot << 48) - 2**63)).limit(count)
-    return sorted(each.key for each in below.collect())
+    return sorted(row.key for row in below.collect())
 
 
 def test_what_ranges_cost_is_told(
@@ -170,8 +170,8 @@ def test_a_zombie_takes_no_ranges_by_another_layout(lw: lowwater.Client) -> None
     assert not newer.lease.lost
     newer.claim_again(cut, [micros(9)] * 3, 2, "aa")
     assert len(newer.lease.live) == 3
-    for each in (zombie, newer):
-        each.close()
+    for query in (zombie, newer):
+        query.close()
 
 
 def split(base: Layout) -> Layout:
@@ -222,7 +222,7 @@ class Table:
         self.log = CheckpointLog(counted.checkpoint)
 
     def run(self, rows: Sequence[tuple[str, str]]) -> None:
-        seen = []
+        lows = []
         self.upstream.at(FIRST)
         self.counted.start()
         self.counted.put(NAMES, FIRST)
@@ -230,11 +230,11 @@ class Table:
             hour = FIRST + (LAST - FIRST) * i // len(rows)
             self.upstream.at(hour)
             self.fails_at(point, change, hour, NAMES[i % 5 :: 5])
-            seen.append(low(self.lw, "counts"))
-            assert seen[-1] <= mark(hour), "no watermark leads"
+            lows.append(low(self.lw, "counts"))
+            assert lows[-1] <= mark(hour), "no watermark leads"
         self.upstream.at(LAST + 2)
         self.counted.flow.eventually(lambda: low(self.lw, "counts") == mark(LAST + 2), "all windows are closed")
-        assert seen == sorted(seen), "no watermark goes back"
+        assert lows == sorted(lows), "no watermark goes back"
         self.counted.check()
 
     def fails_at(self, point: str, change: str, hour: int, names: Sequence[str]) -> None:
@@ -251,23 +251,23 @@ class Table:
 
         # Before anybody asks: a batch of the row before may be the one that hears of it, and the next begins at once.
         counted.probe = fail
-        wanted = None if how is None else counted.ask(how)
-        for each in (["0"], names, ["1"]):
-            counted.flow.feed.put([row(name, hour) for name in each])
-            counted.sent += [(name, hour) for name in each]
+        layout = None if how is None else counted.ask(how)
+        for group in (["0"], names, ["1"]):
+            counted.flow.feed.put([row(name, hour) for name in group])
+            counted.sent += [(name, hour) for name in group]
         with pytest.raises(Exception, match=point):
             query.await_termination(120)
         counted.flow.queries.clear()
         counted.start()
         number = died[-1]
         counted.flow.eventually(lambda: (self.log.last_committed() or 0) >= number, "it is committed")
-        if wanted is not None:
+        if layout is not None:
             entry = BatchLog(counted.checkpoint).read(number)
             assert entry is not None
             # What was claimed and not logged is claimed again by a later batch.
-            assert (entry.layouts.get(".") == wanted) == (point != "laid out")
+            assert (entry.layouts.get(".") == layout) == (point != "laid out")
             if point == "laid out":
-                counted.follow(wanted, hour)
+                counted.follow(layout, hour)
 
 
 @pytest.mark.parametrize("rows", [pytest.param(SHORT, id="few"), pytest.param(TABLE, id="all", marks=pytest.mark.long)])

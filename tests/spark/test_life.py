@@ -37,7 +37,7 @@ PARTITIONS = 2
 RECORDS = 8
 """New ones in a round."""
 SEEDS = range(1, 4)
-"""Of the orders in which drivers are killed."""
+"""The seeds of the orders in which drivers are killed."""
 SHOWN = ["delivery published", "told"]
 """Points at which `make test` cuts a life off: in the delivery, and between commit and acknowledgement."""
 AGES = 5
@@ -67,10 +67,10 @@ class Senders:
 
     def round(self) -> None:
         self._listen()
-        oldest = min([self.minute, *(self.records[each]["minute"] for each in self.waiting)])
+        oldest = min([self.minute, *(self.records[name]["minute"] for name in self.waiting)])
         self.upstream.at(10, oldest)
         self.minute += 1
-        again = [each for each in self.waiting if not self.undecidable[each]]
+        again = [name for name in self.waiting if not self.undecidable[name]]
         fresh = [self._made(self.minute - 1) for _ in range(RECORDS)]
         self._send(
             self.chance.sample(
@@ -83,8 +83,8 @@ class Senders:
         assert not self.waiting
         late = self._made(self.minute - 2, ahead=False)
         self.late[late] = 1
-        old = [each["id"] for each in self.records.values() if each["minute"] < self.minute - AGES]
-        forgotten = self.chance.choice([each for each in old if not self.late[each] and not self.undecidable[each]])
+        old = [record["id"] for record in self.records.values() if record["minute"] < self.minute - AGES]
+        forgotten = self.chance.choice([name for name in old if not self.late[name] and not self.undecidable[name]])
         self.undecidable[forgotten] = 1
         self._send([late, forgotten, late])
 
@@ -161,8 +161,8 @@ class Life:
         senders = self.senders
         below = {
             name
-            for name, each in senders.records.items()
-            if lowwater.Watermark.of(datetime.fromisoformat(each["t"])) < reached and not senders.late[name]
+            for name, record in senders.records.items()
+            if lowwater.Watermark.of(datetime.fromisoformat(record["t"])) < reached and not senders.late[name]
         }
         assert below <= answered, f"{reached} is published, and {sorted(below - answered)} have no answer"
 
@@ -176,24 +176,24 @@ class Life:
     def outcome(self) -> Outcome:
         """Compare the outputs with what a look at all that was sent says at once: each record that was not late, once; and the others, beside."""
         senders = self.senders
-        wanted = {
+        expected = {
             "main": Counter({name: 1 for name in senders.records if not senders.late[name]}),
             "late": senders.late,
             "undecidable": senders.undecidable,
         }
         rows = self.answers()
-        found = {
+        actual = {
             "main": Counter(row["id"] for row in rows),
             **{name: self._beside(name) for name in ("late", "undecidable")},
         }
-        lost = sum((wanted[name] - found[name]).total() for name in wanted)
-        doubled = sum(sum(count - 1 for count in found[name].values() if count > 1) for name in wanted)
-        strange = sum(len(found[name].keys() - wanted[name].keys()) for name in wanted)
+        lost = sum((expected[name] - actual[name]).total() for name in expected)
+        doubled = sum(sum(count - 1 for count in actual[name].values() if count > 1) for name in expected)
+        strange = sum(len(actual[name].keys() - expected[name].keys()) for name in expected)
         wrong = sum(row["square"] != senders.records[row["id"]]["n"] ** 2 for row in rows)
         return Outcome(lost, doubled, wrong + strange)
 
     def answers(self) -> list[dict[str, Any]]:
-        return [json.loads(each.value) for each in self.kafka.rows(self.place.outgoing)]
+        return [json.loads(row.value) for row in self.kafka.rows(self.place.outgoing)]
 
     def _beside(self, name: str) -> Counter[str]:
         files = Path(self.place.folder, name).glob("batch=*/*.parquet")
@@ -240,8 +240,8 @@ class Process:
     def start(self) -> None:
         self.running, self.spare = self.spare, self._spare()
         assert self.running.stdin is not None
-        with self.running.stdin as told:
-            told.write(b"\n")
+        with self.running.stdin as stdin:
+            stdin.write(b"\n")
 
     def died(self, point: str) -> None:
         assert self.running is not None
@@ -252,13 +252,13 @@ class Process:
         assert self.running.poll() is None, self.log.read_text()[-3000:]
 
     def stop(self) -> None:
-        for each in (self.running, self.spare):
-            if each is not None:
-                if each.poll() is None:
-                    os.killpg(each.pid, signal.SIGKILL)
-                each.wait(30)
-                assert each.stdin is not None
-                each.stdin.close()
+        for process in (self.running, self.spare):
+            if process is not None:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait(30)
+                assert process.stdin is not None
+                process.stdin.close()
 
 
 @pytest.fixture

@@ -39,8 +39,8 @@ def s3(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def folder(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Location:
     if request.param == "local":
         return tmp_path / "a folder%20"
-    there: Hdfs | S3 = request.getfixturevalue(request.param)
-    return checkpoint_of(spark, there.path(f"{tmp_path.name}/a folder%20"), single_driver=True)
+    store: Hdfs | S3 = request.getfixturevalue(request.param)
+    return checkpoint_of(spark, store.path(f"{tmp_path.name}/a folder%20"), single_driver=True)
 
 
 def test_what_is_written_is_read(folder: Location) -> None:
@@ -76,7 +76,7 @@ def test_what_is_absent_is_told_from_what_fails(folder: Location) -> None:
     assert not nothing.exists()
     assert not nothing.is_dir()
     assert not nothing.is_file()
-    for asked in (
+    for call in (
         nothing.read_bytes,
         nothing.unlink,
         nothing.stat,
@@ -84,7 +84,7 @@ def test_what_is_absent_is_told_from_what_fails(folder: Location) -> None:
         lambda: sync_file(nothing),
     ):
         with pytest.raises(FileNotFoundError):
-            asked()
+            call()
     # Nobody makes a checkpoint anew that was taken away meanwhile.
     with pytest.raises(FileNotFoundError):
         write_once(folder / "gone" / "1.json", b"")
@@ -110,7 +110,7 @@ def test_a_directory_appears_once_and_whole(folder: Location) -> None:
 
     def publish(n: int) -> bool:
         return publish_directory(
-            folder, "batch=0", "digest", lambda made: write_over(made / "part", b"%d" % n), ordinal=1
+            folder, "batch=0", "digest", lambda folder_: write_over(folder_ / "part", b"%d" % n), ordinal=1
         )
 
     with ThreadPoolExecutor(8) as pool:

@@ -23,7 +23,7 @@ from tests.spark.updates import HOURLY, hourly
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 ODD = "a b%20c#1+d:é\u2028;="
-"""What Spark reads no pattern in, all in one name."""
+"""Characters in which Spark reads no pattern, all in one name."""
 
 PATTERN = f"{ODD}[1]{{x}}?*"
 """For those who read no patterns."""
@@ -67,8 +67,8 @@ def test_a_stage_stands_in_folders_of_any_name(
     assert sorted(r.key for r in spark.read.format("delta").load(str(tmp_path / PATTERN)).collect()) == ["a", "b"]
     assert tables(tmp_path) == {"orders", PATTERN}, "nothing was written beside"
     for place in ("odd.orders", str(tmp_path / PATTERN), str(home / "out")):
-        found = lws.complete_through(spark, place, writers=WRITERS)
-        assert found.low == mark(10), (place, found.why)
+        answer = lws.complete_through(spark, place, writers=WRITERS)
+        assert answer.low == mark(10), (place, answer.why)
 
     read = spark.read.schema("key string, t timestamp").option("recursiveFileLookup", "true").json(str(home / "out"))
     assert {r.t.microsecond for r in read.collect()} == {700}, "JSON keeps microseconds"

@@ -39,8 +39,8 @@ def taped(flow: Flow) -> DataFrame:
 
 
 def newest(rows: DataFrame, batch: lws.Batch) -> lowwater.Watermark:
-    [[found]] = rows.agg(sf.unix_micros(sf.max("t"))).collect()
-    return max(batch.previous_frontier, lowwater.Watermark(MIN if found is None else found))
+    [[micros]] = rows.agg(sf.unix_micros(sf.max("t"))).collect()
+    return max(batch.previous_frontier, lowwater.Watermark(MIN if micros is None else micros))
 
 
 class Beginning:
@@ -128,7 +128,7 @@ def test_a_source_that_gives_its_rows_once_is_refused(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "before", "now", "said"),
+    ("kind", "before", "now", "text"),
     [
         ("rate", "9", "8", "the offset of the source rate has gone back, from 9 to 8: .* adopt=True"),
         ("kafka", '{"t":{"0":5}}', '{"t":5}', "is no offset of Kafka"),
@@ -137,12 +137,12 @@ def test_a_source_that_gives_its_rows_once_is_refused(flow: Flow) -> None:
     ],
 )
 def test_an_offset_that_goes_back_or_is_other_fails(
-    kind: str, before: str, now: str, said: str, tmp_path: Path
+    kind: str, before: str, now: str, text: str, tmp_path: Path
 ) -> None:
     source = OpenOpaque(kind, tmp_path, went_back if kind == "kafka" else None)
     source.read_to(before)
     source.confirm(before)
-    with pytest.raises(CheckpointMismatch, match=said):
+    with pytest.raises(CheckpointMismatch, match=text):
         source.read_to(now)
 
 

@@ -107,9 +107,7 @@ class Topic(OutputCase):
         return batch.write_kafka(self.fit(rows), self.to, options=self.client, slots=2)
 
     def table(self) -> DataFrame:
-        texts = self.flow.spark.createDataFrame(
-            [(each.value.decode(),) for each in self.kafka.rows(self.to)], "v string"
-        )
+        texts = self.flow.spark.createDataFrame([(row.value.decode(),) for row in self.kafka.rows(self.to)], "v string")
         return texts.select(sf.from_json("v", COLUMNS).alias("r")).select("r.*")
 
     def left(self) -> list[int]:
@@ -118,9 +116,9 @@ class Topic(OutputCase):
         return sorted(int(name) for name in names if name.isdecimal())
 
     def read(self) -> DataFrame:
-        told = {"subscribe": self.to, "startingOffsets": "earliest", "lowwater.brokers": "1"}
-        told["kafka.isolation.level"] = "read_committed"
-        stream = self.flow.spark.readStream.format("kafka").options(**self.client, **told).load()
+        options = {"subscribe": self.to, "startingOffsets": "earliest", "lowwater.brokers": "1"}
+        options["kafka.isolation.level"] = "read_committed"
+        stream = self.flow.spark.readStream.format("kafka").options(**self.client, **options).load()
         return stream.select(sf.from_json(sf.col("value").cast("string"), COLUMNS).alias("r")).select("r.*")
 
 
@@ -137,7 +135,7 @@ class Toy(OutputCase):
         return batch.write_to(rows, "toy", self.to)
 
     def table(self) -> DataFrame:
-        rows = [each for path in Path(self.to).glob("*.json") for each in json.loads(path.read_text())["rows"]]
+        rows = [row for path in Path(self.to).glob("*.json") for row in json.loads(path.read_text())["rows"]]
         millis = self.flow.spark.createDataFrame(rows, "key string, millis long")
         return millis.selectExpr("key", "timestamp_millis(millis) AS t")
 
@@ -174,7 +172,7 @@ def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(outputs.KINDS, "toy", outputs.OutputKind("tests.spark.toy_out", "ToyOut"))
 
 
-def made(request: pytest.FixtureRequest, flow: Flow) -> OutputCase:
+def case_of(request: pytest.FixtureRequest, flow: Flow) -> OutputCase:
     if request.param == "topic":
         return Topic(flow, request.getfixturevalue("kafka"))
     if request.param == "toy":
@@ -185,14 +183,14 @@ def made(request: pytest.FixtureRequest, flow: Flow) -> OutputCase:
 
 @pytest.fixture(params=["folder", "topic", "Delta", "toy"])
 def kind(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[OutputCase]:
-    place = made(request, Flow(spark, "127.0.0.1:1", tmp_path))
+    place = case_of(request, Flow(spark, "127.0.0.1:1", tmp_path))
     yield place
     place.close()
 
 
 @pytest.fixture(params=["folder", "topic", pytest.param("Delta", marks=pytest.mark.long)])
 def marked(request: pytest.FixtureRequest, flow: Flow) -> OutputCase:
-    return made(request, flow)
+    return case_of(request, flow)
 
 
 @pytest.fixture(params=["folder", "Delta", pytest.param("guarded Delta", marks=pytest.mark.long), "toy", "PostgreSQL"])
@@ -204,7 +202,7 @@ def output(request: pytest.FixtureRequest, flow: Flow) -> Iterator[OutputCase]:
             flow.stop()
             table.close()
     else:
-        yield made(request, flow)
+        yield case_of(request, flow)
 
 
 @pytest.mark.usefixtures("_toys")

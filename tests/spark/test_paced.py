@@ -23,7 +23,7 @@ from tests.kit.kafka import Kafka, Row
 from tests.kit.times import at
 from tests.spark.flow import Flow
 from tests.spark.support import low
-from tests.spark.test_inject import Source, Transaction, said
+from tests.spark.test_inject import Source, Transaction, value_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -33,8 +33,8 @@ PARTS = [Partition("t", number) for number in range(3)]
 
 
 def first_at(logs: Mapping[Partition, Sequence[int]], time: int) -> dict[Partition, int]:
-    found = {place: next((i for i, each in enumerate(log) if each >= time), -1) for place, log in logs.items()}
-    return {place: offset for place, offset in found.items() if offset >= 0}
+    offsets = {place: next((i for i, value in enumerate(log) if value >= time), -1) for place, log in logs.items()}
+    return {place: offset for place, offset in offsets.items() if offset >= 0}
 
 
 logs_of = st.fixed_dictionaries({place: st.lists(st.integers(0, 50), max_size=12).map(sorted) for place in PARTS})
@@ -74,12 +74,12 @@ def test_the_slowest_goes_on_past_a_row_whose_time_is_wrong() -> None:
 
 
 def test_a_row_is_read_of_one_that_was_never_read_whatever_its_time() -> None:
-    known, new, _ = PARTS
-    assert paced({}, {known: 0, new: 9}, {known: 3, new: 9000}, 10, lambda _: {new: 0}, [new]) == {new: 1}
+    old, new, _ = PARTS
+    assert paced({}, {old: 0, new: 9}, {old: 3, new: 9000}, 10, lambda _: {new: 0}, [new]) == {new: 1}
 
 
 def test_where_nothing_can_be_written_the_file_is_named_with_the_fix(tmp_path: Path) -> None:
-    """What was told before stays, so the source plans by that: too little is read, and never too much."""
+    """The last answer stays, so the source plans by that: too little is read, and never too much."""
     pace = Pace(str(tmp_path / "pace"))
     pace.tell({"partition 0 of t": 7}, idle=True)
     (tmp_path / "other").write_bytes(b"")
@@ -90,22 +90,22 @@ def test_where_nothing_can_be_written_the_file_is_named_with_the_fix(tmp_path: P
 
 class Paced(Source):
     def put(self, partition: int, *times: datetime) -> None:
-        rows = [Row(said(time), partition=partition, time=int(time.timestamp() * 1000)) for time in times]
+        rows = [Row(value_of(time), partition=partition, time=int(time.timestamp() * 1000)) for time in times]
         self.kafka.put(self.name, rows)
 
     def begin(self, **declared: Any) -> lws.Stage:
         return self.injector(**{"disorder": MINUTE, "skew_limit": HOUR, **declared})
 
     def frame(self, stage: lws.Stage, **options: str) -> DataFrame:
-        told = {"kafka.bootstrap.servers": self.kafka.address, "subscribe": self.name, "lowwater.brokers": "1"}
+        options_ = {"kafka.bootstrap.servers": self.kafka.address, "subscribe": self.name, "lowwater.brokers": "1"}
         value = sf.from_json(sf.col("value").cast("string"), "key string, t timestamp").alias("r")
-        read = stage.read_kafka({**told, **options})
+        read = stage.read_kafka({**options_, **options})
         columns = ("topic", "partition", "offset", "timestamp", "timestampType")
         return read.select(value, *columns).select("r.*", *columns)
 
     def write(self, rows: DataFrame, batch: lws.Batch) -> None:
         batch.write(rows.drop("topic", "timestampType"), self.flow.folder / "out")
-        self.told.append((batch.id, batch.replayed, str(batch.low)))
+        self.batches.append((batch.id, batch.replayed, str(batch.low)))
 
     def run(
         self, stage: lws.Stage | None = None, source: Mapping[str, str] | None = None, **options: Any
@@ -117,9 +117,9 @@ class Paced(Source):
         out = self.flow.spark.read.schema("t timestamp, partition int, offset long, timestamp timestamp")
         rows = out.option("recursiveFileLookup", "true").parquet(str(self.flow.folder / "out"))
         assert rows.where("t <> timestamp").count() == 0
-        found = rows.where(f"partition = {partition}").orderBy("offset").collect()
-        assert [row.offset for row in found] == [*range(len(found))], "each once"
-        return [row.t.isoformat()[11:16] for row in found]
+        stored = rows.where(f"partition = {partition}").orderBy("offset").collect()
+        assert [row.offset for row in stored] == [*range(len(stored))], "each once"
+        return [row.t.isoformat()[11:16] for row in stored]
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_rows_of_open_and_aborted_transactions_hold_up_no_task(topic: Paced, lw:
     topic.put(1, at(9))
     whole = Transaction(topic, 0, at(9))
     topic.run(source={"kafka.isolation.level": "read_committed"})
-    topic.flow.eventually(lambda: topic.told != [] and topic.read_of(1) == ["09:00"], "the other partition")
+    topic.flow.eventually(lambda: topic.batches != [] and topic.read_of(1) == ["09:00"], "the other partition")
     assert low(lw, "begin").unknown
     whole.commit()
     topic.reaches(lw, 8, 59)
@@ -198,11 +198,11 @@ def test_what_the_limit_does_not_go_with_is_refused(topic: Paced) -> None:
 
 @pytest.fixture
 def reader(kafka: Kafka, tmp_path: Path) -> PacedReader:
-    """Of a topic with the name of the test's directory, of which three rows of the first partition are read."""
+    """Read three rows of the first partition of a topic with the name of the test's directory."""
     kafka.create(tmp_path.name, 2)
-    kafka.put(tmp_path.name, [Row(said(time), partition=0) for time in HALF_HOURS[:3]])
-    told = {"kafka.bootstrap.servers": kafka.address, "subscribe": tmp_path.name}
-    return PacedReader({**told, LIMIT: "3600000", PACE: str(tmp_path)})
+    kafka.put(tmp_path.name, [Row(value_of(time), partition=0) for time in HALF_HOURS[:3]])
+    options = {"kafka.bootstrap.servers": kafka.address, "subscribe": tmp_path.name}
+    return PacedReader({**options, LIMIT: "3600000", PACE: str(tmp_path)})
 
 
 def test_a_topic_made_anew_is_not_taken_for_an_empty_one(reader: PacedReader, kafka: Kafka, tmp_path: Path) -> None:
@@ -211,6 +211,6 @@ def test_a_topic_made_anew_is_not_taken_for_an_empty_one(reader: PacedReader, ka
     assert read == {tmp_path.name: {"0": 3, "1": 0}}
     kafka.delete(tmp_path.name)
     kafka.create(tmp_path.name, 2)
-    kafka.put(tmp_path.name, [Row(said(HALF_HOURS[0]), partition=0)])
+    kafka.put(tmp_path.name, [Row(value_of(HALF_HOURS[0]), partition=0)])
     with pytest.raises(CheckpointMismatch, match=r"partition 0 of .*Start from a new checkpoint, with adopt=True"):
         reader.latestOffset(read, None)

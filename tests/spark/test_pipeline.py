@@ -77,19 +77,19 @@ class Zeitgeist:
     def rows(self, output: str) -> list[dict[str, Any]]:
         import pyarrow.parquet as pq
 
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         for file in (self.folder / "root/outputs" / output).glob("batch=*/*.parquet"):
-            found += pq.ParquetFile(file).read().to_pylist()
-        for each in found:
-            each["start"] = each["start"].minute
-        return sorted(found, key=lambda each: (each["query"], each["start"]))
+            rows += pq.ParquetFile(file).read().to_pylist()
+        for row in rows:
+            row["start"] = row["start"].minute
+        return sorted(rows, key=lambda row: (row["query"], row["start"]))
 
 
 @pytest.fixture
 def zeitgeist(tmp_path: Path, authority: Serving, lw: lowwater.Client) -> Iterator[Zeitgeist]:
-    made = Zeitgeist(tmp_path, authority.address, lw)
-    yield made
-    for process in made.processes:
+    zeitgeist_ = Zeitgeist(tmp_path, authority.address, lw)
+    yield zeitgeist_
+    for process in zeitgeist_.processes:
         if process.poll() is None:
             process.kill()
         process.communicate()
@@ -106,17 +106,17 @@ SPIKES = [minute("a", 0, 1, clicks=0), minute("a", 1, 2, clicks=1), minute("b", 
 def test_the_command_runs_all_until_the_inputs_are_finished(zeitgeist: Zeitgeist, lw: lowwater.Client) -> None:
     zeitgeist.search("a", 0, 1, 2)
     zeitgeist.click("A", 0, 2)
-    for each in zeitgeist.upstreams:
-        each.at(9, 1)
+    for upstream in zeitgeist.upstreams:
+        upstream.at(9, 1)
     process = zeitgeist.start("--until-finished")
     eventually(lambda: zeitgeist.rows("counts/minutes"), "the first minute is there", seconds=300)
     zeitgeist.search("a", 1, 2, 2)
     zeitgeist.search("b", 5)
     zeitgeist.click("b", 3, 4)
-    for each in zeitgeist.upstreams:
-        each.lease.finish()
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said
+    for upstream in zeitgeist.upstreams:
+        upstream.lease.finish()
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
     assert zeitgeist.rows("counts/minutes") == COUNTED
     assert zeitgeist.rows("spikes/spikes") == SPIKES
     assert low(lw, "spikes").finished
@@ -141,14 +141,14 @@ def test_tables_and_topics_between_computations_keep_times_to_the_microsecond(
     source, feed = Upstream(lw), Feed(tmp_path / "in")
     time = at(9).replace(microsecond=123_457)
     kafka.create(tmp_path.name, 2)
-    made = Pipeline(
+    pipeline = Pipeline(
         "p",
         [Passes("first", "source"), Passes("second", "first"), Passes("third", "second")],
         sources=SOURCE,
         outputs={"first": Table(), "second.rows": Topic(tmp_path.name, kafka.address, brokers=1)},
         ranges=2,
     )
-    running = made.start(spark, tmp_path, address=authority.address)
+    running = pipeline.start(spark, tmp_path, address=authority.address)
     try:
         assert (list(running.queries), running.failed) == (["first", "second", "third"], {})
         feed.put([{"key": "a", "t": time.isoformat()}])
@@ -197,9 +197,9 @@ def test_what_only_spark_knows_is_refused_before_anything_starts(
 ) -> None:
     Feed(tmp_path / "in")
     wrong = [Passes("first", "source"), Passes("second", "first", key="upper(k)"), Passes("third", "first", key="t")]
-    made = Pipeline("p", wrong, sources=SOURCE)
+    pipeline = Pipeline("p", wrong, sources=SOURCE)
     with pytest.raises(PipelineError, match="the pipeline p cannot run") as refused:
-        made.start(spark, tmp_path, address=authority.address)
+        pipeline.start(spark, tmp_path, address=authority.address)
     second, third = refused.value.problems
     assert second.startswith("second: AnalysisException: [UNRESOLVED_COLUMN.WITH_SUGGESTION]")
     assert "`k`" in second
@@ -207,12 +207,12 @@ def test_what_only_spark_knows_is_refused_before_anything_starts(
     assert not (tmp_path / "checkpoints").exists()
     assert "first" not in lw.get()
     with pytest.raises(ValueError, match="root is not absolute"):
-        made.start(spark, "root", address=authority.address)
+        pipeline.start(spark, "root", address=authority.address)
 
 
 def test_times_in_topics_may_have_any_fraction_of_a_second_or_none(spark: SparkSession) -> None:
-    told = ["09:00:00Z", "09:00:00.5Z", "09:00:00.123Z", "09:00:00.123457Z", "10:00:00+01:00", "10:00:00.5+01:00"]
-    messages = spark.createDataFrame([(f'{{"t": "2013-01-09T{each}"}}'.encode(),) for each in told], "value binary")
+    times = ["09:00:00Z", "09:00:00.5Z", "09:00:00.123Z", "09:00:00.123457Z", "10:00:00+01:00", "10:00:00.5+01:00"]
+    messages = spark.createDataFrame([(f'{{"t": "2013-01-09T{time}"}}'.encode(),) for time in times], "value binary")
     rows = Topic.rows(messages, "t timestamp").selectExpr("unix_micros(t)").collect()
     nine = lowwater.Watermark.of(at(9)).micros
-    assert [row[0] for row in rows] == [nine + each for each in (0, 500_000, 123_000, 123_457, 0, 500_000)]
+    assert [row[0] for row in rows] == [nine + micros for micros in (0, 500_000, 123_000, 123_457, 0, 500_000)]

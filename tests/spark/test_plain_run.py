@@ -1,4 +1,4 @@
-"""What a plain query may report, and of which checkpoints, against a real authority. A checkpoint written by hand stands for Spark."""
+"""A plain query may report of some checkpoints, against a real authority. A checkpoint written by hand stands for Spark."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Checkpoint:
     client: lowwater.Client
     now: float = 0.0
     boot: str = "first"
-    """What the machine calls the time since it was started; a power cut begins another."""
+    """The machine's name of the time since it was started; a power cut begins another."""
     runs: list[Run] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class Checkpoint:
         (self.path / f"commits/{batch}").write_text('v1\n{"nextBatchWatermarkMs":0}')
 
     def write(self, batch: int, *names: str, compacts: Sequence[str] = ()) -> None:
-        """What Spark's file sink does in a batch: the files, each of its name's length, then the entry of its log."""
+        """Write as Spark's file sink does in a batch: the files, each of its name's length, then the entry of its log."""
         out = self.folder / "out"
         for name in names:
             (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -114,9 +114,9 @@ class Checkpoint:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, lw: lowwater.Client) -> Iterator[Checkpoint]:
-    made = Checkpoint(tmp_path, lw)
-    yield made
-    for run in made.runs:
+    checkpoint_ = Checkpoint(tmp_path, lw)
+    yield checkpoint_
+    for run in checkpoint_.runs:
         run.close()
 
 
@@ -157,16 +157,16 @@ def test_rule6_the_output_of_a_file_sink_is_durable_before_its_commit_and_the_re
     checkpoint.plan(1, [])
     checkpoint.commit(1)
     run.tick()
-    found: list[list[str]] = [[]]
+    groups: list[list[str]] = [[]]
     for name in order:
         if name.startswith("ck/commits/") and not name.endswith("/"):
-            found += [[name], []]
+            groups += [[name], []]
         elif name == "reported":
-            found[-1] = [name]
-            found.append([])
+            groups[-1] = [name]
+            groups.append([])
         elif name.startswith("out/"):
-            found[-1].append(name)
-    assert [each for each in found if each] == [
+            groups[-1].append(name)
+    assert [group for group in groups if group] == [
         ["out/year=1/a", "out/b", "out/year=1/", "out/", "out/_spark_metadata/0", "out/_spark_metadata/", "out/"],
         ["ck/commits/0"],
         ["reported"],
@@ -262,7 +262,7 @@ def test_rule6_a_damaged_entry_of_a_sinks_log_is_no_batch_without_files(
 
 
 def crc(content: bytes, chunk: int = 512) -> bytes:
-    """What Hadoop writes beside a file of this content."""
+    """Return what Hadoop writes beside a file of this content."""
     sums = [zlib.crc32(content[at : at + chunk]).to_bytes(4, "big") for at in range(0, len(content), chunk)]
     return b"crc\0" + chunk.to_bytes(4, "big") + b"".join(sums)
 
@@ -317,7 +317,7 @@ def test_a_checkpoint_keeps_what_its_query_holds(tmp_path: Path) -> None:
     (tmp_path / "offsets/0").touch()
     check_shape(tmp_path, "plain", HELD)
     check_shape(tmp_path, "plain", Checked(FILES, [window("deduplication"), window()], retention=HOUR))
-    said = "begun with start.*, aggregation in Spark's state and a retention of 1:00:00, .* from a new checkpoint"
+    text = "begun with start.*, aggregation in Spark's state and a retention of 1:00:00, .* from a new checkpoint"
     for kind, other in (
         ("function", HELD),
         ("plain", PLAIN),
@@ -327,7 +327,7 @@ def test_a_checkpoint_keeps_what_its_query_holds(tmp_path: Path) -> None:
         ("plain", Checked([ControlSource("/told"), *FILES], [window()], retention=HOUR)),
         ("plain", Checked([OpaqueSource("tape")], [window()], retention=HOUR)),
     ):
-        with pytest.raises(CheckpointMismatch, match=said):
+        with pytest.raises(CheckpointMismatch, match=text):
             check_shape(tmp_path, kind, other)  # type: ignore[arg-type]
     # What Spark holds comes out within a larger one, too. From then on it is the one of the checkpoint.
     check_shape(tmp_path, "plain", Checked(FILES, [window()], retention=2 * HOUR))
@@ -368,12 +368,12 @@ def test_a_kept_reading_counts_for_the_same_incarnations_of_the_same_inputs() ->
 
 def test_one_rule_says_what_has_become_of_the_inputs() -> None:
     now = Origin(3, (1, 7))
-    found = {
+    states = {
         before: now.since(before)
         for before in (now, Origin(3, (1, 0)), Origin(3, (1, 6)), Origin(3, (1,)), Origin(2, (1, 7)), UNREAD.origin)
     }
     none, reset, inputs = Change.NONE, Change.RESET, Change.INPUTS
-    assert list(found.values()) == [none, none, reset, reset, inputs, inputs]
+    assert list(states.values()) == [none, none, reset, reset, inputs, inputs]
     assert Origin(3, (1, 0)).since(now) is reset, "an input that is gone is not the same one"
 
 
@@ -386,11 +386,11 @@ def test_what_spark_holds_is_bounded_by_the_watermark_of_the_committed_batch() -
     holds = Checked([files], retention=timedelta(seconds=2))
     driven = Checked([ControlSource("/told"), files], retention=timedelta(seconds=2))
     nothing = Checked([files])
-    assert [nothing.spark_bound(each) for each in (None, plan(0), plan(5_000))] == [MAX] * 3
-    assert [holds.spark_bound(each) for each in (None, plan(0), plan(5_000))] == [MIN, MIN, 3_000_000]
+    assert [nothing.spark_bound(reading) for reading in (None, plan(0), plan(5_000))] == [MAX] * 3
+    assert [holds.spark_bound(reading) for reading in (None, plan(0), plan(5_000))] == [MIN, MIN, 3_000_000]
     ends = [driven.spark_bound(plan(end)) for end in (END, 221_845_392_000_000)]
     assert ends == [MAX, MAX], "the second one stood for MAX in checkpoints of earlier versions"
-    assert [driven.spark_bound(each) for each in (None, plan(5_000))] == [MIN, 3_000_000]
+    assert [driven.spark_bound(reading) for reading in (None, plan(5_000))] == [MIN, 3_000_000]
     assert holds.spark_bound(plan(END)) < MAX, "rows may be dated so; only a control says that nothing comes any more"
 
 

@@ -42,7 +42,7 @@ class Out:
         self.put: list[str] = []
         self.returned: list[tuple[int, bool]] = []
         self.at: dict[tuple[str, int], Callable[[], object]] = {}
-        """What happens at a point of a batch, once."""
+        """An action at a point of a batch, done once."""
         self.anew()
 
     def anew(self) -> None:
@@ -56,8 +56,8 @@ class Out:
 
     def write(self, rows: DataFrame, batch: lws.Batch) -> None:
         self.batch = batch.id
-        made = self.output.write(batch, rows.withColumn("luck", sf.rand()).repartition(3))
-        self.returned.append((batch.id, made))
+        new = self.output.write(batch, rows.withColumn("luck", sf.rand()).repartition(3))
+        self.returned.append((batch.id, new))
 
     def start(self) -> lws.TrackedQuery:
         return self.flow.start(self.write, ranges=2)
@@ -80,9 +80,9 @@ class Out:
         self.anew()
 
     def times(self) -> Counter[int]:
-        found = Counter(key for [key] in self.postgres.execute('SELECT key FROM "Out"'))
-        assert found.keys() <= set(self.put)
-        return Counter(found[key] for key in self.put)
+        keys = Counter(key for [key] in self.postgres.execute('SELECT key FROM "Out"'))
+        assert keys.keys() <= set(self.put)
+        return Counter(keys[key] for key in self.put)
 
     def staged(self) -> int:
         tables = self.postgres.execute("SELECT relname FROM pg_class WHERE relname LIKE 'lowwater_staged_%'")
@@ -91,10 +91,10 @@ class Out:
 
 @pytest.fixture
 def out(postgres: Postgres, flow: Flow, lw: lowwater.Client, upstream: Upstream) -> Iterator[Out]:
-    made = Out(postgres, flow, lw, upstream)
-    yield made
+    out_ = Out(postgres, flow, lw, upstream)
+    yield out_
     flow.stop()
-    made.output.close()
+    out_.output.close()
 
 
 def fail() -> None:
@@ -217,7 +217,7 @@ def test_types_are_kept(out: Out) -> None:
     output = PostgresOutput(out.postgres.dsn, "public.types")
 
     def write(rows: DataFrame, batch: lws.Batch) -> None:
-        output.write(batch, rows.selectExpr("key", *(f"{said} AS {name.split()[0]}" for name, said, _ in TYPES)))
+        output.write(batch, rows.selectExpr("key", *(f"{value} AS {name.split()[0]}" for name, value, _ in TYPES)))
 
     out.write = write  # type: ignore[method-assign]
     out.start()
@@ -226,5 +226,5 @@ def test_types_are_kept(out: Out) -> None:
     out.minute = 1
     out.done()
     output.close()
-    [found] = out.postgres.execute("SELECT * FROM types")
-    assert found == ("tab\t, \\N and ü\n", *(there for _, _, there in TYPES))
+    [stored] = out.postgres.execute("SELECT * FROM types")
+    assert stored == ("tab\t, \\N and ü\n", *(value for _, _, value in TYPES))

@@ -1,4 +1,4 @@
-"""What a driver exports of a real query and of an attachment, against what was put into the query."""
+"""A driver exports figures of a real query and of an attachment, against what was put into the query."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def test_a_driver_exports_its_queries_and_its_attachment(
         def value(name: str, **labels: str) -> float | None:
             return registry.get_sample_value(f"lowwater_spark_{name}", labels)
 
-        def of(name: str) -> float | None:
+        def figure(name: str) -> float | None:
             return value(name, query="enrich", computation="stage")
 
         eventually(lambda: low(lw, "stage") == lowwater.Watermark.of(at(10)), "the first batch is reported")
-        assert (of("committed_batch"), of("late_rows_total"), of("holding")) == (0, 0, 0)
-        assert of("reported_watermark_timestamp_seconds") == at(10).timestamp()
-        assert of("low_watermark_timestamp_seconds") == at(10).timestamp()
+        assert (figure("committed_batch"), figure("late_rows_total"), figure("holding")) == (0, 0, 0)
+        assert figure("reported_watermark_timestamp_seconds") == at(10).timestamp()
+        assert figure("low_watermark_timestamp_seconds") == at(10).timestamp()
         # Two rows below the 10:00 that was promised, and one that is not.
         feed.put([row("late", 9, 59), row("later", 9, 58), row("c", 11)])
-        eventually(lambda: of("late_rows_total") == 2, "the broken promises are counted")
-        eventually(lambda: of("committed_batch") == 1, "which is told before the batch is committed")
+        eventually(lambda: figure("late_rows_total") == 2, "the broken promises are counted")
+        eventually(lambda: figure("committed_batch") == 1, "which is told before the batch is committed")
         status = eventually(
-            lambda: next((each for each in attachment.status().queries if each.batches >= 2), None),
+            lambda: next((query for query in attachment.status().queries if query.batches >= 2), None),
             "Spark tells of both",
         )
         assert status is not None
@@ -69,12 +69,12 @@ def test_a_driver_exports_its_queries_and_its_attachment(
         assert value("attach_delivered_total") == attachment.status().delivered
         assert value("attach_authority", state="answers") == 1
         declared = {figure.name: set(figure.labels) for figure in FIGURES}
-        seen = {sample.name: sample.labels.keys() for family in registry.collect() for sample in family.samples}
-        assert all(declared[name] == labels for name, labels in seen.items())
+        labels_seen = {sample.name: sample.labels.keys() for family in registry.collect() for sample in family.samples}
+        assert all(declared[name] == labels for name, labels in labels_seen.items())
         query.stop()
-        assert of("committed_batch") is not None, "one that has ended stays as it stood"
+        assert figure("committed_batch") is not None, "one that has ended stays as it stood"
         figures.remove(query)
-        assert of("committed_batch") is None
+        assert figure("committed_batch") is None
         assert b"lowwater_spark_attach_failures_total" in generate_latest(registry)
 
 
@@ -106,17 +106,17 @@ class Query:
 def test_a_query_is_counted_once_and_a_status_that_fails_leaves_the_others(caplog: pytest.LogCaptureFixture) -> None:
     registry = CollectorRegistry()
     register(
-        *(cast("lws.TrackedQuery", each) for each in (Query("broken", broken=True), Query("two"))), registry=registry
+        *(cast("lws.TrackedQuery", query) for query in (Query("broken", broken=True), Query("two"))), registry=registry
     )
-    seen: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, float]] = {}
     for family in registry.collect():
         for sample in family.samples:
             assert sample.labels["query"] == "two"
-            seen.setdefault(sample.name.removeprefix("lowwater_spark_"), {})[sample.labels["computation"]] = (
+            rows.setdefault(sample.name.removeprefix("lowwater_spark_"), {})[sample.labels["computation"]] = (
                 sample.value
             )
     shared = {"dropped_rows_total": 7, "ticks_total": 5, "removed_batches_total": 4, "removed_bytes_total": 99}
     for name, expected in (shared | {"remembered_files": 6, "removal_held_back_seconds": 1.5}).items():
-        assert seen[name] == {"first": expected}
-    assert (seen["late_rows_total"], seen["committed_batch"]) == ({"first": 2, "second": 2}, {"first": 3, "second": 3})
+        assert rows[name] == {"first": expected}
+    assert (rows["late_rows_total"], rows["committed_batch"]) == ({"first": 2, "second": 2}, {"first": 3, "second": 3})
     assert "the figures of broken are left out" in caplog.text

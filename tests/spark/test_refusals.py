@@ -1,4 +1,4 @@
-"""What cannot be tracked exactly is refused before anything starts, with the reason and the way out."""
+"""A query that cannot be tracked exactly is refused before anything starts, with the reason and the way out."""
 
 from __future__ import annotations
 

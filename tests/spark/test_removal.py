@@ -62,8 +62,8 @@ class Readers(Queries):
         read = self.read.setdefault(name, Counter())
 
         def write(rows: DataFrame, batch: Batch) -> None:
-            found = {(batch.id, r.key): 1 for r in rows.collect()}
-            read.update({each: 1 for each in found if each not in read})
+            rows_found = {(batch.id, r.key): 1 for r in rows.collect()}
+            read.update({name: 1 for name in rows_found if name not in read})
 
         return write
 
@@ -80,8 +80,8 @@ class Readers(Queries):
         return sorted(key for _, key in self.read[name].elements())
 
     def plain_rows(self, name: str) -> list[str]:
-        found = self.spark.read.schema("key string, t timestamp").json(str(self.folder / f"{name}-out"))
-        return sorted(r.key for r in found.collect())
+        rows = self.spark.read.schema("key string, t timestamp").json(str(self.folder / f"{name}-out"))
+        return sorted(r.key for r in rows.collect())
 
     def follows(self, lw: lowwater.Client, name: str, mark: lowwater.Watermark) -> None:
         self.eventually(lambda: low(lw, name) >= mark, f"{name} follows")

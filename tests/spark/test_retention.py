@@ -56,8 +56,8 @@ class Retained:
         make, self.declared, more = KINDS[kind]
         right = flow.spark.readStream.schema("other string, u timestamp").json(str(flow.folder / "right"))
         self.frame = make(flow.read(), right)
-        said = None if kind in SAID_BY_PLAN else self.declared
-        self.stage = flow.stage("stage", "source", retention=said, **more)
+        retention = None if kind in SAID_BY_PLAN else self.declared
+        self.stage = flow.stage("stage", "source", retention=retention, **more)
         self.random = random.Random(7)
         self.oracle = Oracle(flow.address, flow.folder / "out")
         self.log = CheckpointLog(flow.folder / "ck")
@@ -106,10 +106,10 @@ class Retained:
         assert plan is not None
         inputs = lowwater.Watermark.of(at(0, STEPS * STEP)).micros
         declared = self.declared + (timedelta(milliseconds=1) if "join" in self.kind else timedelta())
-        held = plan.watermark * 1000 - declared // timedelta(microseconds=1)
+        bound = plan.watermark * 1000 - declared // timedelta(microseconds=1)
         if self.kind in SAID_BY_PLAN:
-            held = lowest_stamp([Stamp("start", SAID_BY_PLAN[self.kind])], plan.watermark * 1000)
-        least = min(inputs, held)
+            bound = lowest_stamp([Stamp("start", SAID_BY_PLAN[self.kind])], plan.watermark * 1000)
+        least = min(inputs, bound)
         # What is stamped by the start of its window is stamped by that of the one in which the bound stands.
         return lowwater.Watermark(least if self.stage.keyed.window is None else least // 3_600_000_000 * 3_600_000_000)
 
@@ -169,11 +169,11 @@ def test_it_holds_until_spark_has_a_watermark(flow: PlainFlow, lw: lowwater.Clie
 
 
 def test_foreach_batch_reports_what_spark_releases(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    seen: list[tuple[lowwater.Watermark, lowwater.Watermark, lowwater.Watermark, list[lowwater.Watermark]]] = []
+    batches: list[tuple[lowwater.Watermark, lowwater.Watermark, lowwater.Watermark, list[lowwater.Watermark]]] = []
 
     def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
         stamps = [lowwater.Watermark(r.t) for r in rows.select(sf.unix_micros("t").alias("t")).collect()]
-        seen.append((low(lw, "stage"), batch.promised, batch.low, stamps))
+        batches.append((low(lw, "stage"), batch.promised, batch.low, stamps))
         batch.write(rows, flow.folder / "out")
 
     query = Retained(flow, upstream, "windows stamped by start")
@@ -194,12 +194,12 @@ def test_foreach_batch_reports_what_spark_releases(flow: PlainFlow, lw: lowwater
         query.step(number)
     flow.eventually(lambda: low(lw, "stage") == min(query.expected(), mark(2)), "it follows Spark's watermark")
     query.leap(lw)
-    for published, promised, _, stamps in seen:
+    for published, promised, _, stamps in batches:
         assert [stamp for stamp in stamps if stamp < max(published, promised)] == []
-    for i, (_, _, complete, _) in enumerate(seen):
-        later = [stamp for _, _, _, stamps in seen[i + 1 :] for stamp in stamps]
+    for i, (_, _, complete, _) in enumerate(batches):
+        later = [stamp for _, _, _, stamps in batches[i + 1 :] for stamp in stamps]
         assert [stamp for stamp in later if stamp < complete] == [], "batch.low is complete, this batch included"
-    promises = [promised for _, promised, _, _ in seen]
+    promises = [promised for _, promised, _, _ in batches]
     assert promises == sorted(promises)
     assert not promises[-1].unknown, "what Spark has let go of is promised"
     assert running.stage_status().late_rows == 0
@@ -360,7 +360,7 @@ def test_a_join_by_key_alone_is_refused(flow: PlainFlow) -> None:
 
 
 def test_a_join_that_spark_bounds_by_another_column_is_refused(flow: PlainFlow) -> None:
-    """Of ``u <= h`` Spark waits for h, and lets go of a row by its event time, which is an hour lower: its matches are lost."""
+    """Spark waits for h in ``u <= h``, and lets go of a row by its event time, which is an hour lower: its matches are lost."""
     stamped = Stamped(flow)
     named = stamped.left.withColumn("h", sf.expr("t + INTERVAL 1 HOUR"))
     condition = "key = other AND u >= t AND u <= h"
@@ -397,7 +397,7 @@ def test_every_stage_of_a_query_is_stamped_as_the_plan_says(flow: PlainFlow) -> 
 
 
 def test_an_outer_join_keeps_rows_a_millisecond_longer_than_declared(flow: PlainFlow) -> None:
-    """Of ``u <= t + 1 hour`` Spark lets go an hour and a millisecond below its watermark."""
+    """Spark lets go an hour and a millisecond below its watermark in ``u <= t + 1 hour``."""
     joined = Stamped(flow).joined("key = other AND u >= t AND u <= t + INTERVAL 1 HOUR", "leftOuter")
     plan = Plan(0, (), "", watermark=36_000_000)
     for stamp, retention in ((sf.coalesce("t", "u"), HOUR), ("t", None)):
@@ -425,8 +425,8 @@ def test_how_windows_are_cut_is_found(flow: PlainFlow) -> None:
     }.items():
         [operator] = check_plan(flow.spark, stream.groupBy("key", window("t", *cut)).count(), retention=HOUR).operators
         assert operator.window is not None
-        found = (operator.window.length, operator.window.slide, operator.window.start)
-        assert found == tuple(timedelta(minutes=minutes) for minutes in expected), cut
+        cut_found = (operator.window.length, operator.window.slide, operator.window.start)
+        assert cut_found == tuple(timedelta(minutes=minutes) for minutes in expected), cut
     sessions = stream.groupBy(sf.session_window("t", "30 minutes")).count()
     [operator] = check_plan(flow.spark, sessions, retention=HOUR).operators
     assert (operator.window, operator.columns) == (None, ("session_window",))

@@ -123,11 +123,11 @@ def test_windows_are_closed_on_s3(flow: Flow, lw: lowwater.Client, upstream: Ups
     assert emitted == ["a"]
     query.stop()
 
-    for refused, said in (
+    for refused, text in (
         (lambda rows, batch: batch.stateful(rows, hourly, HOURLY), "State in the checkpoint s3a:"),
         (lambda rows, batch: batch.write(rows, str(checkpoint / "out")), "s3a: was not.*batch.write_table"),
     ):
-        with pytest.raises(lws.Unsupported, match=said):
+        with pytest.raises(lws.Unsupported, match=text):
             start(refused, "refused").await_termination(180)
 
 

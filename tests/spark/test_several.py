@@ -46,7 +46,7 @@ def test_which_stages_stand_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stages", "said"),
+    ("stages", "text"),
     [
         ([declared("a", "x"), declared("a", "x")], "two stages of the query are named 'a'"),
         ([declared("a", "x"), declared("b", "x", client="b")], "different clients"),
@@ -58,8 +58,8 @@ def test_which_stages_stand_together() -> None:
         ([declared("a", "x", retention=HOUR), declared("b", "a")], "declare the largest one in all"),
     ],
 )
-def test_which_do_not(stages: list[Declared], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_which_do_not(stages: list[Declared], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
         check_together(stages)
 
 
@@ -79,7 +79,7 @@ def test_a_checkpoint_keeps_its_stages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "window", "reading", "passed"),
+    ("holds", "window", "reading", "passed"),
     [
         ([], None, Reading(14, {1: 20}), Reading(14, {1: 20})),
         ([None, 9], None, Reading(14, {1: 20}), Reading(9, {1: 9})),
@@ -89,8 +89,8 @@ def test_a_checkpoint_keeps_its_stages(tmp_path: Path) -> None:
         ([], HOUR, Reading(3_600_000_001, {1: 3_600_000_002}), Reading(3_600_000_000, {1: 3_600_000_000})),
     ],
 )
-def test_what_a_stage_passes_on(held: list[int | None], window: Any, reading: Reading, passed: Reading) -> None:
-    assert passed_on(Committed(0, [0], reading, held=held), reading, window) == passed
+def test_what_a_stage_passes_on(holds: list[int | None], window: Any, reading: Reading, passed: Reading) -> None:
+    assert passed_on(Committed(0, [0], reading, held=holds), reading, window) == passed
 
 
 class Pair(Flow):
@@ -101,8 +101,8 @@ class Pair(Flow):
         self.lows: list[tuple[int, str, str]] = []
 
     def declare(self, name: str, *inputs: str, **options: Any) -> lws.Stage:
-        given: dict[str, Any] = {"key": "key", "event_time": "t", "ranges": 4} | options
-        return lws.stage(self.spark, name, inputs=inputs or ["source"], address=self.address, **given)
+        settings: dict[str, Any] = {"key": "key", "event_time": "t", "ranges": 4} | options
+        return lws.stage(self.spark, name, inputs=inputs or ["source"], address=self.address, **settings)
 
     def run(self, write: Any, *also: lws.Stage, checkpoint: str = "ck", **options: Any) -> lws.TrackedQuery:
         first = self.declare("enriched", **options)
@@ -137,11 +137,11 @@ def wait_for_second(handle: int, state: pa.Table | None, rows: pa.Table, low: lo
         rows = pa.concat_tables([state, rows])
     waits = rows["key"].to_pylist().count("pair") == 1
     mask = pa.array([waits and key == "pair" for key in rows["key"].to_pylist()], pa.bool_())
-    held = rows.filter(mask)
-    times = held["t"].to_pylist()
+    rest = rows.filter(mask)
+    times = rest["t"].to_pylist()
     return (
-        held,
-        rows.filter(pa.array([not each for each in mask.to_pylist()], pa.bool_())),
+        rest,
+        rows.filter(pa.array([not value for value in mask.to_pylist()], pa.bool_())),
         min(times, default=None),
         times,
     )
@@ -213,14 +213,14 @@ def test_m4_a_later_stage_follows_the_earlier_in_one_batch(flow: Pair, lw: lowwa
 
 
 @pytest.mark.parametrize(
-    ("early", "said"),
+    ("early", "text"),
     [
         (True, "a later stage of the query, or an output, says already what enriched holds"),
         (False, "give each stage an output of its own"),
     ],
 )
 def test_what_a_function_of_several_stages_can_get_wrong(
-    early: bool, said: str, flow: Pair, lw: lowwater.Client, upstream: Upstream
+    early: bool, text: str, flow: Pair, lw: lowwater.Client, upstream: Upstream
 ) -> None:
     def misuse(rows: DataFrame, batch: lws.Batch) -> None:
         other = batch.of("hourly")
@@ -233,7 +233,7 @@ def test_what_a_function_of_several_stages_can_get_wrong(
     upstream.at(9)
     flow.feed.put([row("a", 9)])
     query = flow.run(misuse, flow.declare("hourly", "enriched"))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=text):
         query.await_termination(60)
     assert low(lw, "enriched").unknown
 

@@ -45,8 +45,8 @@ PROMISED = ["nothing-skipped", "sink-visible-before-commit"]
 class Elsewhere(PlainFlow):
     """A job of somebody else's over the feed, which knows nothing of lowwater, and sidecars of its checkpoint."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.jobs: list[StreamingQuery] = []
         self.sidecars: list[lws.Sidecar] = []
 
@@ -67,7 +67,7 @@ class Elsewhere(PlainFlow):
         eventually((self.folder / checkpoint / "metadata").exists, "the job has begun")
 
     def follow(self, *more: str, checkpoint: str = "ck", state: str = "state", **declared: Any) -> lws.Sidecar:
-        said: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "inputs": ["source"],
             "sources": [f"files:{self.folder / 'in'}"],
             "promises": [*PROMISED, *more],
@@ -75,7 +75,7 @@ class Elsewhere(PlainFlow):
         }
         path = str(self.folder / checkpoint)
         sidecar = lws.track(
-            "stage", checkpoint=path, state=self.folder / state, address=self.address, **{**said, **declared}
+            "stage", checkpoint=path, state=self.folder / state, address=self.address, **{**defaults, **declared}
         )
         self.sidecars.append(sidecar)
         return sidecar
@@ -270,11 +270,11 @@ def test_a_source_more_than_declared_is_refused(flow: Elsewhere, lw: lowwater.Cl
         flow.follow("history")
     with pytest.raises(Unsupported, match="Spark holds nothing in it"):
         flow.follow(
-            "history", state="held", retention="1h", sources=[f"files:{flow.folder / each}" for each in ("in", "more")]
+            "history", state="held", retention="1h", sources=[f"files:{flow.folder / name}" for name in ("in", "more")]
         )
     with pytest.raises(CheckpointMismatch, match="has taken"):
-        flow.follow("history", state="swapped", sources=[f"files:{flow.folder / each}" for each in ("more", "in")])
-    flow.follow("history", state="all", sources=[f"files:{flow.folder / each}" for each in ("in", "more")])
+        flow.follow("history", state="swapped", sources=[f"files:{flow.folder / name}" for name in ("more", "in")])
+    flow.follow("history", state="all", sources=[f"files:{flow.folder / name}" for name in ("in", "more")])
     flow.eventually(lambda: low(lw, "stage") == mark(10), "both are declared")
 
 
@@ -318,9 +318,9 @@ def test_what_is_declared_is_read_and_what_is_wrong_is_named(wrong: dict[str, An
     [({}, mark(10)), ({"windows_start": "15m"}, mark(9, 15)), ({"windows_start": "59m"}, mark(9, 59))],
 )
 def test_rule1_shifted_windows_are_stamped_below_the_hour(declared: dict[str, Any], lowest: lowwater.Watermark) -> None:
-    said = Declaration.parse({**SAID, "windows": "1h", **declared})
-    state = Committed(spark_bound=checked(said, []).bound_at(mark(10).micros))
-    progress = Progress(1, said.stamp, [], state, said.windows_start)
+    declaration = Declaration.parse({**SAID, "windows": "1h", **declared})
+    state = Committed(spark_bound=checked(declaration, []).bound_at(mark(10).micros))
+    progress = Progress(1, declaration.stamp, [], state, declaration.windows_start)
     assert progress.values(Reading(mark(12).micros)) == [lowest.micros]
     assert progress.values(Reading(lowest.micros + 1)) == [lowest.micros], "a row of this time opens that window"
 
@@ -389,10 +389,10 @@ def test_a_checkpoint_is_described(flow: Elsewhere, upstream: Upstream, capsys: 
     flow.feed.put([row("a", 9)])
     flow.job(hours(flow.read()))
     flow.committed(0)
-    said = describe(str(flow.folder / "ck"), None)
-    assert "stateStoreSave" in said
-    assert '"<files:/data/in>",  # {"logOffset":0}' in said
-    filled = said.replace("<the computation's name>", "stage").replace(
+    text = describe(str(flow.folder / "ck"), None)
+    assert "stateStoreSave" in text
+    assert '"<files:/data/in>",  # {"logOffset":0}' in text
+    filled = text.replace("<the computation's name>", "stage").replace(
         "<each computation whose output it reads>", "source"
     )
     filled = filled.replace("<files:/data/in>", f"files:{flow.folder / 'in'}").replace("<1h>", "1h")

@@ -70,7 +70,7 @@ def test_the_listing_and_the_log_agree_with_spark_on_every_name(
     log = SourceLog(tmp_path / "ck/sources/0")
     log.read_to(log_offset(plan.lines[0]))
     assert {file.path for file in head} == {str(source.folder / name) for name in [*ODD_NAMES, "empty.json"]}
-    logged = {File(path, taken.modified) for path, taken in log.taken.items()}
+    logged = {File(path, entry.modified) for path, entry in log.taken.items()}
     summaries = {file for file in logged if Path(file.path).name in HIDDEN_NAMES}
     assert logged == head | summaries, "Spark logs summary files, and reads no rows from them"
     assert run.keys[0] == sorted(ODD_NAMES)
@@ -81,21 +81,21 @@ def test_hive_partitions_are_listed(spark: SparkSession, feed: Callable[[str], F
     for name in ("year=2013/month=1/a.json", "year=2013/_tmp/x.json", "year=2012/month=2/y.json"):
         source.put([{"key": name, "t": 1}], name)
     frame = spark.readStream.schema(SCHEMA).json(str(source.folder))
-    [found] = check_plan(spark, frame).sources
-    assert isinstance(found, FileSource)
-    assert found.columns == ("year", "month")
+    [files] = check_plan(spark, frame).sources
+    assert isinstance(files, FileSource)
+    assert files.columns == ("year", "month")
     run = Batches(frame, tmp_path / "ck")
     run.query.processAllAvailable()
     source.put([{"key": "later", "t": 1}], "year=2014/month=12/b.json")
     run.query.processAllAvailable()
     run.query.stop()
-    log = found.log_in(tmp_path / "ck/sources/0")
+    log = files.log_in(tmp_path / "ck/sources/0")
     log.read_to(1)
-    assert list_head(found) == {File(path, taken.modified) for path, taken in log.taken.items()}
+    assert list_head(files) == {File(path, entry.modified) for path, entry in log.taken.items()}
     assert run.keys == {0: ["year=2012/month=2/y.json", "year=2013/month=1/a.json"], 1: ["later"]}
     for name in ("sub/c.json", "day=3/d.json"):
         source.put([{"key": name, "t": 1}], name)
-    assert {file.path for file in list_head(found) - {File(p, t.modified) for p, t in log.taken.items()}} == {
+    assert {file.path for file in list_head(files) - {File(p, t.modified) for p, t in log.taken.items()}} == {
         f"{source.folder}/sub/",
         f"{source.folder}/day=3/",
     }
@@ -103,7 +103,7 @@ def test_hive_partitions_are_listed(spark: SparkSession, feed: Callable[[str], F
         shutil.rmtree(source.folder / folder)
     source.put([{"key": "in", "t": 1}], "year=2014/month=12/c.json")
     root = source.put([{"key": "root", "t": 1}], "root.json")
-    assert (str(root), -1) in list_head(found)
+    assert (str(root), -1) in list_head(files)
     run = Batches(frame, tmp_path / "ck")
     run.query.processAllAvailable()
     run.query.stop()

@@ -64,15 +64,15 @@ def test_one_range_that_stalls_holds_all_and_is_named(flow: Flow, lw: lowwater.C
     flow.start(flow.windows, stamp=HOUR)
     flow.eventually(lambda: flow.closed() == [("09:00", "a", 300)], "the other range closes")
     flow.eventually(lambda: low(lw, "stage") == mark(9), "held by what is stuck")
-    values = sorted(str(each.watermark) for each in lw.ranges("stage"))
+    values = sorted(str(entry.watermark) for entry in lw.ranges("stage"))
     assert values == ["2013-01-09T09:00:00Z"] + ["2013-01-09T11:00:00Z"] * 3
-    held = lw.complete("stage", at(10))
-    assert not held
-    assert [str(each.watermark) for each in held.holders] == ["2013-01-09T09:00:00Z"]
+    answer = lw.complete("stage", at(10))
+    assert not answer
+    assert [str(holder.watermark) for holder in answer.holders] == ["2013-01-09T09:00:00Z"]
     flow.eventually(lambda: lw.get("stage")["stage"].heuristic[0.99] == mark(11), "one record of 301 is no 1 %")
     # It goes on being the only one, without a batch for each step of the inputs that closes nothing new.
     upstream.at(12, 30)
-    flow.eventually(lambda: max(each.watermark for each in lw.ranges("stage")) == mark(12), "the others go on")
+    flow.eventually(lambda: max(entry.watermark for entry in lw.ranges("stage")) == mark(12), "the others go on")
     assert low(lw, "stage") == mark(9)
     flow.feed.put([row("stuck", 12, 45)])
     flow.eventually(lambda: low(lw, "stage") == mark(12), "set free")

@@ -1,4 +1,4 @@
-"""What a stage reads by, and what it stamps its output with: two names for two things."""
+"""A stage reads by one column, and stamps its output with another: two names for two things."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def hourly(stage: lws.Stage, frame: DataFrame, **options: Any) -> DataFrame:
 
 
 def closed(flow: PlainFlow) -> list[tuple[int, str, int]]:
-    found = flow.spark.read.schema("window struct<start: timestamp>, key string, count long").json(
+    windows = flow.spark.read.schema("window struct<start: timestamp>, key string, count long").json(
         str(flow.folder / "out")
     )
-    return sorted((each.window.start.hour, each.key, each["count"]) for each in found.collect())
+    return sorted((row.window.start.hour, row.key, row["count"]) for row in windows.collect())
 
 
 def run(flow: PlainFlow, stage: lws.Stage, windows: DataFrame, lw: lowwater.Client, upstream: Upstream) -> None:

@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 
 def newest(rows: DataFrame, batch: lws.Batch) -> None:
-    [[found]] = rows.agg(sf.unix_micros(sf.max("t"))).collect()
-    batch.frontier(max(batch.previous_frontier, lowwater.Watermark(MIN if found is None else found)))
+    [[micros]] = rows.agg(sf.unix_micros(sf.max("t"))).collect()
+    batch.frontier(max(batch.previous_frontier, lowwater.Watermark(MIN if micros is None else micros)))
 
 
 def test_a_toy_is_the_source_of_all_four(
@@ -36,7 +36,7 @@ def test_a_toy_is_the_source_of_all_four(
         return flow.spark.readStream.format(TAPE).load(str(tape.path))
 
     def closed(rows: DataFrame, batch: lws.Batch) -> None:
-        hours.extend((each["key"], each["count"]) for each in rows.collect())
+        hours.extend((row["key"], row["count"]) for row in rows.collect())
 
     driven = lws.drive(taped(), inputs=["source"], event_time="t").groupBy(sf.window("t", "1 hour"), "key").count()
     windows = driven.select("key", sf.col("window.start").alias("t"), "count")

@@ -34,12 +34,12 @@ def test_spark_alone_drops_and_driven_none_is_dropped(
     assert (driven.stands[-1].mark, driven.dropped) == (MAX, 0)
     assert "partition-b" in driven.note
     assert conclude(outcomes, tmp_path, steps, as_json=True) == 0
-    told = json.loads(capsys.readouterr().out)
+    data = json.loads(capsys.readouterr().out)
     closed = {one.window for one in alone.written}
     assert (
-        told["ways"][ALONE]["lost"] == sum(batch[hour] for hour in closed) - sum(one.rows for one in alone.written) > 0
+        data["ways"][ALONE]["lost"] == sum(batch[hour] for hour in closed) - sum(one.rows for one in alone.written) > 0
     )
-    assert told["ways"][DRIVEN]["lost"] == 0
+    assert data["ways"][DRIVEN]["lost"] == 0
     first, *others = driven.written
     wrong = dataclasses.replace(driven, written=[first._replace(rows=first.rows - 1), *others])
     assert conclude(outcomes | {DRIVEN: wrong}, tmp_path, steps, as_json=False) == 1

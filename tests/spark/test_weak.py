@@ -57,14 +57,14 @@ class Pair:
         return query
 
     def sent(self) -> list[tuple[str, int]]:
-        said = {each.value for each in self.kafka.rows(self.topic)}
-        return sorted((found["key"], found["n"]) for found in map(json.loads, said))
+        values = {row.value for row in self.kafka.rows(self.topic)}
+        return sorted((row["key"], row["n"]) for row in map(json.loads, values))
 
     def keys(self) -> list[str]:
         path = self.flow.folder / "keys"
         path.mkdir(exist_ok=True)
         read = self.flow.spark.read.option("recursiveFileLookup", "true").schema("key string, t timestamp")
-        return sorted(each.key for each in read.parquet(str(path)).collect())
+        return sorted(row.key for row in read.parquet(str(path)).collect())
 
 
 @pytest.fixture
@@ -97,15 +97,15 @@ def test_rule5_a_missing_broker_holds_and_batches_go_on(pair: Pair, lw: lowwater
         status = again.stage_status()
         assert status.unsent_oldest == mark(9)
         assert status.unsent_since is not None
-        said = f"an unacknowledged production to the topic {pair.topic} since {lowwater.Watermark(round(status.unsent_since * 1e6))}, the oldest of {mark(9)}"
-        assert status.waiting_for == (said,)
+        reason = f"an unacknowledged production to the topic {pair.topic} since {lowwater.Watermark(round(status.unsent_since * 1e6))}, the oldest of {mark(9)}"
+        assert status.waiting_for == (reason,)
         registry = CollectorRegistry()
         register(again, registry=registry)
         labels = {"query": str(again.query.name), "computation": "counts"}
         assert registry.get_sample_value("lowwater_spark_unsent_rows", labels) == 1
         since = registry.get_sample_value("lowwater_spark_unsent_since_timestamp_seconds", labels)
         assert since == status.unsent_since
-        flow.eventually(lambda: said in str(lw.why("counts")), "and so does the authority, to whoever asks why")
+        flow.eventually(lambda: reason in str(lw.why("counts")), "and so does the authority, to whoever asks why")
     finally:
         broker.resume()
     upstream.at(11)

@@ -1,4 +1,4 @@
-"""What the driver of a stage does with the layouts that are wanted of it, over a real authority and without Spark: its batches are said to have run."""
+"""The driver of a stage follows the layouts that are wanted of it, over a real authority and without Spark: its batches are said to have run."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class Gate(lowwater.Client):
     meets: Callable[[Callable[[], object]], object] = staticmethod(lambda _claim: None)
     """Gets the claim; None: it is made."""
     bound: Sequence[int] = ()
-    """From where the ranges of the last one stand."""
+    """The starts of the last claim's ranges."""
 
-    def worker(self, *named: Any, **asked: Any) -> Any:
-        return Gated(super().worker(*named, **asked), self)
+    def worker(self, *named: Any, **options: Any) -> Any:
+        return Gated(super().worker(*named, **options), self)
 
 
 class Gated:
@@ -65,20 +65,20 @@ class Gated:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.worker, name)
 
-    def claim(self, **asked: Any) -> lowwater.Lease:
-        if asked["instead_of"]:
-            self.gate.bound = asked["bound"]
-            self.gate.meets(lambda: self.worker.claim(**asked))
-        return self.worker.claim(**asked)
+    def claim(self, **options: Any) -> lowwater.Lease:
+        if options["instead_of"]:
+            self.gate.bound = options["bound"]
+            self.gate.meets(lambda: self.worker.claim(**options))
+        return self.worker.claim(**options)
 
 
 class Owner:
     def __init__(
         self, lw: lowwater.Client, folder: Path, layout: Layout = EQUAL, ranges: int = 2, **options: Any
     ) -> None:
-        asked = dataclasses.replace(registration("one"), ranges=ranges)
+        wish = dataclasses.replace(registration("one"), ranges=ranges)
         keyed = Keyed("key", "t", ranges, injector=True, layout=layout, **options)
-        self.authority = Authority(lw, asked)
+        self.authority = Authority(lw, wish)
         self.authority.cut = keyed.cut
         self.part = Part(self.authority, keyed, folder)
         self.part.place = Place(Manifest(folder), folder)
@@ -90,13 +90,13 @@ class Owner:
         self.authority.problem = ""
         assert self.part.claim(None, threading.RLock())
 
-    def batch(self, held: Sequence[int] = (), **outcome: Any) -> Layout:
+    def batch(self, holds: Sequence[int] = (), **outcome: Any) -> Layout:
         number, self.number = self.number, self.number + 1
         self.part.follow_wanted(number, "aa")
         self.values = self.part.progress.values(Reading(5))
-        layout, made = self.part.keyed.layout, Outcome(**outcome)
+        layout, result = self.part.keyed.layout, Outcome(**outcome)
         holding = self.authority.prepare(number, "aa", [], Reading(5), 5, covers_all=False)
-        self.part.settle(Committed(number, reading=Reading(5), held=held), made, holding)
+        self.part.settle(Committed(number, reading=Reading(5), held=holds), result, holding)
         return layout
 
 
@@ -127,19 +127,19 @@ def test_one_version_that_stands_for_two_layouts_changes_no_range_and_is_told_wi
     owner = owners(mine, balance=True)
     for _ in range(6):
         assert owner.batch(loads=hot(mine), tasks=2, workers=2) == mine
-    found = lw.layout("one")
-    assert (found.current, found.wanted) == (mine, Layout(1, (0, 0x4000))), "nobody overrules it unsaid"
-    assert "restored from an older copy" in found.refused
+    layouts = lw.layout("one")
+    assert (layouts.current, layouts.wanted) == (mine, Layout(1, (0, 0x4000))), "nobody overrules it unsaid"
+    assert "restored from an older copy" in layouts.refused
     assert main(["hot", "one", "--address", authority.address]) == 0
     assert "Request a layout again, with lowwater split, merge or move" in capsys.readouterr().out
-    assert len([said for said in caplog.messages if "is not followed" in said]) == 1
+    assert len([message for message in caplog.messages if "is not followed" in message]) == 1
 
     assert main(["split", "one", "0x4000", "--at", "0x8000", "--address", authority.address]) == 0
     owner.batch()
     assert owner.batch() == Layout(2, (0, 0x4000, 0x8000))
     owner.batch()
-    found = lw.layout("one")
-    assert (found.current, found.refused) == (found.wanted, "")
+    layouts = lw.layout("one")
+    assert (layouts.current, layouts.refused) == (layouts.wanted, "")
 
 
 def test_the_version_of_a_dropped_life_stops_neither_the_balancer_nor_a_claim(lw: lowwater.Client, owners: Any) -> None:
@@ -150,10 +150,10 @@ def test_the_version_of_a_dropped_life_stops_neither_the_balancer_nor_a_claim(lw
     assert lw.layout("one").wanted == Layout(1), "its version alone is left"
     for _ in range(4):
         assert owner.batch(loads=hot(HALVES), tasks=2, workers=2) == EQUAL
-    wanted = lw.layout("one").wanted
-    assert wanted == Layout(2, (0, 0x4000, 0x8000)), "the hot range is cut at its median"
+    layout = lw.layout("one").wanted
+    assert layout == Layout(2, (0, 0x4000, 0x8000)), "the hot range is cut at its median"
     owner.batch(loads=hot(HALVES), tasks=2, workers=2)
-    assert owner.batch() == wanted
+    assert owner.batch() == layout
 
 
 def test_no_range_moves_to_an_absent_task(lw: lowwater.Client, owners: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,8 +177,8 @@ def test_no_range_moves_to_an_absent_task(lw: lowwater.Client, owners: Any, monk
 
 @pytest.fixture
 def gate(lw: lowwater.Client) -> Iterator[Gate]:
-    with Gate(lw.settings) as made:
-        yield made
+    with Gate(lw.settings) as gate_:
+        yield gate_
 
 
 @pytest.mark.parametrize("granted", [False, True])
@@ -197,11 +197,11 @@ def test_rule11_an_unanswered_claim_cuts_nothing(lw: lowwater.Client, owners: An
     assert owner.authority.lease is None, "it may be fenced by now"
     gate.meets = lambda _claim: None
     owner.claim()
-    assert sorted(each.start for each in lw.ranges("one")) == HALVES.bounds[:-1]
+    assert sorted(entry.start for entry in lw.ranges("one")) == HALVES.bounds[:-1]
     owner.batch()
-    wanted = lw.layout("one").wanted
-    assert owner.batch() == wanted == Layout(1, (0, 0x2000, 0x8000))
-    assert sorted(each.start for each in lw.ranges("one")) == wanted.bounds[:-1]
+    layout = lw.layout("one").wanted
+    assert owner.batch() == layout == Layout(1, (0, 0x2000, 0x8000))
+    assert sorted(entry.start for entry in lw.ranges("one")) == layout.bounds[:-1]
 
 
 def test_rule1_united_ranges_are_claimed_from_the_least_of_them(lw: lowwater.Client, owners: Any, gate: Gate) -> None:
@@ -218,13 +218,13 @@ def test_rule1_united_ranges_are_claimed_from_the_least_of_them(lw: lowwater.Cli
 
 
 def test_a_refused_layout_changes_nothing_and_is_asked_for_once(lw: lowwater.Client, owners: Any, gate: Gate) -> None:
-    asked: list[str] = []
+    reasons: list[str] = []
     owner = owners(client=gate)
     owner.batch()
     for version, kind in enumerate((errors.TooFarAhead, errors.PermissionDenied, errors.Overloaded), 1):
 
         def refuse(_claim: Callable[[], object], kind: type[errors.LowwaterError] = kind) -> None:
-            asked.append(kind.reason)
+            reasons.append(kind.reason)
             raise kind(f"not {kind.reason}")
 
         gate.meets = refuse
@@ -233,7 +233,7 @@ def test_a_refused_layout_changes_nothing_and_is_asked_for_once(lw: lowwater.Cli
             assert owner.batch() == EQUAL
             if owner.authority.lease is None:
                 owner.claim()
-        assert len(asked) == version
+        assert len(reasons) == version
         assert lw.layout("one").refused == f"not {kind.reason}"
     gate.meets = lambda _claim: None
     lw.change_layout("one", 1, Layout(3, (0, 0x800, 0x8000)))
@@ -247,9 +247,9 @@ def stage(folder: Path, name: str, layout: Layout) -> tuple[Part, StateStore]:
     store = StateStore.opened(place, folder / "state", 2, 4, ordinal=1)
     store.build(4, "aa", lambda _: Version(4, "aa", 0, [RangeEntry(oldest=7)] * len(Cut(2, layout)), layout=layout))
     with lowwater.connect("127.0.0.1:1") as nobody:
-        made = Part(Authority(nobody, registration(name)), Keyed("key", "t", 2, injector=True), folder)
-    made.place = place
-    return made, store
+        part = Part(Authority(nobody, registration(name)), Keyed("key", "t", 2, injector=True), folder)
+    part.place = place
+    return part, store
 
 
 def entry(layout: Layout, batch: int = 4) -> BatchEntry:
@@ -257,10 +257,11 @@ def entry(layout: Layout, batch: int = 4) -> BatchEntry:
 
 
 @pytest.mark.parametrize(
-    ("kept", "logged"), [(Layout(5, (0, 9)), Layout(5, (0, 8))), (Layout(5, (0, 9)), EQUAL), (EQUAL, Layout(5, (0, 9)))]
+    ("old", "logged"),
+    [(Layout(5, (0, 9)), Layout(5, (0, 8))), (Layout(5, (0, 9)), EQUAL), (EQUAL, Layout(5, (0, 9)))],
 )
-def test_a_state_of_another_layout_than_was_logged_starts_nothing(tmp_path: Path, kept: Layout, logged: Layout) -> None:
-    part, _ = stage(tmp_path, "one", kept)
+def test_a_state_of_another_layout_than_was_logged_starts_nothing(tmp_path: Path, old: Layout, logged: Layout) -> None:
+    part, _ = stage(tmp_path, "one", old)
     with pytest.raises(CheckpointMismatch, match="Restore the checkpoint as a whole"):
         part.durable(Plan(4, [], "aa", 0), entry(logged), MAX, ())
 

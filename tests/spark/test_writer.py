@@ -22,14 +22,14 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 FLOW = PlainFlow
 
 
-def told(flow: PlainFlow) -> DataStreamWriter:
+def make(flow: PlainFlow) -> DataStreamWriter:
     return flow.read().writeStream.option("checkpointLocation", str(flow.folder / "ck"))
 
 
 def test_a_stage_starts_a_writer_as_it_was_told(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     flow.feed.put([row("a", 9), row("b", 9, 30)])
     upstream.at(10)
-    writer = told(flow).format("json").option("path", str(flow.folder / "out")).partitionBy("key").queryName("theirs")
+    writer = make(flow).format("json").option("path", str(flow.folder / "out")).partitionBy("key").queryName("theirs")
     writer = writer.foreachBatch(print).format("json")  # what was said last counts
     query = flow.stage().start(writer.option("timestampFormat", "yyyy").trigger(availableNow=True))
     flow.queries.append(query)
@@ -45,7 +45,7 @@ def test_a_stage_with_a_function_takes_a_writer(flow: PlainFlow, lw: lowwater.Cl
     got: list[lowwater.Watermark] = []
     upstream.at(10)
     flow.feed.put([row("a", 9)])
-    writer = told(flow).queryName("theirs").trigger(processingTime="100 milliseconds")
+    writer = make(flow).queryName("theirs").trigger(processingTime="100 milliseconds")
     query = flow.stage().foreach_batch(writer, lambda _rows, batch: got.append(batch.low))
     flow.queries.append(query)
     flow.eventually(lambda: low(lw, "stage") == mark(10), "it follows")
@@ -56,7 +56,7 @@ def test_a_stage_with_a_function_takes_a_writer(flow: PlainFlow, lw: lowwater.Cl
 
 
 def test_a_writer_and_arguments_are_not_mixed(flow: PlainFlow) -> None:
-    writer, frame = told(flow), flow.read()
+    writer, frame = make(flow), flow.read()
     mixed: list[tuple[Any, dict[str, Any], str]] = [
         (writer, {"trigger": {"once": True}}, "trigger was passed beside a writer"),
         (writer, {"maxRecordsPerFile": 7}, "options was passed beside a writer"),
@@ -64,9 +64,9 @@ def test_a_writer_and_arguments_are_not_mixed(flow: PlainFlow) -> None:
         (frame, {"checkpoint": "ck"}, "format is missing"),
         (frame, {"format": "noop"}, "checkpoint is missing"),
     ]
-    for asked, arguments, reason in mixed:
+    for writer_, arguments, reason in mixed:
         with pytest.raises(ValueError, match=reason):
-            flow.stage().start(asked, **arguments)
+            flow.stage().start(writer_, **arguments)
 
 
 @pytest.mark.parametrize("file_format", ["json", "csv", "parquet"])
@@ -76,8 +76,8 @@ def test_times_are_written_with_their_microseconds(spark: SparkSession, tmp_path
     rows = spark.sql(f"SELECT timestamp'{text}' AS t, timestamp_ntz'{text}' AS plain")
     check_times(rows, file_format)
     rows.write.format(file_format).options(**exact_times(file_format)).save(str(tmp_path / "out"))
-    [found] = spark.read.schema(schema).format(file_format).load(str(tmp_path / "out")).collect()
-    assert (found.t.microsecond, found.plain.microsecond) == (700, 700)
+    [row] = spark.read.schema(schema).format(file_format).load(str(tmp_path / "out")).collect()
+    assert (row.t.microsecond, row.plain.microsecond) == (700, 700)
 
 
 def test_a_sink_of_texts_keeps_microseconds(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:

@@ -27,20 +27,20 @@ def test_the_low_watermark_tells_late_from_absent(spark: SparkSession, authority
     assert [(stand.clock, stand.low) for stand in found.stands] == list(passed.items())
     due = {change: min(at for at, low in passed.items() if low >= change.at + HOUR) for change, _ in found.low.changes}
     assert dict(found.low.changes) == due
-    blizzard = {(each.origin, each.kind) for each, _ in found.low.changes if each.open and each.at >= STALL[1]}
+    blizzard = {(item.origin, item.kind) for item, _ in found.low.changes if item.open and item.at >= STALL[1]}
     assert {("EWR", "dip"), ("JFK", "dip"), ("LGA", "dip")} <= blizzard
     assert "feed-lga" in found.why.splitlines()[0]
 
     # Of the dips before the first step Spark has all, so the rules are the same.
-    before = [change for change, _ in found.spark.changes if change.at < START]
-    assert sorted(before) == sorted(change for change in batch.changes if change.at < START)
+    before = [item for item, _ in found.spark.changes if item.at < START]
+    assert sorted(before) == sorted(item for item in batch.changes if item.at < START)
     score = report.score(found.spark, batch)
-    assert [(each.origin, each.kind, each.at) for each in score.false] == [(STALLED, "dip", STALL[0])]
+    assert [(change.origin, change.kind, change.at) for change in score.false] == [(STALLED, "dip", STALL[0])]
     # By the rule: windows that end at or before "the greatest seen, less an hour" are closed.
     lost, mark, marks = 0, 0, list[int]()
     for step in replayed:
-        lost += sum(each.at // HOUR * HOUR + HOUR <= mark for each in step.arriving)
-        mark = max(mark, max((each.at for each in step.arriving), default=0) - HOUR)
+        lost += sum(flight.at // HOUR * HOUR + HOUR <= mark for flight in step.arriving)
+        mark = max(mark, max((flight.at for flight in step.arriving), default=0) - HOUR)
         marks.append(mark)
     assert [stand.spark for stand in found.stands] == marks
     assert score.dropped == lost > 100

@@ -29,11 +29,11 @@ def hourly(
         closed = pc.and_(closed, pc.not_equal(rows["key"], "stuck"))
     done = pa.table({"hour": starts, "key": rows["key"]}).filter(closed)
     counted = done.group_by(["hour", "key"]).aggregate([([], "count_all")]).rename_columns(["hour", "key", "n"])
-    kept = pc.invert(closed)
+    open_ = pc.invert(closed)
     unchanged = state is not None and rows.num_rows == state.num_rows and not done.num_rows
-    rest = state if unchanged else rows.filter(kept)
+    rest = state if unchanged else rows.filter(open_)
     assert rest is not None
-    return rest, counted, pc.min(starts.filter(kept)).as_py(), rest["t"]
+    return rest, counted, pc.min(starts.filter(open_)).as_py(), rest["t"]
 
 
 def _passed(ends: pa.ChunkedArray, low: lowwater.Watermark) -> pa.Array:

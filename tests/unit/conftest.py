@@ -17,8 +17,8 @@ def disk() -> MemoryDisk:
 
 @pytest.fixture
 async def deployment() -> AsyncIterator[Deployment]:
-    made = Deployment()
-    yield made
-    for one in made.shards:
+    fleet = Deployment()
+    yield fleet
+    for one in fleet.shards:
         one.faults.held.clear()
         await one.stop()

@@ -48,7 +48,7 @@ class Metered(Running):
         self.elsewhere = Elsewhere()
         self.shard = Shard(journal, clock=lambda: self.now, observer=self.metrics, placement=self.elsewhere)
         self.seconds = 0.0
-        """Of the clock that says how old an answer of another shard is."""
+        """The seconds of the clock that says how old an answer of another shard is."""
         self.upstream = Upstream(self.shard, monotonic=lambda: self.seconds, period=3600)
         self.streams = Streams()
 
@@ -63,16 +63,16 @@ class Metered(Running):
     def samples(self, name: str) -> list[tuple[Labels, float]]:
         text = self.metrics.render()[0].decode()
         families = text_string_to_metric_families(text)
-        return [(each.labels, each.value) for family in families for each in family.samples if each.name == name]
+        return [(item.labels, item.value) for family in families for item in family.samples if item.name == name]
 
     def of(self, name: str, **labels: str) -> dict[str, float]:
-        wanted = labels.items()
-        return {found["computation"]: value for found, value in self.samples(name) if found.items() >= set(wanted)}
+        pairs = labels.items()
+        return {names["computation"]: value for names, value in self.samples(name) if names.items() >= set(pairs)}
 
     def value(self, name: str, **labels: str) -> float:
-        found = [value for each, value in self.samples(name) if each == labels]
-        assert len(found) <= 1
-        return found[0] if found else 0
+        values = [value for pairs, value in self.samples(name) if pairs == labels]
+        assert len(values) <= 1
+        return values[0] if values else 0
 
 
 @asynccontextmanager

@@ -47,9 +47,9 @@ ACCESS = Access([READER, TWIN])
 
 
 def who(*headers: str | bytes, names: tuple[str, ...] = ()) -> str:
-    metadata = [("user-agent", "x"), *(("authorization", each) for each in headers)]
+    metadata = [("user-agent", "x"), *(("authorization", header) for header in headers)]
     context = {
-        "peer_dns": [each.encode() for each in names],
+        "peer_dns": [name.encode() for name in names],
         "peer_email": [b"twin.example"],
         "x509_subject": [b"CN=x"],
     }
@@ -83,7 +83,7 @@ def test_a_token_counts_before_a_certificate() -> None:
 
 
 def test_a_host_is_found_in_what_grpc_calls_a_peer() -> None:
-    assert [host_of(each) for each in ("ipv4:1.2.3.4:5", "ipv6:[::1]:5", "ipv6:%5B::1%5D:5", "unix:/x", "unix:")] == [
+    assert [host_of(peer) for peer in ("ipv4:1.2.3.4:5", "ipv6:[::1]:5", "ipv6:%5B::1%5D:5", "unix:/x", "unix:")] == [
         "1.2.3.4",
         "::1",
         "::1",
@@ -127,7 +127,7 @@ def test_rule7_what_is_registered_is_bounded_by_namespace_and_deployment_and_eac
     with called_by(Caller(READER, limits, "here", Audit(lambda: 0.0)) if access else None):
         of_server = Limits() if access else limits
         room("n/cut", 4, of_server)(["n/a", "m/b"])
-        room("n/cut", 4, of_server)(["n/cut", *(f"n/{each}" for each in "abcdefgh")])
+        room("n/cut", 4, of_server)(["n/cut", *(f"n/{letter}" for letter in "abcdefgh")])
         room("n/b", 0, of_server)([f"n/a~{number}" for number in range(5)])
         with pytest.raises(
             errors.LimitReached, match="may have 6 computations, counting slices; it has 2, and n/cut would be 5 more"
@@ -178,19 +178,19 @@ def test_decisions_are_bounded_and_follow_the_rules() -> None:
 
 
 def test_an_error_is_told_without_names_that_the_caller_may_not_know() -> None:
-    known = {name: Spec(name) for name in ("n/a", "n/secret", "m/hidden.", "solo")}
+    specs = {name: Spec(name) for name in ("n/a", "n/secret", "m/hidden.", "solo")}
     error = errors.Cycle(
         "n/a -> n/secret -> m/hidden. -> solo. Not others, not n/made-up.", metadata={"cycle": "n/a -> solo", "n": "1"}
     )
     error.retry_after = 2.0
-    told = caller().redacted(error, known)
-    assert told.message == "n/a -> (hidden) -> (hidden) -> (hidden) Not others, not n/made-up."
-    assert told.metadata == {"cycle": "n/a -> (hidden)", "n": "1"}
-    assert (type(told), told.retry_after) == (errors.Cycle, 2.0)
+    hidden = caller().redacted(error, specs)
+    assert hidden.message == "n/a -> (hidden) -> (hidden) -> (hidden) Not others, not n/made-up."
+    assert hidden.metadata == {"cycle": "n/a -> (hidden)", "n": "1"}
+    assert (type(hidden), hidden.retry_after) == (errors.Cycle, 2.0)
     innocent = errors.Cycle("n/a reads n/ab", metadata={"cycle": "n/a"})
-    assert caller().redacted(innocent, known) is innocent
+    assert caller().redacted(innocent, specs) is innocent
     repeated = errors.InvalidArgument("name: 'n/secret' is refused")
-    assert caller().redacted(repeated, known) is repeated, "else what is hidden would tell what is registered"
+    assert caller().redacted(repeated, specs) is repeated, "else what is hidden would tell what is registered"
 
 
 def test_refusals_that_repeat_are_one_line_and_acts_are_all_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -207,12 +207,12 @@ def test_refusals_that_repeat_are_one_line_and_acts_are_all_told(caplog: pytest.
         for host in range(2_000):  # more than are told apart
             audit.done("renew", Actor("worker", str(host)), "n/a", often=True)
         audit.refused("reset", who, "n/a", "PERMISSION_DENIED")
-    told = [getattr(record, ATTRIBUTE) for record in caplog.records]
-    assert all(each["event"] == "audit" for each in told)
-    assert [each["count"] for each in told if each["outcome"] == "refused"] == [1, 50]
-    assert sum(each["act"] == "claim" for each in told) == 50
-    assert [each["count"] for each in told if each["act"] == "take_task"] == [1, 50]
-    assert [each["count"] for each in told if each["act"] == "commit_task"] == [1]
+    lines = [getattr(record, ATTRIBUTE) for record in caplog.records]
+    assert all(line["event"] == "audit" for line in lines)
+    assert [line["count"] for line in lines if line["outcome"] == "refused"] == [1, 50]
+    assert sum(line["act"] == "claim" for line in lines) == 50
+    assert [line["count"] for line in lines if line["act"] == "take_task"] == [1, 50]
+    assert [line["count"] for line in lines if line["act"] == "commit_task"] == [1]
 
 
 SOMEBODY = f'[[principal]]\nname = "etl"\ntoken_sha256 = ["{"0" * 64}"]\n'
@@ -224,10 +224,10 @@ class Watched:
     def __init__(self, path: Path, streams: int) -> None:
         self.path = path
         self.now = self.step = 0.0
-        self.seen: list[int | None] = []
+        self.limits: list[int | None] = []
         self.write(streams)
         self.file = AccessFile(path, monotonic=self.monotonic)
-        self.file.on_change.append(lambda access: self.seen.append(access.limits.streams))
+        self.file.on_change.append(lambda access: self.limits.append(access.limits.streams))
 
     def monotonic(self) -> float:
         self.now += self.step
@@ -242,7 +242,7 @@ class Watched:
         for _ in range(round(seconds / LOOK_SECONDS)):
             self.now += LOOK_SECONDS
             await self.file.look()
-        return self.seen
+        return self.limits
 
 
 async def test_a_file_is_read_again_only_when_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -257,9 +257,9 @@ async def test_a_file_is_read_again_only_when_it_changes(tmp_path: Path, caplog:
     watched.path.unlink()
     await watched.look(10.0)
     assert (watched.file.value.limits.streams, watched.file.refused is None) == (22, False)
-    refused = [each.getMessage() for each in caplog.records if getattr(each, ATTRIBUTE)["event"] == "access_refused"]
+    refused = [line.getMessage() for line in caplog.records if getattr(line, ATTRIBUTE)["event"] == "access_refused"]
     assert len(refused) == 5, "each bad one once"
-    assert all("principal is missing: nobody could do anything; write a [[principal]]" in each for each in refused[2:4])
+    assert all("principal is missing: nobody could do anything; write a [[principal]]" in text for text in refused[2:4])
     watched.write(333)
     assert await watched.look(SETTLED_SECONDS) == [22, 333]
     assert watched.file.refused is None
@@ -278,8 +278,8 @@ async def test_a_token_expires_after_a_warning_and_ends_calls(tmp_path: Path, ca
         now[0] = moment
         await file.look()
     assert decided == [end], "once"
-    told = [getattr(each, ATTRIBUTE) for each in caplog.records]
-    assert [(each["event"], each["principal"], each["expires"]) for each in told] == [
+    lines = [getattr(record, ATTRIBUTE) for record in caplog.records]
+    assert [(line["event"], line["principal"], line["expires"]) for line in lines] == [
         (event, "guest", "2027-01-31T00:00:00Z") for event in ("token_expires_soon", "token_expired")
     ]
 
@@ -300,7 +300,7 @@ async def test_a_file_that_never_rests_is_read_once_in_a_while(tmp_path: Path) -
     for number in range(1000, 1000 + round(2.5 * MOST_SECONDS)):
         watched.write(number)
         await watched.look(2 * LOOK_SECONDS)
-    assert len(watched.seen) == 2
+    assert len(watched.limits) == 2
 
 
 async def test_a_file_is_followed_again_after_an_error_in_applying_it(tmp_path: Path) -> None:
@@ -406,18 +406,18 @@ class Served(grpc.GenericRpcHandler):
             self.reached.append(handler_call_details.method)
             yield b""
 
-        made: dict[str, Callable[[], Any]] = {
+        methods: dict[str, Callable[[], Any]] = {
             "/x.Extra/UnaryUnary": lambda: grpc.unary_unary_rpc_method_handler(one),
             "/x.Extra/UnaryStream": lambda: grpc.unary_stream_rpc_method_handler(many),
             "/x.Extra/StreamUnary": lambda: grpc.stream_unary_rpc_method_handler(one),
             "/x.Extra/StreamStream": lambda: grpc.stream_stream_rpc_method_handler(many),
         }
-        return made.get(handler_call_details.method, lambda: None)()
+        return methods.get(handler_call_details.method, lambda: None)()
 
 
 class GuardedServer:
-    def __init__(self, made: Guard, served: Served, channel: grpc.aio.Channel, address: str) -> None:
-        self.guard = made
+    def __init__(self, guard: Guard, served: Served, channel: grpc.aio.Channel, address: str) -> None:
+        self.guard = guard
         self.reached, self.callers, self.writing = served.reached, served.callers, served.writing
         self.channel = channel
         self.port = int(address.rpartition(":")[2])
@@ -448,7 +448,7 @@ async def guarded(
     bounds: GuardBounds = DEFAULT_BOUNDS,
 ) -> AsyncIterator[GuardedServer]:
     handlers = Served(failure, pieces)
-    made = Guard(
+    guard_ = Guard(
         access,
         observer=Observer(),
         audit=Audit(lambda: 0.0),
@@ -458,10 +458,10 @@ async def guarded(
     )
     services = (lambda server: server.add_generic_rpc_handlers((handlers,)), healthy)
     async with (
-        served(*services, interceptors=[made], credentials=credentials) as address,
+        served(*services, interceptors=[guard_], credentials=credentials) as address,
         grpc.aio.insecure_channel(address) as channel,
     ):
-        yield GuardedServer(made, handlers, channel, address)
+        yield GuardedServer(guard_, handlers, channel, address)
 
 
 async def ending(call: Any) -> errors.LowwaterError | None:
@@ -488,8 +488,8 @@ async def test_a_method_that_no_table_has_is_refused(kind: str) -> None:
             ("own", errors.PermissionDenied),
             ("x", errors.Unauthenticated),
         ):
-            found = await ending(call(request, metadata=(("authorization", f"Bearer {token}"),)))
-            assert type(found) is expected, found
+            error = await ending(call(request, metadata=(("authorization", f"Bearer {token}"),)))
+            assert type(error) is expected, error
         unknown: Any = channel.unary_unary("/x.Extra/Nothing")
         missing = await ending(unknown(b""))
         assert missing is not None
@@ -500,11 +500,11 @@ async def test_a_method_that_no_table_has_is_refused(kind: str) -> None:
 
 
 async def test_a_client_certificate_is_an_identity() -> None:
-    """By a real handshake: what a common name, a DNS name and a URI of a verified certificate are called by gRPC."""
+    """A real handshake shows how gRPC calls a common name, a DNS name and a URI of a verified certificate."""
     ca = trustme.CA()
     own = ca.issue_cert("localhost")
     credentials = grpc.ssl_server_credentials(
-        [(own.private_key_pem.bytes(), b"".join(each.bytes() for each in own.cert_chain_pems))],
+        [(own.private_key_pem.bytes(), b"".join(pem.bytes() for pem in own.cert_chain_pems))],
         ca.cert_pem.bytes(),
         True,
     )
@@ -525,7 +525,7 @@ async def test_a_client_certificate_is_an_identity() -> None:
             shown = grpc.ssl_channel_credentials(
                 ca.cert_pem.bytes(),
                 pair.private_key_pem.bytes(),
-                b"".join(each.bytes() for each in pair.cert_chain_pems),
+                b"".join(pem.bytes() for pem in pair.cert_chain_pems),
             )
             async with grpc.aio.secure_channel(f"localhost:{one.port}", shown) as channel:
                 call: Any = channel.unary_unary("/x.Extra/UnaryUnary")
@@ -593,8 +593,8 @@ async def test_a_request_has_a_time_to_come_in() -> None:
 async def test_health_watches_are_few_and_keep_no_check_away(limit: str, of_whom: str) -> None:
     async with guarded(bounds=replace(DEFAULT_BOUNDS, **{limit: 2})) as one:
         watches = [one.health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
-        for each in watches:
-            assert (await each.read()).status == health_pb2.HealthCheckResponse.SERVING
+        for watch in watches:
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         refused = await ending(one.health.Watch(health_pb2.HealthCheckRequest()))
         assert isinstance(refused, errors.Overloaded)
         assert f"2 streams of health watches{of_whom}" in refused.message
@@ -606,8 +606,8 @@ async def test_health_watches_are_few_and_keep_no_check_away(limit: str, of_whom
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     await another.read()
                     break
-        for each in (*watches, another):
-            each.cancel()
+        for watch in (*watches, another):
+            watch.cancel()
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
@@ -616,8 +616,8 @@ async def test_what_a_health_check_asks_is_never_read(compression: grpc.Compress
     async with guarded() as one, asyncio.timeout(PATIENCE):
         check: Any = one.channel.unary_unary("/grpc.health.v1.Health/Check")
         assert await ending(check(bytes(5 << 20), compression=compression)) is None
-        found = await one.health.Check(health_pb2.HealthCheckRequest(service="whatever"))
-        assert found.status == health_pb2.HealthCheckResponse.SERVING, "everything here serves, or nothing"
+        answer = await one.health.Check(health_pb2.HealthCheckRequest(service="whatever"))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING, "everything here serves, or nothing"
         silent: Any = one.channel.stream_unary("/grpc.health.v1.Health/Check")
         assert await ending(silent()) is None
         watch: Any = one.channel.stream_stream("/grpc.health.v1.Health/Watch")
@@ -627,11 +627,11 @@ async def test_what_a_health_check_asks_is_never_read(compression: grpc.Compress
 
 
 async def refused(reader: asyncio.StreamReader, refusal: bytes) -> None:
-    seen = b""
-    while refusal not in seen:
+    received = b""
+    while refusal not in received:
         read = await reader.read(65536)
         assert read, "the connection ended, and nothing was refused"
-        seen += read
+        received += read
 
 
 @pytest.mark.parametrize(("method", "what"), [("Check", "checks"), ("Watch", "watches")])
@@ -657,9 +657,9 @@ async def test_a_health_call_that_takes_nothing_keeps_its_place_while_it_is_conn
         while await ending(call(health_pb2.HealthCheckRequest())) is not None:
             await one.arrived() if what == "watches" else None
         beside.close()
-        for each in (writer, beside):
+        for connection in (writer, beside):
             with contextlib.suppress(ConnectionError):
-                await each.wait_closed()
+                await connection.wait_closed()
 
 
 @pytest.mark.parametrize(
@@ -681,23 +681,23 @@ async def test_an_act_that_ends_in_an_error_is_told_as_what_it_may_have_been(
         await call.done_writing()
         assert await ending(call) is not None
         assert one.reached == ["n/a"]
-        told = await act(one, caplog)
-        assert (told["act"], told["computation"], told["outcome"], told["reason"]) == ("reset", "n/a", outcome, reason)
-        assert told["token"] == digest("right")[:8], "which of several it was"
+        line = await act(one, caplog)
+        assert (line["act"], line["computation"], line["outcome"], line["reason"]) == ("reset", "n/a", outcome, reason)
+        assert line["token"] == digest("right")[:8], "which of several it was"
 
 
 async def act(one: GuardedServer, caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
-    """What the audit tells of the only act, when it does: a caller may have its answer before."""
+    """Return the audit's line of the only act, when it comes: a caller may have its answer before."""
     async with asyncio.timeout(PATIENCE):
         while not acts(caplog):
             await one.arrived()
-    [told] = acts(caplog)
-    return told
+    [line] = acts(caplog)
+    return line
 
 
 def acts(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    found = [getattr(record, ATTRIBUTE, {}) for record in caplog.records]
-    return [each for each in found if each.get("event") == "audit"]
+    lines = [getattr(record, ATTRIBUTE, {}) for record in caplog.records]
+    return [line for line in lines if line.get("event") == "audit"]
 
 
 def test_what_is_no_name_is_nobody_s_and_is_not_kept() -> None:
@@ -716,19 +716,19 @@ def test_the_audit_tells_registered_computations_apart_and_merges_others(caplog:
         for name in ("x" * 1_000_000, *(f"n/made-up-{number}" for number in range(50)), "n/a", "n/b", "n/a"):
             audit.refused("reset", Actor("op", "here"), name, "PERMISSION_DENIED")
         audit.failed("reset", Actor("op", "here"), "x" * 1_000_000, "UNKNOWN_COMPUTATION")
-    told = [getattr(record, ATTRIBUTE)["computation"] for record in caplog.records]
-    assert [each for each in told if len(each) < 10] == ["n/a", "n/b"]
-    assert len(told) == 4
+    names = [getattr(record, ATTRIBUTE)["computation"] for record in caplog.records]
+    assert [name for name in names if len(name) < 10] == ["n/a", "n/b"]
+    assert len(names) == 4
     assert max(len(record.getMessage()) for record in caplog.records) < 400
-    assert max(map(len, told)) < 300
+    assert max(map(len, names)) < 300
 
 
 @pytest.mark.parametrize("inputs", [("m/secret",), ("n/open", "m/not-registered")])
 def test_a_conflict_is_told_without_what_it_conflicts_with(inputs: tuple[str, ...]) -> None:
     error = errors.RegistrationConflict("n/a: inputs ['m/secret'], key hash 'x'", metadata={"computation": "n/a"})
-    told = caller(OPERATOR).redacted(error, {"n/a": Spec("n/a", inputs), "m/secret": Spec("m/secret")})
-    assert told.message.startswith("n/a is registered with other inputs or options")
-    assert "secret" not in told.message
+    hidden = caller(OPERATOR).redacted(error, {"n/a": Spec("n/a", inputs), "m/secret": Spec("m/secret")})
+    assert hidden.message.startswith("n/a is registered with other inputs or options")
+    assert "secret" not in hidden.message
     innocent = {"n/a": Spec("n/a", ("n/b",), key_hash="m/secret"), "m/secret": Spec("m/secret")}
     assert caller(OPERATOR).redacted(error, innocent) is error, "what is registered beside does not change it"
 

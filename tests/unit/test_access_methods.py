@@ -107,7 +107,7 @@ def test_each_method_of_the_global_authority_is_guarded() -> None:
 
 
 def test_who_has_no_right_has_no_large_request_read() -> None:
-    for method in {*REGION_METHODS, *(each for each, bound in BOUNDS.items() if bound.size > MOST_BYTES)}:
+    for method in {*REGION_METHODS, *(method_ for method_, bound in BOUNDS.items() if bound.size > MOST_BYTES)}:
         with pytest.raises(errors.PermissionDenied):
             (METHODS.get(method) or REGION_METHODS[method]).admit(caller(Principal("scraper", metrics=True)))
 
@@ -120,7 +120,7 @@ def test_what_changes_something_is_an_act_for_the_audit() -> None:
     many = {path.rpartition("/")[2] for path, rule in METHODS.items() if rule.often}
     assert many == {"CreateTasks", "TakeTask", "CommitTask", "ReleaseTask"}, "workers repeat these all the time"
     take = METHODS["/lowwater.v1.TaskService/TakeTask"]
-    assert [take.acted(tasks_pb2.TakeTaskResponse(lease=each)) for each in (None, tasks_pb2.TaskLease())] == [
+    assert [take.acted(tasks_pb2.TakeTaskResponse(lease=lease)) for lease in (None, tasks_pb2.TaskLease())] == [
         False,
         True,
     ]
@@ -134,8 +134,8 @@ def test_every_field_that_names_computations_is_asked_for() -> None:
         for field in method.input_type.fields
         if field.name in {"computation", "computations", "inputs"} or (field.name == "name" and "Register" in path)
     }
-    asked = {(name, field) for name, needs in NEEDS.items() for _, field in needs}
-    assert named - asked == {("Locate", "computations"), ("Pin", "computation")}
+    covered = {(name, field) for name, needs in NEEDS.items() for _, field in needs}
+    assert named - covered == {("Locate", "computations"), ("Pin", "computation")}
 
 
 def test_an_adoption_needs_to_operate_too() -> None:

@@ -1,4 +1,4 @@
-"""What an access file allows, against a table of its own; and every mistake in one, with the place and the fix."""
+"""An access file allows what a table here says; and every mistake in one is refused, with the place and the fix."""
 
 from __future__ import annotations
 
@@ -72,29 +72,29 @@ def access(text: str = GOOD) -> Access:
 def test_a_principal_may_do_what_a_rule_names_and_nothing_else(action: Action) -> None:
     etl = access().named("etl")
     assert etl is not None
-    assert {(action, *each) for each in NAMES if etl.may(action, *each)} == {
-        each for each in ALLOWED if each[0] is action
+    assert {(action, *name) for name in NAMES if etl.may(action, *name)} == {
+        entry for entry in ALLOWED if entry[0] is action
     }
 
 
 def test_everything_means_every_namespace_and_the_one_without_a_name() -> None:
     ops = access().named("ops")
     assert ops is not None
-    assert all(ops.may(Action.OPERATE, *each) for each in NAMES)
-    assert not any(ops.may(action, *each) for each in NAMES for action in (Action.READ, Action.REPORT))
+    assert all(ops.may(Action.OPERATE, *name) for name in NAMES)
+    assert not any(ops.may(action, *name) for name in NAMES for action in (Action.READ, Action.REPORT))
     assert ops.may_all(Action.OPERATE)
     assert not ops.may_all(Action.READ)
 
 
 def test_a_token_is_known_by_its_hash_alone() -> None:
-    known = access()
+    access_ = access()
     names = {
-        token: getattr(known.whose(digest(token), 0.0), "name", None)
+        token: getattr(access_.whose(digest(token), 0.0), "name", None)
         for token in ("etl-token", "etl-next", "ops-token")
     }
     assert names == {"etl-token": "etl", "etl-next": "etl", "ops-token": "ops"}
     for token in ("", " ", "etl-toke", "etl-token ", "ETL-TOKEN", ETL, OPS, "\udcff", "é"):
-        assert known.whose(digest(token), 0.0) is None, token
+        assert access_.whose(digest(token), 0.0) is None, token
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_a_token_is_known_by_its_hash_alone() -> None:
 )
 def test_a_token_with_a_date_counts_until_then(written: str, ends: float) -> None:
     both = token(f"sha256 = '{OPS}'\nexpires = {written}\n")
-    [known] = access(both).principals
-    assert known.ends is None, "the other token counts for ever"
+    [principal] = access(both).principals
+    assert principal.ends is None, "the other token counts for ever"
     for now, name in ((ends - 0.001, "etl"), (ends, None)):
         assert getattr(access(both).whose(digest("ops-token"), now), "name", None) == name
-        assert access(both).whose(digest("etl-token"), now) == known
+        assert access(both).whose(digest("etl-token"), now) == principal
     [alone] = access(both.replace(f'["{ETL}"]', "[]")).principals
     assert alone.ends == ends
     [certified] = access(both.replace(f'["{ETL}"]', "[]\ncertificates = ['x']")).principals
@@ -119,19 +119,19 @@ def test_a_token_with_a_date_counts_until_then(written: str, ends: float) -> Non
 
 
 def test_a_certificate_is_known_by_one_of_its_names_exactly() -> None:
-    known = access()
-    assert [each.name for each in known.certified(["else", "etl.example"])] == ["etl"]
+    access_ = access()
+    assert [principal.name for principal in access_.certified(["else", "etl.example"])] == ["etl"]
     for names in ([], ["etl"], ["x.etl.example"], ["ETL.example"], ["spiffe://prod/etl/x"], ["spiffe://prod"]):
-        assert known.certified(names) == [], names
+        assert access_.certified(names) == [], names
 
 
 def test_flags_and_limits_are_what_was_written() -> None:
-    known = access()
-    etl, ops = known.principals
+    file = access()
+    etl, ops = file.principals
     assert (etl.page, etl.metrics, ops.page, ops.metrics) == (False, True, True, False)
-    assert known.limits == Limits(10, 2.5, 1_000_000, 7, 67108864)
+    assert file.limits == Limits(10, 2.5, 1_000_000, 7, 67108864)
     assert access("").limits == Limits()
-    assert known.limits.over(DEFAULT_LIMITS) == Limits(10, 2.5, 1_000_000, 7, 67108864, DEFAULT_LIMITS.all_computations)
+    assert file.limits.over(DEFAULT_LIMITS) == Limits(10, 2.5, 1_000_000, 7, 67108864, DEFAULT_LIMITS.all_computations)
 
 
 def principal(more: str = "", name: str = '"etl"', tokens: str = f'["{ETL}"]') -> str:

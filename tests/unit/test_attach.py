@@ -35,7 +35,7 @@ PROGRESS: dict[str, Any] = {
 }
 
 
-def said(
+def progress(
     batch: int = 0, *, query: str = "q1", run: str = "r1", watermark: int | None = NINE, **more: Any
 ) -> BatchProgress:
     counts = {"rows": 2, "rows_per_second": 1.0, "late_rows": 1, "state_rows": 3, "seconds": 0.5, **more}
@@ -79,7 +79,7 @@ def book(clock: Clock) -> Book:
 def test_the_newest_value_of_a_query_wins(book: Book) -> None:
     book.started("q1", "r1", "hourly")
     for batch in range(5):
-        book.progressed(said(batch, watermark=NINE + batch))
+        book.progressed(progress(batch, watermark=NINE + batch))
     assert book.take() == Saying("hourly", "q1", NINE + 4, ended=False)
     assert book.take() is None
     assert book.conflated == 5
@@ -88,10 +88,10 @@ def test_the_newest_value_of_a_query_wins(book: Book) -> None:
 
 
 def test_what_failed_is_said_again_later_and_then_the_newest(book: Book, clock: Clock) -> None:
-    book.progressed(said())
+    book.progressed(progress())
     assert book.take() is not None
     book.failed("q1", "away", again=5.0)
-    book.progressed(said(1, watermark=NINE + 1))
+    book.progressed(progress(1, watermark=NINE + 1))
     assert book.take() is None
     assert book.within() == 5.0
     assert book.queries()[0].problem == "away"
@@ -104,7 +104,7 @@ def test_what_failed_is_said_again_later_and_then_the_newest(book: Book, clock: 
 
 def test_a_query_that_ends_says_so_once(book: Book) -> None:
     book.started("q1", "r1", None)
-    book.progressed(said())
+    book.progressed(progress())
     book.terminated("q1", "r1", "it broke")
     book.idle("q1", "r1")
     assert book.take() == Saying("q1", "q1", NINE, ended=True)
@@ -115,9 +115,9 @@ def test_a_query_that_ends_says_so_once(book: Book) -> None:
 def test_a_restart_goes_on_and_its_forerunner_says_nothing_any_more(book: Book) -> None:
     """Spark tells of a start at once, and all else later: events of the run before may come after it."""
     book.started("q1", "r1", "hourly")
-    book.progressed(said(0))
+    book.progressed(progress(0))
     book.started("q1", "r2", "hourly")
-    book.progressed(said(1, watermark=NINE + 1))
+    book.progressed(progress(1, watermark=NINE + 1))
     book.terminated("q1", "r1", None)
     [status] = book.queries()
     assert (status.state, status.run, status.watermark, status.batches) == ("running", "r2", Watermark(NINE), 2)
@@ -125,11 +125,11 @@ def test_a_restart_goes_on_and_its_forerunner_says_nothing_any_more(book: Book) 
 
 def test_idle_queries_say_so_until_they_work_again(book: Book) -> None:
     book.idle("nobody", "r1")
-    book.progressed(said())
+    book.progressed(progress())
     book.idle("q1", "r1")
     book.idle("q1", "r1")
-    assert [(each.state, each.idle_beats) for each in book.queries()] == [("idle", 2)]
-    book.progressed(said(1))
+    assert [(query.state, query.idle_beats) for query in book.queries()] == [("idle", 2)]
+    book.progressed(progress(1))
     assert book.queries()[0].state == "running"
 
 
@@ -138,7 +138,7 @@ def test_the_book_is_bounded_and_forgets_only_what_has_ended(clock: Clock) -> No
     for query in ("a", "b", "c"):
         book.started(query, "r1", None)
     book.started("d", "r1", None)
-    book.progressed(said(query="e"))
+    book.progressed(progress(query="e"))
     assert book.dropped == 2
     book.terminated("b", "r1", None)
     book.started("d", "r1", None)
@@ -146,18 +146,18 @@ def test_the_book_is_bounded_and_forgets_only_what_has_ended(clock: Clock) -> No
     while book.take() is not None:
         pass
     book.started("d", "r1", None)
-    assert [each.query for each in book.queries()] == ["a", "c", "d"]
+    assert [query.query for query in book.queries()] == ["a", "c", "d"]
     # What became of the end of b is heard only now.
     book.failed("b", "away", again=1.0)
     book.reported("b", NINE, NINE)
-    assert [each.query for each in book.queries()] == ["a", "c", "d"]
+    assert [query.query for query in book.queries()] == ["a", "c", "d"]
     assert book.take() == Saying("d", "d", None, ended=False)
     assert book.take() is None
 
 
 def chosen(conf: dict[str, str], environ: dict[str, str], **arguments: Any) -> AttachSettings:
-    given = {"address": None, "namespace": None, "prefix": None, "data": None, "enabled": None, **arguments}
-    return resolve(conf.get, environ, **given)
+    choices = {"address": None, "namespace": None, "prefix": None, "data": None, "enabled": None, **arguments}
+    return resolve(conf.get, environ, **choices)
 
 
 def test_arguments_win_over_the_session_and_the_session_over_the_environment() -> None:
@@ -168,8 +168,8 @@ def test_arguments_win_over_the_session_and_the_session_over_the_environment() -
     assert chosen({}, {}) == AttachSettings(True, None, "", "spark.", None)
     assert chosen({}, environ) == AttachSettings(False, "c:1", "", "spark.", None)
     assert chosen(conf, environ) == AttachSettings(True, "b:1", "", "b-", None)
-    found = chosen(conf, environ, address="a:1", prefix="", namespace="n", enabled=False)
-    assert found == AttachSettings(False, "a:1", "n", "", None)
+    settings = chosen(conf, environ, address="a:1", prefix="", namespace="n", enabled=False)
+    assert settings == AttachSettings(False, "a:1", "n", "", None)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_settings_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_an_input_that_is_a_query_is_its_computation() -> None:
-    found = chosen({}, {}, inputs={"hourly": ["enriched", "flights"], "enriched": ["flights"], "per hour": []}).inputs
-    assert found == {
+    inputs = chosen({}, {}, inputs={"hourly": ["enriched", "flights"], "enriched": ["flights"], "per hour": []}).inputs
+    assert inputs == {
         "spark.hourly": ("spark.enriched", "flights"),
         "spark.enriched": ("flights",),
         computation_name("spark.", "per hour", ""): (),

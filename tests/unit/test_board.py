@@ -25,31 +25,31 @@ def view(name: str, low: int, *inputs: str, incarnation: int = 1, share: int | N
 
 
 def board(*views: WatermarkView) -> Board:
-    made = Board()
-    for each in views:
-        made.admit(each)
-    return made
+    filled = Board()
+    for view in views:
+        filled.admit(view)
+    return filled
 
 
 def test_rule3_no_value_goes_back_within_an_incarnation() -> None:
-    known = board(view("a", 2 * HOUR, incarnation=2))
+    old = board(view("a", 2 * HOUR, incarnation=2))
     for older in (view("a", HOUR, incarnation=2), view("a", 3 * HOUR, incarnation=1)):
-        known.admit(older)
-        assert known.view("a") == view("a", 2 * HOUR, incarnation=2)
-    known.admit(view("a", UNKNOWN, incarnation=3))
-    assert known.view("a") == view("a", UNKNOWN, incarnation=3)
+        old.admit(older)
+        assert old.view("a") == view("a", 2 * HOUR, incarnation=2)
+    old.admit(view("a", UNKNOWN, incarnation=3))
+    assert old.view("a") == view("a", UNKNOWN, incarnation=3)
 
 
 def test_a_new_incarnation_drops_the_samples_of_the_old_one() -> None:
-    known = board(view("a", 5), view("b", 5))
-    known.sample(1)
-    known.admit(view("a", UNKNOWN, incarnation=2))
-    assert known.recent("a", HOUR_SPAN) == []
-    known.sample(2)
-    known.admit(view("a", 1, incarnation=2))
-    known.sample(3)
-    assert known.recent("a", HOUR_SPAN) == [(2, None, None), (3, 1, 1)]
-    assert known.recent("b", HOUR_SPAN) == [(1, 5, 5), (2, 5, 5), (3, 5, 5)]
+    old = board(view("a", 5), view("b", 5))
+    old.sample(1)
+    old.admit(view("a", UNKNOWN, incarnation=2))
+    assert old.recent("a", HOUR_SPAN) == []
+    old.sample(2)
+    old.admit(view("a", 1, incarnation=2))
+    old.sample(3)
+    assert old.recent("a", HOUR_SPAN) == [(2, None, None), (3, 1, 1)]
+    assert old.recent("b", HOUR_SPAN) == [(1, 5, 5), (2, 5, 5), (3, 5, 5)]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -57,15 +57,15 @@ def test_lags_and_changes_are_those_of_the_definition(seed: int) -> None:
     chance = random.Random(seed)
     names = [f"c{i}" for i in range(12)]
     inputs = {name: tuple(chance.sample(names[:i], chance.randint(0, min(i, 3)))) for i, name in enumerate(names)}
-    known, lows, told = Board(), dict.fromkeys(names, UNKNOWN), dict[str, tuple[int, float | None, float | None]]()
+    shown, lows, before = Board(), dict.fromkeys(names, UNKNOWN), dict[str, tuple[int, float | None, float | None]]()
 
     def roots(name: str) -> list[str]:
-        return [root for each in inputs[name] for root in roots(each)] if inputs[name] else [name]
+        return [root for source in inputs[name] for root in roots(source)] if inputs[name] else [name]
 
     def lag(ahead: Sequence[str], name: str) -> float | None:
         if not inputs[name]:
             return None
-        least = min(lows[each] for each in ahead)
+        least = min(lows[source] for source in ahead)
         if {least, lows[name]} & {UNKNOWN, FINISHED}:
             return None
         return max(0.0, (least - lows[name]) / 1e6)
@@ -73,21 +73,21 @@ def test_lags_and_changes_are_those_of_the_definition(seed: int) -> None:
     for _ in range(200):
         name = chance.choice(names)
         lows[name] = max(lows[name], chance.choice([UNKNOWN, FINISHED, *([chance.randrange(HOUR)] * 20)]))
-        known.admit(view(name, lows[name], *inputs[name]))
-        heard = known.names()
+        shown.admit(view(name, lows[name], *inputs[name]))
+        changed_names = shown.names()
         if chance.random() < 0.3:
-            changed = known.changes()
-            now = {each: (lows[each], known.local_lag(each), known.global_lag(each)) for each in heard}
-            assert {each for each in heard if now[each] != told.get(each)} <= set(changed)
+            changed = shown.changes()
+            now = {one: (lows[one], shown.local_lag(one), shown.global_lag(one)) for one in changed_names}
+            assert {one for one in changed_names if now[one] != before.get(one)} <= set(changed)
             assert len(changed) == len(set(changed))
-            told = now
-        unheard = set(names) - set(heard)
-        for each in heard:
-            if not unheard & set(inputs[each]):
-                assert known.local_lag(each) == lag(inputs[each], each)
-            if not unheard & {above for path in _upstream(each, inputs) for above in path}:
-                assert known.global_lag(each) == lag(roots(each), each)
+            before = now
+        unheard = set(names) - set(changed_names)
+        for one in changed_names:
+            if not unheard & set(inputs[one]):
+                assert shown.local_lag(one) == lag(inputs[one], one)
+            if not unheard & {above for path in _upstream(one, inputs) for above in path}:
+                assert shown.global_lag(one) == lag(roots(one), one)
 
 
 def _upstream(name: str, inputs: dict[str, tuple[str, ...]]) -> list[tuple[str, ...]]:
-    return [inputs[name], *(path for each in inputs[name] for path in _upstream(each, inputs))]
+    return [inputs[name], *(path for source in inputs[name] for path in _upstream(source, inputs))]

@@ -84,15 +84,15 @@ def test_close_ends_calls_that_wait(silent: socket.socket) -> None:
     lw = lowwater.connect(f"127.0.0.1:{silent.getsockname()[1]}", timeout=60.0)
     calls: list[Callable[[], object]] = [lw.get, lambda: lw.reset("c"), lambda: lw.wait("c", 5), lw.inputs("c").read]
     with futures.ThreadPoolExecutor(len(calls)) as threads:
-        made = [threads.submit(call) for call in calls]
+        waiting = [threads.submit(call) for call in calls]
         connection, _ = silent.accept()
         lw.close()
         connection.close()
-        assert [type(each.exception(timeout=20)) for each in made] == [lowwater.Closed] * len(calls)
+        assert [type(call.exception(timeout=20)) for call in waiting] == [lowwater.Closed] * len(calls)
 
 
 NO_CHANNELS = [OSError("no key"), grpc.RpcError("no key")]
-"""What may come out of credentials when a channel is made; the last one is no call and has no code."""
+"""Errors of credentials when a channel is made; the last one is no call and has no code."""
 
 
 @pytest.mark.parametrize("error", NO_CHANNELS, ids=lambda error: type(error).__name__)
@@ -114,7 +114,7 @@ def test_a_channel_that_cannot_be_made_is_said_at_once_and_by_what_waits_at_its_
 
 
 @pytest.mark.parametrize(
-    ("address", "asked"),
+    ("address", "addresses"),
     [
         pytest.param("lowwater", ("lowwater:7420",), id="a name"),
         pytest.param("lowwater.prod.svc, 10.0.0.7:1", ("lowwater.prod.svc:7420", "10.0.0.7:1"), id="a list"),
@@ -125,10 +125,10 @@ def test_a_channel_that_cannot_be_made_is_said_at_once_and_by_what_waits_at_its_
         pytest.param("unix:/run/lw,unix-abstract:lw", ("unix:/run/lw", "unix-abstract:lw"), id="sockets have no port"),
     ],
 )
-def test_an_address_without_a_port_means_that_of_an_authority(address: str, asked: tuple[str, ...]) -> None:
+def test_an_address_without_a_port_means_that_of_an_authority(address: str, addresses: tuple[str, ...]) -> None:
     """Left to gRPC it would be 443, where somebody else may listen."""
     settings = lowwater.Settings(address)
-    assert (settings.address, settings.addresses) == (address, asked)
+    assert (settings.address, settings.addresses) == (address, addresses)
 
 
 def test_settings_cross_process_borders_and_make_a_client_there() -> None:
@@ -153,15 +153,15 @@ def test_secrets_are_not_printed() -> None:
 
 def test_a_closed_client_says_so() -> None:
     with lowwater.connect("localhost:1", timeout=0.1) as lw:
-        known, unused = lw.inputs("c"), lw.inputs("c")
-        assert known.read().low.unknown
+        used, unused = lw.inputs("c"), lw.inputs("c")
+        assert used.read().low.unknown
     lw.close()
     batch = lambda: lw.batches.commit("c", 1, 1)  # noqa: E731
-    reads = (known.read, unused.read, lambda: lw.inputs("c").read())
+    reads = (used.read, unused.read, lambda: lw.inputs("c").read())
     for use in (lw.get, lw.topology, lw.statistics, lambda: lw.worker("c"), batch, *reads):
         with pytest.raises(lowwater.Closed, match="connect"):
             use()
-    for reader in (known, unused):
+    for reader in (used, unused):
         assert list(reader.watch()) == []
 
 
@@ -177,8 +177,8 @@ class Stage:
 
     async def staged(self) -> list[int]:
         await self.lease.flush()
-        found = await self.lw.ranges("c", limit=3)
-        return [each.watermark.micros for each in sorted(found.ranges, key=lambda each: each.start)]
+        page = await self.lw.ranges("c", limit=3)
+        return [entry.watermark.micros for entry in sorted(page.ranges, key=lambda entry: entry.start)]
 
 
 @pytest.fixture
@@ -212,23 +212,23 @@ async def test_oldest_is_one_some_or_all(stage: Stage) -> None:
 
 
 async def test_wrong_calls_say_what_to_pass(stage: Stage) -> None:
-    injector, lease, seen = stage.source, stage.lease, stage.seen
-    other = replace(seen, computation="other")
+    injector, lease, snapshot_ = stage.source, stage.lease, stage.seen
+    other = replace(snapshot_, computation="other")
     naive = datetime(2013, 1, 1)  # noqa: DTZ001 - the mistake itself
     wrong: list[tuple[Any, type[Exception], str, Any, dict[str, Any]]] = [
         (lease, lowwater.InvalidArgument, "snapshot", None, {"oldest": None}),
         (lease, lowwater.InvalidArgument, "snapshot", other, {"oldest": None}),
-        (lease, lowwater.InvalidArgument, "no frontier", seen, {"oldest": None, "frontier": 5}),
-        (injector, lowwater.InvalidArgument, "injector", seen, {"oldest": None, "frontier": 5}),
+        (lease, lowwater.InvalidArgument, "no frontier", snapshot_, {"oldest": None, "frontier": 5}),
+        (injector, lowwater.InvalidArgument, "injector", snapshot_, {"oldest": None, "frontier": 5}),
         (injector, lowwater.InvalidArgument, "injector", None, {"oldest": None}),
         (injector, lowwater.FinishRequired, "finish", None, {"oldest": None, "frontier": lowwater.MAX}),
-        (lease, lowwater.InvalidArgument, "3 ranges", seen, {"oldest": [1, 2]}),
-        (lease, ValueError, "time zone", seen, {"oldest": naive}),
-        (lease, TypeError, "oldest", seen, {}),  # forgetting what is held would promise that nothing is
+        (lease, lowwater.InvalidArgument, "3 ranges", snapshot_, {"oldest": [1, 2]}),
+        (lease, ValueError, "time zone", snapshot_, {"oldest": naive}),
+        (lease, TypeError, "oldest", snapshot_, {}),  # forgetting what is held would promise that nothing is
     ]
-    for made, error, match, snapshot, told in wrong:
+    for owner, error, match, snapshot, values in wrong:
         with pytest.raises(error, match=match):
-            made.advance(snapshot, **told)
+            owner.advance(snapshot, **values)
     assert await stage.staged() == [lowwater.MIN] * 3
 
 
@@ -261,13 +261,13 @@ def public(cls: type) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("threads", "tasks"), PAIRS, ids=lambda cls: cls.__module__.split(".")[1] + cls.__name__)
 def test_both_shells_have_the_same_methods_with_the_same_parameters(threads: type, tasks: type) -> None:
-    here, there = public(threads), public(tasks)
-    assert here.keys() == there.keys()
+    here, theirs_all = public(threads), public(tasks)
+    assert here.keys() == theirs_all.keys()
     for name, method in here.items():
         if inspect.isfunction(method):
-            ours, theirs = inspect.signature(method), inspect.signature(there[name])
+            ours, theirs = inspect.signature(method), inspect.signature(theirs_all[name])
             assert list(ours.parameters.values()) == list(theirs.parameters.values()), name
-            assert there[name].__doc__
+            assert theirs_all[name].__doc__
 
 
 def test_connect_takes_the_same_arguments_and_makes_the_same_settings() -> None:
@@ -285,7 +285,7 @@ async def test_a_closed_reader_and_worker_say_so() -> None:
             pass
         with pytest.raises(lowwater.Closed, match=r"lw\.inputs"):
             await reader.read()
-        assert [seen async for seen in reader.watch()] == []
+        assert [view async for view in reader.watch()] == []
         async with lw.worker("c") as worker:
             pass
         with pytest.raises(lowwater.Closed, match=r"lw\.worker"):

@@ -1,4 +1,4 @@
-"""How late its records were, as a claim's process tells it: state by state, over streams that break, to a real computation."""
+"""A claim's process tells how late its records were: state by state, over streams that break, to a real computation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PPM = 10_000
 
 
 def marks(driver: Driver) -> dict[int, int]:
-    return {kept.ppm: kept.micros for kept in driver.core.published.budgets}
+    return {budget.ppm: budget.micros for budget in driver.core.published.budgets}
 
 
 class Pair:
@@ -50,7 +50,7 @@ class Pair:
         self.untold: list[int] = []
         """Event times that the computation does not know of yet."""
         self.behind = self.records = 0
-        """Of those that it knows of: behind what was published when it heard of them."""
+        """The records among those that it knows of, and how many came behind what was published when it heard of them."""
 
     def connect(self) -> None:
         self.stream = self.reporter.open()
@@ -59,15 +59,15 @@ class Pair:
     def hand_on(self, times: Sequence[int], *, counted: bool = False) -> None:
         self.untold += times
         records, fold = len(times), Fold(self.frontier, ((990_000, self.frontier),))
-        known: Sequence[int] = () if counted else times
+        times_: Sequence[int] = () if counted else times
         arrived = Arrived.of(times, self.frontier) if counted else None
-        self.lease.advance(fold, NOW - 30 * HOUR, finished=records, times=known, arrived=arrived, now=self.now)
+        self.lease.advance(fold, NOW - 30 * HOUR, finished=records, times=times_, arrived=arrived, now=self.now)
         self.reporter.staged(self.lease)
 
     def carry(self, *, arrives: bool = True, answered: bool = True, meanwhile: Sequence[int] = ()) -> None:
         """Bring what is due to the computation, and the answer back, if both arrive; else the stream breaks. Some records come in between."""
         self.now += 1.0
-        reports, told = self.reporter.take(self.now), len(self.untold)
+        reports, count = self.reporter.take(self.now), len(self.untold)
         if meanwhile:
             self.frontier = max(self.frontier, *meanwhile)
             self.hand_on(meanwhile)
@@ -80,10 +80,10 @@ class Pair:
             )
             assert not refused
             self.core.settle()
-            self.behind += sum(time < published for time in self.untold[:told])
-            self.records += told
-            del self.untold[:told]
-            told = 0
+            self.behind += sum(time < published for time in self.untold[:count])
+            self.records += count
+            del self.untold[:count]
+            count = 0
             if answered:
                 self.reporter.acknowledged(report.number, (), (), {"c": marks(self.core)})
         if not arrives or not answered:
@@ -107,14 +107,14 @@ def test_rule8_each_record_counts_once_and_none_is_missed_that_came_behind(seed:
         if random.random() < 0.6:
             new = [pair.frontier + random.randrange(MINUTE), *some()] if random.random() < 0.5 else []
             pair.carry(arrives=random.random() < 0.8, answered=random.random() < 0.8, meanwhile=new)
-        kept = pair.core.core.published.budgets[0]
-        assert kept.records == pair.records
-        assert kept.behind >= pair.behind
+        budget = pair.core.core.published.budgets[0]
+        assert budget.records == pair.records
+        assert budget.behind >= pair.behind
     pair.carry(arrives=False)
     pair.carry()
-    kept = pair.core.core.published.budgets[0]
-    assert (kept.records, pair.untold) == (pair.records, [])
-    assert kept.behind >= pair.behind
+    budget = pair.core.core.published.budgets[0]
+    assert (budget.records, pair.untold) == (pair.records, [])
+    assert budget.behind >= pair.behind
 
 
 @pytest.mark.parametrize(
@@ -144,46 +144,46 @@ def test_two_counts_together_take_no_record_for_earlier(one: list[int], two: lis
 
 
 def test_a_report_names_the_least_of_what_no_acknowledged_one_has_told() -> None:
-    made = Arrivals({PPM: 5})
-    assert made.to_report() is None, "a worker that tells no event times says nothing of lateness"
-    made.add([3, 9], 10_000, 1)
-    made.raise_marks({PPM: 8, 77: 9})
-    made.add([7, 8], 20_000, 2)
-    told = made.to_report()
-    assert told is not None
-    assert (told.reference, told.frontier, told.behind) == (10_000, 20_000, ((PPM, 2, 5),))
-    made.answered(1)
-    told = made.to_report()
-    assert told is not None
-    assert (told.reference, told.behind) == (20_000, ((PPM, 2, 8),))
-    made.answered(2)
-    made.add([], 30_000, 3)
-    told = made.to_report()
-    assert told is not None
-    assert (told.reference, told.behind) == (30_000, ((PPM, 2, 8),))
-    assert sum(count for _, count in told.counts) == 4
+    arrivals = Arrivals({PPM: 5})
+    assert arrivals.to_report() is None, "a worker that tells no event times says nothing of lateness"
+    arrivals.add([3, 9], 10_000, 1)
+    arrivals.raise_marks({PPM: 8, 77: 9})
+    arrivals.add([7, 8], 20_000, 2)
+    report = arrivals.to_report()
+    assert report is not None
+    assert (report.reference, report.frontier, report.behind) == (10_000, 20_000, ((PPM, 2, 5),))
+    arrivals.answered(1)
+    report = arrivals.to_report()
+    assert report is not None
+    assert (report.reference, report.behind) == (20_000, ((PPM, 2, 8),))
+    arrivals.answered(2)
+    arrivals.add([], 30_000, 3)
+    report = arrivals.to_report()
+    assert report is not None
+    assert (report.reference, report.behind) == (30_000, ((PPM, 2, 8),))
+    assert sum(count for _, count in report.counts) == 4
 
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=3, database=None, deadline=None)
 def test_a_claim_tells_as_few_buckets_as_the_authority_takes_and_no_record_for_earlier(seed: int) -> None:
-    random, made = Random(seed), Arrivals({PPM: MIN})
+    random, arrivals = Random(seed), Arrivals({PPM: MIN})
     handed_on: list[int] = []
-    told: dict[int, int] = {}
-    said = None
+    counts: dict[int, int] = {}
+    report = None
     for version in range(400):
         late = [int(1_000 * 1.05 ** random.uniform(0, 750)) for _ in range(5)]
         handed_on += late
-        made.add([-each for each in late], 0, version)
-        said = made.to_report()
-        assert said is not None
-        before, told = told, dict(said.counts)
-        assert all(told[bucket] >= count for bucket, count in before.items()), "no count ever falls"
-    assert len(told) <= lateness.MOST_BUCKETS
-    assert sum(told.values()) == len(handed_on)
+        arrivals.add([-time for time in late], 0, version)
+        report = arrivals.to_report()
+        assert report is not None
+        before, counts = counts, dict(report.counts)
+        assert all(counts[bucket] >= count for bucket, count in before.items()), "no count ever falls"
+    assert len(counts) <= lateness.MOST_BUCKETS
+    assert sum(counts.values()) == len(handed_on)
     for edge in lateness.EDGES:
-        assert sum(count for bucket, count in told.items() if lateness.EDGES[bucket] > edge) >= sum(
-            each > edge for each in handed_on
+        assert sum(count for bucket, count in counts.items() if lateness.EDGES[bucket] > edge) >= sum(
+            time > edge for time in handed_on
         )
 
 
@@ -194,46 +194,46 @@ FAR = 4_070_908_800 * 1_000_000
 @pytest.mark.parametrize("bad", ["record", "frontier"])
 def test_what_one_bad_timestamp_does_ends_with_it(bad: str) -> None:
     """Before any frontier, or as one: what comes after counts from where its claim is again."""
-    made = Driver(Spec("c", budgets=(PPM,)))
-    sequencer = made.claim(b"", b"").sequencer
-    arrivals = Arrivals(marks(made))
+    driver = Driver(Spec("c", budgets=(PPM,)))
+    sequencer = driver.claim(b"", b"").sequencer
+    arrivals = Arrivals(marks(driver))
 
     def tell(times: Sequence[int], frontier: int, version: int) -> bool:
         arrivals.add(times, frontier, version)
-        told = arrivals.to_report()
-        assert told is not None
-        behind = {ppm: (records, judged) for ppm, records, judged in told.behind}
-        said = authority.Lateness(dict(told.counts), told.reference, told.frontier, behind)
-        taken = not made.report(sequencer, MIN, lateness=said)
-        if taken:
+        report = arrivals.to_report()
+        assert report is not None
+        behind = {ppm: (records, judged) for ppm, records, judged in report.behind}
+        sent = authority.Lateness(dict(report.counts), report.reference, report.frontier, behind)
+        accepted = not driver.report(sequencer, MIN, lateness=sent)
+        if accepted:
             arrivals.answered(version)
-        arrivals.raise_marks(marks(made))
-        return taken
+        arrivals.raise_marks(marks(driver))
+        return accepted
 
-    now = made.now
+    now = driver.now
     if bad == "record":
         assert tell([now - MINUTE, FAR], MIN, 1)
     else:
         assert not tell([now - MINUTE], FAR, 1)
     for minute in range(20):
-        made.now = now = now + MINUTE
+        driver.now = now = now + MINUTE
         assert tell([now - 2 * MINUTE] * 100, now - MINUTE, 2 + minute)
-    kept = made.core.published.budgets[0]
-    assert kept.records == 2_000 + (2 if bad == "record" else 1)
-    assert now - 3 * MINUTE < kept.micros <= now - MINUTE
+    budget = driver.core.published.budgets[0]
+    assert budget.records == 2_000 + (2 if bad == "record" else 1)
+    assert now - 3 * MINUTE < budget.micros <= now - MINUTE
 
 
 def test_rule3_no_reader_sees_it_go_back() -> None:
     ratchet = Ratchet()
 
-    def seen(micros: int, records: int) -> LatenessBudget:
+    def shown(micros: int, records: int) -> LatenessBudget:
         budget = LatenessBudget(0.01, Watermark(micros), records, 1, 0, 0.0)
         ratchet.admit(WatermarkView("c", registered=True, incarnation=1, budgets=(budget,)))
         return ratchet.get("c").budget[0.01]
 
-    assert seen(5, 10).watermark.micros == 5
-    assert (seen(4, 11), ratchet.held_back) == (LatenessBudget(0.01, Watermark(5), 10, 1, 0, 0.0), 1)
-    assert seen(6, 12).records == 12
+    assert shown(5, 10).watermark.micros == 5
+    assert (shown(4, 11), ratchet.held_back) == (LatenessBudget(0.01, Watermark(5), 10, 1, 0, 0.0), 1)
+    assert shown(6, 12).records == 12
     assert ratchet.begin("c", 2)
     assert ratchet.get("c").budget[0.01].watermark.unknown
 
@@ -253,7 +253,7 @@ def test_the_wire_carries_a_budget_whole() -> None:
 
 
 def test_an_authority_that_knows_no_budgets_is_not_taken_for_one_that_does() -> None:
-    """It passes the field over, and its computation would never have the watermark."""
+    """An older authority passes the field over, and its computation would never have the watermark."""
     call = OfflineClient().calls.register(
         "c", (), (), "", timedelta(days=1), None, estimated=False, lateness_budget=0.01
     )

@@ -183,14 +183,14 @@ def test_status_and_watch_blame_whom_why_blames(case: dict[str, Any]) -> None:
     views = blame.views(case)
     guilty = find_culprits(views, views, blame.NOW)
     root = case["way"][-1]
-    asked = views[case["ask"]]
-    live = draw(seen(State(), [asked], blame.NOW, guilty), 200, 5)[2].text
+    view_ = views[case["ask"]]
+    live = draw(seen(State(), [view_], blame.NOW, guilty), 200, 5)[2].text
     shown = {
-        "status": render.status_table([asked], blame.NOW, guilty),
-        "watch": render.line(asked, blame.NOW, guilty[asked.computation]),
+        "status": render.status_table([view_], blame.NOW, guilty),
+        "watch": render.line(view_, blame.NOW, guilty[view_.computation]),
         "the live view": live,
     }
-    assert render.view_record(asked, blame.NOW, guilty[asked.computation])["guilty"] == root
+    assert render.view_record(view_, blame.NOW, guilty[view_.computation])["guilty"] == root
     for what, text in shown.items():
         blamed = {name for name in views if f"{name}-1 on node-4" in text}
         assert blamed <= {root}, f"{what} names {blamed} for what {root} holds"
@@ -224,8 +224,8 @@ def test_json_has_texts_for_people_and_numbers_for_programs() -> None:
     for view in VIEWS[1:]:
         record = render.view_record(view, NOW)
         assert (record["low_micros"], record["lag_seconds"]) == (None, None)
-    found = render.completeness_record(Completeness(False, VIEWS[0], (HOLDER,), 1), Watermark(NOW), NOW, None)
-    assert (found["complete"], found["until_micros"], found["holding"], len(found["holders"])) == (False, NOW, 1, 1)
+    answer = render.completeness_record(Completeness(False, VIEWS[0], (HOLDER,), 1), Watermark(NOW), NOW, None)
+    assert (answer["complete"], answer["until_micros"], answer["holding"], len(answer["holders"])) == (False, NOW, 1, 1)
 
 
 def completion(after: float, through: float, seconds: float, incarnation: int = 1) -> Completion:
@@ -241,8 +241,8 @@ def hours(*completions: Completion, more: int = 0) -> History:
 
 
 def test_a_history_shows_the_late_ones() -> None:
-    found = hours(completion(9, 10, 35), completion(10, 13, 40), completion(13, 14, 38))
-    assert history_table(found, 1).splitlines() == [
+    history = hours(completion(9, 10, 35), completion(10, 13, 40), completion(13, 14, 38))
+    assert history_table(history, 1).splitlines() == [
         "hourly, in steps of 1 h, UTC",
         "STEPS                      COMPLETE AT           AFTER END",
         "2013-01-09 09:00 to 10:00  2013-01-09T10:00:35Z  35 s         #",
@@ -252,7 +252,7 @@ def test_a_history_shows_the_late_ones() -> None:
 
 
 def test_a_history_of_several_incarnations_marks_those_that_ended() -> None:
-    found = hours(
+    history = hours(
         completion(-INF, 9, 3600),
         completion(9, INF, 0),
         completion(-INF, 22, 0, incarnation=2),
@@ -260,7 +260,7 @@ def test_a_history_of_several_incarnations_marks_those_that_ended() -> None:
         completion(25, 26, -300, incarnation=2),
         more=29,
     )
-    assert history_table(found, 2).splitlines() == [
+    assert history_table(history, 2).splitlines() == [
         "hourly, in steps of 1 h, UTC",
         "INCARNATION  STEPS                                 COMPLETE AT           AFTER END",
         "1, ended     up to 2013-01-09 09:00                2013-01-09T10:00:00Z  1 h                   #####",

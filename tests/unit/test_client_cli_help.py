@@ -33,8 +33,8 @@ def _generate() -> ModuleType:
 
 @pytest.fixture(scope="module", name="whole")
 def _whole(generate: ModuleType) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = generate.whole()
-    return made
+    parser: argparse.ArgumentParser = generate.whole()
+    return parser
 
 
 def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -45,11 +45,11 @@ def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def examples(text: str) -> list[list[str]]:
-    found = []
+    commands = []
     for line in EXAMPLE.findall(text):
         words = shlex.split(re.split(r" {3,}|  +(?=[a-z]+ [a-z]+ )| && | > ", line)[0])
-        found.append(words)
-    return found
+        commands.append(words)
+    return commands
 
 
 @pytest.mark.parametrize("command", [*ASKING, "completion", *DELEGATED])
@@ -57,10 +57,10 @@ def test_every_example_of_a_help_parses(
     command: str, capsys: pytest.CaptureFixture[str], generate: ModuleType, whole: argparse.ArgumentParser
 ) -> None:
     text = help_of(command, capsys)
-    found = examples(text)
+    commands = examples(text)
     if command not in {"journal", "access", "references"}:  # whose commands have theirs
-        assert [words for words in found if words[0] == command], f"no example of {command}"
-    for words in found:
+        assert [words for words in commands if words[0] == command], f"no example of {command}"
+    for words in commands:
         if words[0] in DELEGATED:
             generate.commands_of(whole)[words[0]].parse_args(words[1:])
         else:
@@ -86,7 +86,7 @@ def test_an_abbreviated_option_is_refused(line: str, capsys: pytest.CaptureFixtu
 
 
 def test_every_command_is_parsed_in_the_same_way(generate: ModuleType, whole: argparse.ArgumentParser) -> None:
-    assert {type(each) for each in generate.every(whole)} == {CommandParser}
+    assert {type(parser) for parser in generate.every(whole)} == {CommandParser}
 
 
 def test_the_page_and_the_scripts_are_those_of_the_code(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_the_command_prints_the_script_without_shtab(shell: str, generate: Modul
 
 
 def completed(script: str, path: Path, *words: str) -> list[str]:
-    """What bash offers for the last of some words; ``lowwater status --names`` is answered by a function."""
+    """Return bash's completions of the last word; ``lowwater status --names`` is answered by a function."""
     path.write_text(script)
     line = f"""
 source {path}

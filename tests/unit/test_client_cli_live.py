@@ -14,7 +14,7 @@ NOW = 1_357_740_000_000_000  # 2013-01-09 14:00 UTC
 def view(
     name: str, minutes: float | Watermark, *, silent: float = 0.0, stood: float = 0.1, **more: object
 ) -> WatermarkView:
-    """What is published of a computation so many minutes ago; its worker spoke so many minutes ago."""
+    """Return a view of a computation so many minutes ago; its worker spoke so many minutes ago."""
     low = minutes if isinstance(minutes, Watermark) else Watermark(NOW - int(minutes * MINUTE))
     since = NOW - int(stood * MINUTE)
     holder = RangeView(
@@ -104,7 +104,7 @@ def test_keys_filter() -> None:
     typed = keys(state(), "/", "L", "y", "x", "backspace")
     assert typed.typing
     assert draw(typed, 80, 10)[-1].text == "/Ly_"
-    assert [each.computation for each in shown(typed)] == ["daily", "hourly"]
+    assert [row.computation for row in shown(typed)] == ["daily", "hourly"]
     assert draw(typed, 80, 10)[0].text == 'lowwater at 14:00:00 UTC: 2 of 5 computations, with "Ly" in the name, by lag'
     assert not keys(typed, "enter").typing
     assert keys(typed, "enter", "q").done
@@ -117,10 +117,10 @@ def test_keys_filter() -> None:
 
 
 def test_enter_asks_why() -> None:
-    asked = keys(state(), "down", "down", "enter")
-    assert asked.why == ("enriched", "asking ...")
+    waiting = keys(state(), "down", "down", "enter")
+    assert waiting.why == ("enriched", "asking ...")
     answered = replace(
-        asked, why=("enriched", "enriched is at 13:02 UTC, 58 min behind: held by exec-7.\nand so on " * 3)
+        waiting, why=("enriched", "enriched is at 13:02 UTC, 58 min behind: held by exec-7.\nand so on " * 3)
     )
     lines = texts(draw(answered, 60, 16))
     assert "why enriched (Esc closes)" in lines
@@ -142,6 +142,6 @@ def test_what_is_cut_has_one_line_until_its_slices_are_asked_for() -> None:
     )
     assert lines[-1].endswith("x slices")
     with_slices = keys(SLICED, "x")
-    assert [each.computation for each in shown(with_slices)][:3] == ["hourly~11", "hourly~10", "hourly~9"]
+    assert [row.computation for row in shown(with_slices)][:3] == ["hourly~11", "hourly~10", "hourly~9"]
     assert len(shown(with_slices)) == 15
     assert shown(keys(with_slices, "x")) == shown(SLICED)

@@ -133,12 +133,12 @@ def test_callers_who_get_one_error_do_not_lengthen_the_traceback_of_each_other()
     before = error.__traceback__
     own = [fail_again(own_copy(error)) for _ in range(2)]
     assert error.__traceback__ is before
-    for each in own:
-        assert each is not error
-        assert isinstance(each, errors.Unavailable)
-        assert each.metadata == {"computation": "a"}
-        assert each.__cause__ is error.__cause__
-        assert [frame.name for frame in traceback.extract_tb(each.__traceback__)] == ["fail_again", "fail"]
+    for caught in own:
+        assert caught is not error
+        assert isinstance(caught, errors.Unavailable)
+        assert caught.metadata == {"computation": "a"}
+        assert caught.__cause__ is error.__cause__
+        assert [frame.name for frame in traceback.extract_tb(caught.__traceback__)] == ["fail_again", "fail"]
     other = fail(TwoArguments("not", " copied"))
     assert own_copy(other) is other
 

@@ -1,4 +1,4 @@
-"""What a claim takes from the older ones of the same worker, before they have said anything."""
+"""A claim takes ranges from the older claims of the same worker, before they have reported anything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = [bytes([number]) for number in range(12)]
 
 
 def bounds(random: Random) -> list[bytes]:
-    """Those of a claim; an empty last one means no upper bound."""
+    """Return bounds of a claim; an empty last one means no upper bound."""
     chosen = sorted(random.sample(KEYS, random.randint(2, 6)))
     return [*chosen[1:], b""] if random.random() < 0.5 else chosen
 
@@ -68,8 +68,8 @@ async def test_a_claim_takes_every_range_it_has_a_part_of(lw: aio.Client) -> Non
         leases = [await worker.claim(bounds=bounds(random)) for _ in range(random.randint(1, 6))]
         for number, lease in enumerate(leases):
             later = leases[number + 1 :]
-            taken = set().union(*(covered(each.bounds, handle) for each in later for handle in range(len(each))))
-            assert lease.lost == {handle for handle in range(len(lease)) if covered(lease.bounds, handle) & taken}
+            lost = set().union(*(covered(other.bounds, handle) for other in later for handle in range(len(other))))
+            assert lease.lost == {handle for handle in range(len(lease)) if covered(lease.bounds, handle) & lost}
             assert lease.over == (len(lease.lost) == len(lease))
         reported += sum(not lease.over for lease in leases)
         assert lw.statistics().reporter.leases == reported
@@ -85,10 +85,10 @@ async def test_a_claim_takes_every_range_it_has_a_part_of(lw: aio.Client) -> Non
 async def test_a_claim_that_was_answered_late_yields_to_a_newer_one(
     lw: aio.Client, granting: Granting, claims: list[tuple[int, list[bytes]]], lost: list[int], reported: int
 ) -> None:
-    """What was answered in another order than it was granted in ends the same: the worker reports what it owns, once."""
+    """Claims that are answered in another order than they were granted in end the same: the worker reports what it owns, once."""
     granting.grants = iter([(sequencer, [], 0) for sequencer, _ in claims])
     worker = lw.worker("c")
-    leases = [await worker.claim(bounds=each) for _, each in claims]
+    leases = [await worker.claim(bounds=bounds_) for _, bounds_ in claims]
     assert ([len(lease.lost) for lease in leases], lw.statistics().reporter.leases) == (lost, reported)
 
 
@@ -107,23 +107,23 @@ async def test_a_claim_answered_late_leaves_the_inputs_of_a_newer_one(lw: aio.Cl
     )
 )
 def test_a_cover_meets_whatever_has_keys_in_common(spans: list[tuple[bytes, bytes, bool]]) -> None:
-    over, there = set[int](), dict[int, tuple[bytes, bytes]]()
+    over, rest = set[int](), dict[int, tuple[bytes, bytes]]()
     cover = Cover[int](over.__contains__)
     for number, (start, end, ends) in enumerate(spans):
         if end and start >= end:
             continue
         met = cover.add(number, start, end)
-        common = {each for each, (low, high) in there.items() if (not end or low < end) and (not high or start < high)}
+        common = {other for other, (low, high) in rest.items() if (not end or low < end) and (not high or start < high)}
         assert set(met) - over == common
         assert len(set(met)) == len(met)
-        there[number] = start, end
+        rest[number] = start, end
         if ends:  # of itself, of which the cover hears nothing
             over.add(number)
-            del there[number]
+            del rest[number]
         elif met and number % 2:
             cover.remove(met[0])
-            there.pop(met[0], None)
-    assert set(cover) - over == set(there)
-    for each in list(cover):
-        cover.remove(each)
+            rest.pop(met[0], None)
+    assert set(cover) - over == set(rest)
+    for number_ in list(cover):
+        cover.remove(number_)
     assert len(cover) == 0

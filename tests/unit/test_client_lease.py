@@ -1,4 +1,4 @@
-"""What a lease reports: min(what it holds, the snapshot), and only what changed."""
+"""A lease reports the lesser of what it holds and of the snapshot, and only what changed."""
 
 from array import array
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def spread(group: GroupState, count: int) -> dict[int, int]:
     return dict(zip(handles, values, strict=True))
 
 
-def taken(lease: LeaseState) -> GroupState:
+def report_of(lease: LeaseState) -> GroupState:
     group = lease.take()
     assert group is not None
     return group
@@ -54,7 +54,7 @@ def test_rule5_a_tick_never_uses_a_newer_fold_than_the_snapshot(state: type[Leas
     reporter = ReporterState(b"s" * 16, 0.05, lambda: 1.0)
     lease = state("c", 7, Column(3, MIN), input_version=2, input_incarnations=(4,), reference=MIN)
     reporter.add(lease)
-    said: list[int] = []
+    reported: list[int] = []
 
     def run(start: int) -> None:
         reporter.open()
@@ -62,7 +62,7 @@ def test_rule5_a_tick_never_uses_a_newer_fold_than_the_snapshot(state: type[Leas
         for second in range(start, start + 60):
             for report in reporter.take(float(second)):
                 for group in report.groups:
-                    said.extend(spread(group, 3).values())
+                    reported.extend(spread(group, 3).values())
                     assert group.mass is None or dict(group.mass.frontiers) == {990_000: 11}
                 reporter.acknowledged(report.number, (), [("c", 1_000_000)])
         reporter.disconnected()
@@ -73,21 +73,21 @@ def test_rule5_a_tick_never_uses_a_newer_fold_than_the_snapshot(state: type[Leas
     lease.finish([0])
     reporter.staged(lease)
     run(60)
-    assert len(said) > 30
-    assert {value for value in said if value != MAX} <= {MIN, 5, 10}
+    assert len(reported) > 30
+    assert {value for value in reported if value != MAX} <= {MIN, 5, 10}
 
 
 def test_finish_is_the_only_way_to_the_end() -> None:
     lease = lease_of(3)
     lease.advance(fold_at(10), MAX, now=0.0)
-    assert not taken(lease).finish
+    assert not report_of(lease).finish
     lease.finish([1])
-    group = taken(lease)
+    group = report_of(lease)
     assert (spread(group, 3), group.finish) == ({1: MAX}, True)
     lease.advance(fold_at(11), MAX, now=0.0)
-    assert spread(taken(lease), 3) == {0: 11, 2: 11}
+    assert spread(report_of(lease), 3) == {0: 11, 2: 11}
     lease.finish(None)
-    group = taken(lease)
+    group = report_of(lease)
     assert (set(spread(group, 3).values()), group.finish, lease.beat()) == ({MAX}, True, None)
 
 
@@ -98,17 +98,17 @@ def refusal_of(lease: LeaseState) -> Refusal | None:
 def test_a_second_refusal_does_not_erase_the_first() -> None:
     lease = lease_of(4)
     lease.advance(fold_at(10), MAX, now=0.0)
-    taken(lease)
+    report_of(lease)
     lease.refuse(Refusal("TOO_FAR_AHEAD", "", (1,)))
     lease.refuse(Refusal("INCARNATION_CHANGED", "why", (2, 3)))
     assert refusal_of(lease) == Refusal("INCARNATION_CHANGED", "why", (1, 2, 3))
     lease.acknowledge(1)
     assert (lease.answered, lease.durable) == (1, 0)
-    assert spread(lease.beat() or taken(lease), 4) == {1: 10, 2: 10, 3: 10}
+    assert spread(lease.beat() or report_of(lease), 4) == {1: 10, 2: 10, 3: 10}
     lease.accept(array("I", [1, 2]))
     assert refusal_of(lease) == Refusal("INCARNATION_CHANGED", "why", (3,))
     lease.refuse(Refusal("OVERLOADED", "", None))
-    assert spread(lease.beat() or taken(lease), 4) == dict.fromkeys(range(4), 10)
+    assert spread(lease.beat() or report_of(lease), 4) == dict.fromkeys(range(4), 10)
     lease.accept(array("I", [0, 1]))
     lease.lose([2], "newer")
     assert refusal_of(lease) == Refusal("OVERLOADED", "", (3,))
@@ -125,7 +125,7 @@ def test_a_refused_mass_comes_again(refusal: Refusal, beat: bool) -> None:
     pending = Histogram(20_000)
     pending.add(5_000, 3)
     lease.advance(fold_at(10_000), MAX, pending=pending, now=0.0)
-    mass = taken(lease).mass
+    mass = report_of(lease).mass
     assert mass is not None
     lease.refuse(refusal)
     if not beat:
@@ -144,19 +144,19 @@ def test_a_mass_goes_out_when_it_changed() -> None:
     lease = lease_of(2)
     lease.reference = 20_000
     lease.advance(fold_at(10_000), {0: 5_000}, now=0.0)
-    assert taken(lease).mass is None, "the worker has not told what is pending, and nobody guesses"
+    assert report_of(lease).mass is None, "the worker has not told what is pending, and nobody guesses"
     pending = Histogram(20_000)
     pending.add(5_000, 3)
     lease.advance(fold_at(10_000), {}, pending=pending, finished=4, now=0.0)
-    mass = taken(lease).mass
+    mass = report_of(lease).mass
     assert mass is not None
     assert (mass.starts, mass.counts, mass.recent, mass.frontiers) == ((5_000,), (3,), 4, ((990_000, 10_001),))
     lease.advance(fold_at(10_000), {}, now=0.0)
     assert lease.take() is None
     lease.reconnect()
-    assert taken(lease).mass == mass
+    assert report_of(lease).mass == mass
     lease.advance(fold_at(10_000), MAX, now=0.0)
-    mass = taken(lease).mass
+    mass = report_of(lease).mass
     assert mass is not None
     assert (mass.starts, mass.recent) == ((), 4), "nothing is held anywhere, so nothing is pending"
 
@@ -174,19 +174,19 @@ def test_reports_of_a_stream_add_up_to_its_state(steps: list[tuple[int, int | di
     count = 40
     lease = lease_of(count, 3)
     model = dict.fromkeys(range(count), 3)
-    known: dict[int, int] = {}
+    state: dict[int, int] = {}
     for low, oldest, then in steps:
         staged: int | Mapping[int, int] = MAX if oldest is None else oldest
         lease.advance(fold_at(low), staged, now=0.0)
         model |= staged if isinstance(staged, Mapping) else dict.fromkeys(range(count), staged)
         if then == "reconnect":
             lease.reconnect()
-            known.clear()
+            state.clear()
         if then:
             group = lease.take()
             if group is not None:
-                known |= spread(group, count)
-            assert known == {handle: min(oldest, low) for handle, oldest in model.items()}
+                state |= spread(group, count)
+            assert state == {handle: min(oldest, low) for handle, oldest in model.items()}
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 5))))

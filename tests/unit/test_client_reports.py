@@ -167,26 +167,26 @@ def test_rule8_a_lost_report_is_told_again_by_the_next_stream(kind: type[Reporte
 def test_rule8_a_claim_that_moves_between_streams_counts_its_turns_over_all_of_them() -> None:
     home, other = (ReporterState(name * 16, INTERVAL, lambda: 1.0) for name in (b"h", b"o"))
     lease = LeaseState("c", 1, Column(COUNT, 0), reference=0)
-    said: list[int] = []
+    turns: list[int] = []
     for carrier in (home, other, home):
         carrier.open()
         carrier.accepted(0.0)
         carrier.add(lease)
         lease.advance(Fold(50, (), 1, ()), 40, now=0.0)
         carrier.staged(lease)
-        said += [group.turn for report in carrier.take(10.0 * len(said)) for group in report.groups]
+        turns += [group.turn for report in carrier.take(10.0 * len(turns)) for group in report.groups]
         carrier.remove(lease)
-    assert len(said) == 3
-    assert said == sorted(set(said)), "each is greater than all before it"
+    assert len(turns) == 3
+    assert turns == sorted(set(turns)), "each is greater than all before it"
 
 
 def test_a_claim_whose_turn_was_too_old_begins_one_above_it_with_its_full_state() -> None:
     reporter = ReporterState(b"s" * 16, INTERVAL, lambda: 1.0)
     lease, beside = (LeaseState("c", sequencer, Column(COUNT, 0), reference=0) for sequencer in (1, 2))
-    for each in (lease, beside):
-        reporter.add(each)
-        each.advance(Fold(50, (), 1, ()), 40, now=0.0)
-        reporter.staged(each)
+    for one in (lease, beside):
+        reporter.add(one)
+        one.advance(Fold(50, (), 1, ()), 40, now=0.0)
+        reporter.staged(one)
     reporter.open()
     reporter.accepted(0.0)
     (first,) = reporter.take(0.0)

@@ -123,10 +123,10 @@ def test_rule7_a_channel_that_nobody_uses_and_no_route_leads_to_is_taken_out_to_
     channels = Channels[grpc.Channel](router)
     for address in ("home:1", "led:1", "used:1", "gone:1"):
         channels.use(address, None, grpc.insecure_channel).users -= address != "used:1"
-    gone = channels.by_address["gone:1"]
-    assert channels.unused() == [gone]
+    unused = channels.by_address["gone:1"]
+    assert channels.unused() == [unused]
     assert [*channels.by_address] == ["home:1", "led:1", "used:1"]
-    for used in (gone, *channels.clear()):
+    for used in (unused, *channels.clear()):
         used.channel.close()
 
 
@@ -135,8 +135,8 @@ def watermark(name: str, low: int = 0, epoch: int = 1) -> types_pb2.Watermark:
 
 
 def located(*redirects: tuple[str, str, int]) -> cluster_pb2.LocateResponse:
-    each = [types_pb2.Redirect(computation=name, address=at, epoch=epoch) for name, at, epoch in redirects]
-    return cluster_pb2.LocateResponse(server_token="t", redirects=each)
+    places = [types_pb2.Redirect(computation=name, address=at, epoch=epoch) for name, at, epoch in redirects]
+    return cluster_pb2.LocateResponse(server_token="t", redirects=places)
 
 
 def asks(exchange: Exchange[Any]) -> tuple[str, str]:
@@ -207,7 +207,7 @@ def test_an_answer_of_a_shard_that_was_replaced_is_asked_again() -> None:
         exchange.take(stale)
 
 
-def told(
+def news(
     watermarks: Iterable[types_pb2.Watermark] = (), redirects: Sequence[tuple[str, str, int]] = (), now: float = 100.0
 ) -> watermarks_pb2.WatchResponse:
     message = watermarks_pb2.WatchResponse(server_token="t", watermarks=watermarks, time_micros=round(now * 1e6))
@@ -219,9 +219,9 @@ def told(
 
 def tended(client: OfflineClient) -> list[str]:
     return [
-        type(each).__name__ + ":" + each.key
-        for each in client.known.placement.tend()
-        if isinstance(each, WatchStream | Search)
+        type(step).__name__ + ":" + step.key
+        for step in client.known.placement.tend()
+        if isinstance(step, WatchStream | Search)
     ]
 
 
@@ -236,8 +236,8 @@ def test_an_authority_that_cannot_be_asked_where_things_are_is_asked_for_them() 
     client = OfflineClient()
     watching(client, "c")
     home = client.known.placement.stream()
-    home.take(told([watermark("c", 5, epoch=3)]))
-    home.take(told([watermark("c", 5, epoch=2)]))
+    home.take(news([watermark("c", 5, epoch=3)]))
+    home.take(news([watermark("c", 5, epoch=2)]))
     search = client.known.placement.search
     search.open("home:1", "t")
     search.ended(errors.LowwaterError("Method not found!", reason="UNIMPLEMENTED"))
@@ -247,14 +247,14 @@ def test_an_authority_that_cannot_be_asked_where_things_are_is_asked_for_them() 
 def test_rule11_a_message_that_redirects_everything_is_no_news() -> None:
     client = OfflineClient()
     subscription = watching(client, "c", "d")
-    assert client.known.placement.stream().take(told(redirects=[("c", "x:1", 1), ("d", "x:1", 1)])), "none is left here"
+    assert client.known.placement.stream().take(news(redirects=[("c", "x:1", 1), ("d", "x:1", 1)])), "none is left here"
     assert not subscription.confirmed
     assert client.known.stale_for(["c"]) == client.known.stale_for(["d"]) == float("inf")
     assert not client.known.placement.stream().needed
     assert "WatchStream:x:1" in tended(client)
-    there = client.known.placement.stream("x:1")
-    assert list(there.open("x:1").computations) == ["c", "d"]
-    there.take(told([watermark("c", 5), watermark("d", 6)]))
+    away = client.known.placement.stream("x:1")
+    assert list(away.open("x:1").computations) == ["c", "d"]
+    away.take(news([watermark("c", 5), watermark("d", 6)]))
     assert subscription.confirmed
     assert client.known.stale_for(["c", "d"]) == 0.0
 
@@ -263,17 +263,17 @@ def test_a_fold_over_two_shards_is_fresh_when_both_are() -> None:
     client = OfflineClient()
     subscription = watching(client, "c", "d")
     home = client.known.placement.stream()
-    assert not home.take(told([watermark("c", 5)], [("d", "x:1", 1)]))
+    assert not home.take(news([watermark("c", 5)], [("d", "x:1", 1)]))
     assert not subscription.confirmed
-    there = client.known.placement.stream("x:1")
-    there.open("x:1")
+    away = client.known.placement.stream("x:1")
+    away.open("x:1")
     client.clock.now += 10
-    there.take(told([watermark("d", 5)], now=client.clock.now))
+    away.take(news([watermark("d", 5)], now=client.clock.now))
     assert not subscription.confirmed, "home was heard long ago"
-    home.take(told(now=client.clock.now))
+    home.take(news(now=client.clock.now))
     assert subscription.confirmed
     client.clock.now += 3
-    home.take(told(now=client.clock.now))
+    home.take(news(now=client.clock.now))
     assert (client.known.stale_for(["c"]), client.known.stale_for(["d"])) == (0.0, 3.0)
 
 
@@ -286,7 +286,7 @@ def test_streams_that_redirect_in_circles_back_off() -> None:
             stream = client.known.placement.stream(key)
             at = key or "home:1"
             stream.open(at)
-            stream.take(told(redirects=[("c", "y:1" if at == "x:1" else "x:1", 1)]))
+            stream.take(news(redirects=[("c", "y:1" if at == "x:1" else "x:1", 1)]))
             stream.ended(None)
         delays.append(search.first_pause)
         search.open("home:1", "t")
@@ -296,10 +296,10 @@ def test_streams_that_redirect_in_circles_back_off() -> None:
     assert delays[-1] > 4 * delays[0]
     stream = client.known.placement.stream("x:1")
     stream.open("x:1")
-    stream.take(told([watermark("c")]))
+    stream.take(news([watermark("c")]))
     assert search.suspects, "it may fail again at once"
     client.clock.now += 2 * CAP
-    stream.take(told(now=client.clock.now))
+    stream.take(news(now=client.clock.now))
     assert not search.suspects
 
 
@@ -308,35 +308,35 @@ def world_of_before() -> list[WatermarkView]:
 
 
 def shown(changes: Changes, client: OfflineClient, subscription: Subscription) -> list[str]:
-    found = []
+    names = []
     while changes.come(client.known, subscription):
-        found.append(changes.take(client.known).computation)
-    return found
+        names.append(changes.take(client.known).computation)
+    return names
 
 
 @pytest.mark.parametrize("followed", [(), ("a", "b")], ids=["everything", "by name"])
 def test_what_nobody_serves_does_not_keep_the_others_from_being_shown(followed: tuple[str, ...]) -> None:
-    """What is known of it may be of an incarnation that has ended (rule 3): it is not shown before somebody serves it."""
+    """The last value may be of an incarnation that has ended (rule 3): it is not shown before a shard serves the computation."""
     client = OfflineClient()
     client.known.admit("t", world_of_before())
     subscription = watching(client, *followed)
     home = client.known.placement.stream()
-    assert not home.take(told([watermark("a", 5)], [("b", "", 1)]))
+    assert not home.take(news([watermark("a", 5)], [("b", "", 1)]))
     changes = Changes(followed)
     assert shown(changes, client, subscription) == ["a"]
     assert not subscription.confirmed, "a fold needs both"
     assert client.known.statistics().unserved == ("b",)
     client.clock.now += 1
-    home.take(told([watermark("a", 6)], now=client.clock.now))
+    home.take(news([watermark("a", 6)], now=client.clock.now))
     assert shown(changes, client, subscription) == ["a"]
-    home.take(told([watermark("b", 7, epoch=2)], now=client.clock.now))
+    home.take(news([watermark("b", 7, epoch=2)], now=client.clock.now))
     assert shown(changes, client, subscription) == ["b"]
     assert subscription.confirmed
     assert client.known.statistics().unserved == ()
     client.clock.now += 1
-    home.take(told(redirects=[("b", "", 2)], now=client.clock.now))
+    home.take(news(redirects=[("b", "", 2)], now=client.clock.now))
     assert client.known.statistics().unserved == ("b",)
-    home.take(told([watermark("a", 7)], now=client.clock.now))
+    home.take(news([watermark("a", 7)], now=client.clock.now))
     assert shown(changes, client, subscription) == ["a"]
 
 
@@ -344,10 +344,10 @@ def test_more_names_than_a_request_takes_are_followed_without_names() -> None:
     client = OfflineClient()
     watching(client)
     names = [f"c{number}" for number in range(MOST_NAMES + 1)]
-    client.known.placement.stream().take(told(redirects=[(name, "x:1", 1) for name in names]))
-    there = client.known.placement.stream("x:1")
-    assert not there.open("x:1").computations
-    assert not there.take(told([watermark(name, 5) for name in names], [("a", "home:1", 1)]))
+    client.known.placement.stream().take(news(redirects=[(name, "x:1", 1) for name in names]))
+    away = client.known.placement.stream("x:1")
+    assert not away.open("x:1").computations
+    assert not away.take(news([watermark(name, 5) for name in names], [("a", "home:1", 1)]))
     assert client.known.stale_for(names) == 0.0
     assert client.known.placement.at("a") == HOME
 
@@ -357,22 +357,22 @@ def test_everything_is_followed_by_name_where_home_redirects_it() -> None:
     client.known.admit("t", world_of_before())
     every = watching(client)
     home = client.known.placement.stream()
-    assert not home.take(told([watermark("a")], [("b", "x:1", 1), ("c", "x:1", 1)]))
+    assert not home.take(news([watermark("a")], [("b", "x:1", 1), ("c", "x:1", 1)]))
     assert not every.confirmed, "what is known of b may be of an incarnation that has ended"
-    there = client.known.placement.stream("x:1")
-    assert list(there.open("x:1").computations) == ["b", "c"]
-    there.take(told([watermark("b"), watermark("c")]))
+    away = client.known.placement.stream("x:1")
+    assert list(away.open("x:1").computations) == ["b", "c"]
+    away.take(news([watermark("b"), watermark("c")]))
     assert every.confirmed
-    home.take(told([watermark("b", 5, epoch=2)]))
+    home.take(news([watermark("b", 5, epoch=2)]))
     assert (client.known.placement.at("b"), client.known.placement.at("c")) == (HOME, "x:1"), "it came back"
-    there.ended(Failed())
+    away.ended(Failed())
     assert client.known.placement.at("c") is None
-    home.take(told([watermark("c", 5, epoch=2)]))
+    home.take(news([watermark("c", 5, epoch=2)]))
     assert client.known.placement.at("c") == HOME
     assert not client.known.placement.search.needed
-    assert not there.needed
-    there.retire()
-    assert client.known.placement.stream("x:1") is not there, "nothing is kept of it"
+    assert not away.needed
+    away.retire()
+    assert client.known.placement.stream("x:1") is not away, "nothing is kept of it"
 
 
 def lease(computation: str = "c", sequencer: int = 1) -> LeaseState:
@@ -421,8 +421,8 @@ def test_rule8_a_lease_moves_with_its_full_state() -> None:
     assert list(delta.handles) == [1]
     assert not acknowledge(client, HOME, 2, ("c", "x:1", 1)), "the other lease stays"
     assert (state.durable, state.answered) == (1, 1), "the second state was taken over by nobody"
-    there = opened(client, "x:1")
-    [group] = sent(client, "x:1", there)
+    away = opened(client, "x:1")
+    [group] = sent(client, "x:1", away)
     assert (list(group.handles), list(group.watermarks_micros)) == ([], [5, 6, 5])
     assert not acknowledge(client, "x:1", 1)
     assert state.durable == 2
@@ -438,8 +438,8 @@ def test_rule2_an_answer_to_a_report_before_the_lease_moved_says_nothing_of_it()
     staged(client, state, 9, {0: 5, 1: 6, 2: 7})
     assert len(sent(client, HOME, stream)) == 3
     acknowledge(client, HOME, 1, ("c", "x:1", 1))  # the first message was refused; the others are on their way
-    there = opened(client, "x:1")
-    assert sent(client, "x:1", there)
+    away = opened(client, "x:1")
+    assert sent(client, "x:1", away)
     client.reporting.served("c")
     acknowledge(client, "x:1", 1, ("c", "home:1", 2))
     acknowledge(client, HOME, 3)
@@ -516,18 +516,18 @@ def test_a_watch_stream_that_nobody_needs_is_left() -> None:
     client = OfflineClient()
     client.router.redirected("c", "x:1", 1)
     subscription, other = client.known.subscribe(["c"]), client.known.subscribe(["d"])
-    home, there = client.known.placement.stream(), client.known.placement.stream("x:1")
+    home, away = client.known.placement.stream(), client.known.placement.stream("x:1")
     home.open("home:1")
-    home.take(told([watermark("d")]))
-    there.open("x:1")
-    there.take(told([watermark("c")]))
+    home.take(news([watermark("d")]))
+    away.open("x:1")
+    away.take(news([watermark("c")]))
     client.known.placement.tend()
     client.known.unsubscribe(subscription)
     client.known.unsubscribe(other)
-    assert list(client.known.placement.tend()) == [there]
-    assert there.interrupted
+    assert list(client.known.placement.tend()) == [away]
+    assert away.interrupted
     assert not home.interrupted, "home is kept for whoever comes next"
-    assert there.ended(Failed()) == 0.0, "it was cancelled"
+    assert away.ended(Failed()) == 0.0, "it was cancelled"
     assert client.router.place("c") == "x:1"
 
 

@@ -43,7 +43,7 @@ def test_a_name_says_what_it_is_a_slice_of() -> None:
 
 
 def slices_of_hourly() -> tuple[Slice, ...]:
-    return cut(computation(CUT), [computation(each) for each in SLICES])
+    return cut(computation(CUT), [computation(name) for name in SLICES])
 
 
 def test_slices_are_listed_with_their_keys_and_what_is_not_cut_is_one() -> None:
@@ -121,8 +121,8 @@ def test_a_claim_goes_on_to_the_slice_that_is_named_with_the_same_request_id() -
     again = exchange.next()
     assert (again.request.computation, again.request.request_id) == ("hourly~1", b"r" * 16)
     assert exchange.failed(moved("hourly~1", "b:1", 4)) == 0.0
-    there = exchange.next()
-    assert (there.address, there.request.computation) == ("b:1", "hourly~1")
+    call = exchange.next()
+    assert (call.address, call.request.computation) == ("b:1", "hourly~1")
     answer = workers_pb2.ClaimResponse(
         sequencer=9,
         epoch=4,
@@ -155,21 +155,21 @@ def test_what_names_no_slice_of_the_computation_reaches_the_caller(refusal: Fail
 
 
 def test_a_claim_goes_back_to_the_whole_when_its_slice_was_cut_in_two_meanwhile() -> None:
-    """With a pause: the shard of the whole may not have heard of the cut yet."""
+    """The retry waits a little: the shard of the whole may not have heard of the cut yet."""
     exchange, _ = claim(OfflineClient())
-    asked = []
+    calls = []
     for refusal in (
         other_slice(slice="hourly~1"),
         other_slice("hourly~1", slice_of="hourly"),
         other_slice(slice="hourly~3"),
     ):
-        asked.append((exchange.failed(refusal) > 0, exchange.next().request.computation))
-    assert asked == [(False, "hourly~1"), (True, "hourly"), (False, "hourly~3")]
+        calls.append((exchange.failed(refusal) > 0, exchange.next().request.computation))
+    assert calls == [(False, "hourly~1"), (True, "hourly"), (False, "hourly~3")]
 
 
 def test_of_readings_of_several_slices_that_with_the_newer_inputs_counts() -> None:
     older = Reading("hourly", ("flights",), 3, (1,), ())
     newer = [Reading("hourly", ("flights", "weather"), 4, (1, 1), ()), Reading("hourly", ("flights",), 3, (2,), ())]
-    assert all(older.is_before(each) and not each.is_before(older) for each in newer)
+    assert all(older.is_before(reading) and not reading.is_before(older) for reading in newer)
     assert not older.is_before(older)
     assert not older.is_before(None)

@@ -130,9 +130,9 @@ def test_a_column_is_a_list(pair: tuple[Column, list[int]], limit: int, some: li
 @either_way
 @given(columns(40), columns(40))
 def test_differences_are_exact(these: tuple[Column, list[int]], those: tuple[Column, list[int]]) -> None:
-    found = these[0].differences(those[0])
+    indices = these[0].differences(those[0])
     expected = [h for h in range(40) if these[1][h] != those[1][h]]
-    assert (list(range(40)) if found is None else list(found)) == expected
+    assert (list(range(40)) if indices is None else list(indices)) == expected
     assert (these[0] == those[0]) == (not expected)
 
 
@@ -206,27 +206,27 @@ def test_ageing_equals_building_fresh(reference: int, many: list[int], step: int
 
 @given(references, references, st.lists(times), st.lists(times))
 def test_merging_is_adding_under_the_later_reference(a: int, b: int, these: list[int], those: list[int]) -> None:
-    left, right = Histogram(a), Histogram(b)
-    left.add_many(these)
-    right.add_many(those)
-    other = right.copy()
-    left.merge(right)
-    assert right == other
-    assert left.reference_micros == max(a, b)
-    assert left.total == len(these) + len(those)
+    one, two = Histogram(a), Histogram(b)
+    one.add_many(these)
+    two.add_many(those)
+    other = two.copy()
+    one.merge(two)
+    assert two == other
+    assert one.reference_micros == max(a, b)
+    assert one.total == len(these) + len(those)
 
 
 @given(references, st.lists(times))
 def test_columns_rebuild_it(reference: int, many: list[int]) -> None:
-    made = Histogram(reference)
-    made.add_many(many)
-    assert Histogram.from_columns(reference, *made.columns()) == made
+    histogram = Histogram(reference)
+    histogram.add_many(many)
+    assert Histogram.from_columns(reference, *histogram.columns()) == histogram
 
 
 def test_any_past_fits_into_some_thousand_buckets() -> None:
-    made = Histogram(60 * YEAR)
-    made.add_many(60 * YEAR - int(1.002**i) for i in range(17_500))
-    assert 2_000 < len(made) < 3_600
+    histogram = Histogram(60 * YEAR)
+    histogram.add_many(60 * YEAR - int(1.002**i) for i in range(17_500))
+    assert 2_000 < len(histogram) < 3_600
 
 
 SHARES = (500_000, 900_000, 990_000)
@@ -257,29 +257,29 @@ def drawn_views(draw: st.DrawFn, name: str) -> WatermarkView:
     st.sets(st.sampled_from(SHARES)),
 )
 def test_the_fold_is_the_minimum_of_what_counts(
-    a: WatermarkView, b: WatermarkView, incarnations: tuple[int, int], wanted: set[int]
+    a: WatermarkView, b: WatermarkView, incarnations: tuple[int, int], shares: set[int]
 ) -> None:
-    reading = Reading("c", ("a", "b"), 7, incarnations, tuple(sorted(wanted, reverse=True)))
-    seen = fold_inputs(("a", "b"), {"a": a, "b": b}, reading, stale_for=1.5)
+    reading = Reading("c", ("a", "b"), 7, incarnations, tuple(sorted(shares, reverse=True)))
+    folded = fold_inputs(("a", "b"), {"a": a, "b": b}, reading, stale_for=1.5)
     lows: list[int] = []
-    heuristics: dict[int, list[int]] = {share: [] for share in wanted}
+    heuristics: dict[int, list[int]] = {share: [] for share in shares}
     for view, incarnation in ((a, incarnations[0]), (b, incarnations[1])):
         counts = view.registered and incarnation in {0, view.incarnation}
         lows.append(view.low.micros if counts else MIN)
         for share, values in heuristics.items():
             larger = [(s, h.micros) for s, h in view.shares if s >= share]
             values.append((min(larger)[1] if larger else view.low.micros) if counts else MIN)
-    assert seen.low.micros == min(lows)
-    assert {round(share * 1_000_000): h.micros for share, h in seen.heuristic.items()} == {
+    assert folded.low.micros == min(lows)
+    assert {round(share * 1_000_000): h.micros for share, h in folded.heuristic.items()} == {
         share: min(values) for share, values in heuristics.items()
     }
-    assert seen.finished == (min(lows) == MAX)
-    assert (seen.held_by is None) == seen.finished
-    known = tuple(view.incarnation if view.registered else 0 for view in (a, b))
-    assert (seen.input_version, seen.incarnations, seen.stale_for) == (7, known, 1.5)
-    fold = fold_of(seen)
+    assert folded.finished == (min(lows) == MAX)
+    assert (folded.held_by is None) == folded.finished
+    lives = tuple(view.incarnation if view.registered else 0 for view in (a, b))
+    assert (folded.input_version, folded.incarnations, folded.stale_for) == (7, lives, 1.5)
+    fold = fold_of(folded)
     assert (fold.low, dict(fold.frontiers)) == (min(lows), {s: min(v) for s, v in heuristics.items()})
-    assert (fold.input_version, fold.input_incarnations) == (7, seen.incarnations)
+    assert (fold.input_version, fold.input_incarnations) == (7, folded.incarnations)
 
 
 def test_an_injectors_frontier_is_never_the_end() -> None:
@@ -288,11 +288,11 @@ def test_an_injectors_frontier_is_never_the_end() -> None:
 
 
 def test_the_budget_of_several_inputs_is_the_least_each_by_its_next_smaller_share() -> None:
-    """Of all records at most the share comes behind it: of each input no more does. One without a budget stands with its low."""
+    """At most the share of all records comes behind it, as of each input no more does. An input without a budget counts with its low."""
 
     def view(name: str, low: int, **budgets: int) -> WatermarkView:
-        found = tuple(LatenessBudget(float(f"0.{s[1:]}"), Watermark(c), 0, 0, 0, 0.0) for s, c in budgets.items())
-        return WatermarkView(name, registered=True, incarnation=1, low=Watermark(low), budgets=found)
+        budgets_ = tuple(LatenessBudget(float(f"0.{s[1:]}"), Watermark(c), 0, 0, 0, 0.0) for s, c in budgets.items())
+        return WatermarkView(name, registered=True, incarnation=1, low=Watermark(low), budgets=budgets_)
 
     a, b, c = view("a", 5, _001=20, _01=30), view("b", 6, _001=25), view("c", 7)
     both = fold_inputs(("a", "b"), {"a": a, "b": b}, None, 0.0)

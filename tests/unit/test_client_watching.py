@@ -16,7 +16,7 @@ from tests.kit.client import OfflineClient
 from tests.unit.test_client_routing import Failed
 
 WALL = 1_700_000_000.0
-"""How far the authority's clock is ahead of this process's monotonic one when a test begins."""
+"""The authority's clock minus this process's monotonic one when a test begins, in seconds."""
 
 
 class Following(OfflineClient):
@@ -31,7 +31,7 @@ class Following(OfflineClient):
         self.hangs_since: float | None = None
         self.subscription = self.known.subscribe(names)
         self.stream = self.known.placement.stream()
-        self.asked = self.stream.open("there:1")
+        self.request = self.stream.open("there:1")
 
     def sent(self, low: int | None = None, *, name: str = "c", incarnation: int = 1) -> watermarks_pb2.WatchResponse:
         clock = round((self.clock.now + self.wall) * 1e6)
@@ -101,7 +101,7 @@ def test_rule11_beats_of_an_authority_whose_journal_hangs_do_not_make_values_fre
 
 
 def stale_after_a_new_stream_while_the_journal_hangs(*, first_release: bool) -> float:
-    """How old values seem that are a minute old, to a stream that was opened just now."""
+    """Return how stale values of a minute ago seem to a stream that was opened just now."""
     client = Following(first_release=first_release)
     client.hears(1)
     client.hangs_since = client.clock.now
@@ -158,7 +158,7 @@ def shown_by(changes: Changes, client: Following) -> list[int]:
 @pytest.mark.parametrize(("seconds", "millis"), [(0.0, 0), (0.25, 250), (1.0, 1000)])
 def test_every_stream_asks_for_the_interval_of_its_client(seconds: float, millis: int) -> None:
     client = Following(watch_interval=seconds)
-    assert client.asked.interval_millis == millis
+    assert client.request.interval_millis == millis
     client.hears(1)
     client.stream.ended(None)
     assert client.stream.open("there:1").interval_millis == millis, "and each after it"
@@ -213,7 +213,7 @@ def test_rule7_values_that_were_not_taken_are_replaced_in_their_turn() -> None:
 
 
 def confirmed(*subscriptions: Subscription) -> list[bool]:
-    return [each.confirmed for each in subscriptions]
+    return [subscription.confirmed for subscription in subscriptions]
 
 
 def test_a_subscription_uses_nothing_that_was_heard_while_nobody_followed_it() -> None:
@@ -379,15 +379,15 @@ def promised(client: Following) -> str | None:
 
 def test_a_promise_stands_until_the_stream_says_otherwise() -> None:
     client = Following()
-    first, changed, gone = client.sent(1), client.sent(3), client.sent(5)
+    first, changed, removed = client.sent(1), client.sent(3), client.sent(5)
     first.watermarks[0].promise.team = "billing"
     changed.watermarks[0].promise.team = "reports"
-    gone.watermarks[0].promise.SetInParent()
-    said = []
-    for message in (first, client.sent(2), changed, client.sent(4), gone, client.sent(6)):
+    removed.watermarks[0].promise.SetInParent()
+    teams = []
+    for message in (first, client.sent(2), changed, client.sent(4), removed, client.sent(6)):
         client.stream.take(message)
-        said.append(promised(client))
-    assert said == ["billing", "billing", "reports", "reports", None, None]
+        teams.append(promised(client))
+    assert teams == ["billing", "billing", "reports", "reports", None, None]
 
 
 def thawed(reset_at: float) -> tuple[Following, list[watermarks_pb2.WatchResponse]]:

@@ -55,14 +55,14 @@ def ranges(*views: RangeView, total: int | None = None) -> Ranges:
     return Ranges(views, len(views) if total is None else total)
 
 
-def told(
-    name: str, views: list[WatermarkView], found: Ranges | None = None, unknown: Unavailable | Timeout | None = None
+def explained(
+    name: str, views: list[WatermarkView], ranges_: Ranges | None = None, unknown: Unavailable | Timeout | None = None
 ) -> Why:
-    by_name = {each.computation: each for each in views}
+    by_name = {view.computation: view for view in views}
     guilty = find_guilty(name, by_name, NOW)
     holder = by_name[guilty].holder if guilty is not None else None
-    found = found or ranges(*([holder] if holder is not None else []))
-    why = explain(name, by_name, NOW, found if guilty is not None else ranges(), unknown)
+    ranges_ = ranges_ or ranges(*([holder] if holder is not None else []))
+    why = explain(name, by_name, NOW, ranges_ if guilty is not None else ranges(), unknown)
     assert guilty in {None, why.guilty.computation}
     assert all(hop.upstream == after.computation for hop, after in zip(why.hops, why.hops[1:], strict=False))
     assert why.guilty.upstream is None
@@ -73,8 +73,8 @@ def told(
 
 
 def way(name: str, views: list[WatermarkView]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    found = find_way(name, {each.computation: each for each in views}, NOW)
-    return found.names, found.others
+    path = find_way(name, {view.computation: view for view in views}, NOW)
+    return path.names, path.others
 
 
 SILENT = held(-58 * MINUTE, silent=38 * 60)
@@ -85,12 +85,12 @@ def test_a_claim_is_a_sign_of_life_and_silence_counts_from_it(stood: int) -> Non
     """However long the range has stood: nobody is accused of the time of the owner before, nor excused because it never moved."""
     for silent, cause in [(1, Cause.WAITING if stood != 1 else Cause.MOVING), (16, Cause.SILENT)]:
         claimed = replace(held(-HOUR, silent=silent), since_micros=stood and NOW - stood * 1_000_000)
-        why = told("flights", [view("flights", -HOUR, holder=claimed)])
+        why = explained("flights", [view("flights", -HOUR, holder=claimed)])
         assert why.guilty.cause is cause
         assert ("alive" in why.sentence) == (cause is not Cause.SILENT)
         assert ("silent for 16 s" in why.sentence) == (cause is Cause.SILENT)
     new = replace(held(Watermark.UNKNOWN), since_micros=0)
-    why = told("flights", [view("flights", Watermark.UNKNOWN, holder=new)])
+    why = explained("flights", [view("flights", Watermark.UNKNOWN, holder=new)])
     assert why.sentence.endswith("on exec-7 (host-3), alive, but it has not moved yet.")
     assert why.guilty.sentence.endswith("which is alive.")
 
@@ -103,13 +103,13 @@ def test_the_right_one_is_blamed_with_the_expected_sentence(case: dict[str, Any]
     # What is retired is not among the key ranges that hold.
     holding = [holder] if holder is not None and holder.state is not RangeState.RETIRED else []
     why = explain(case["ask"], views, blame.NOW, ranges(*holding))
-    found = ([hop.computation for hop in why], list(why.others), why.sentence)
-    assert found == (case["way"], case["others"], case["why"])
-    assert [cause_of(each, blame.NOW).value for each in views.values()] == case["causes"], (
+    answer = ([hop.computation for hop in why], list(why.others), why.sentence)
+    assert answer == (case["way"], case["others"], case["why"])
+    assert [cause_of(view, blame.NOW).value for view in views.values()] == case["causes"], (
         "as `lowwater status` shows them"
     )
     culprits = find_culprits(views, views, blame.NOW)
-    assert {name: each.computation for name, each in culprits.items()} == {
+    assert {name: culprit.computation for name, culprit in culprits.items()} == {
         name: find_way(name, views, blame.NOW).names[-1] for name in views
     }, "all at once is as each by itself"
 
@@ -117,14 +117,14 @@ def test_the_right_one_is_blamed_with_the_expected_sentence(case: dict[str, Any]
 def test_when_the_authority_cannot_tell_no_worker_is_blamed() -> None:
     pipeline = [view("flights", -HOUR, holder=held(-HOUR, silent=99))]
     away = "this shard cannot tell: its store has not answered within 5 s."
-    why = told("flights", pipeline, unknown=Unavailable(away))
+    why = explained("flights", pipeline, unknown=Unavailable(away))
     assert why.guilty.cause is Cause.CANNOT_TELL
-    said = (
+    prefix = (
         "flights is at 13:00 UTC, 1 h behind: held by flights, but nobody can tell just now which key ranges hold it: "
     )
-    assert why.sentence == said + away
+    assert why.sentence == prefix + away
     assert "Before, it was held by [0x40, 0x80)" in why.guilty.sentence
-    assert told("flights", pipeline, unknown=Timeout("the authority did not answer in time")).sentence.endswith(
+    assert explained("flights", pipeline, unknown=Timeout("the authority did not answer in time")).sentence.endswith(
         "did not answer in time, so its store may hang."
     )
 
@@ -148,28 +148,28 @@ class Counting(dict[str, WatermarkView]):
 
 def test_long_chains_and_wide_ones_take_little() -> None:
     chain = [view(f"c{n}", -HOUR, f"c{n + 1}") for n in range(999)] + [view("c999", -HOUR)]
-    assert len(told("c0", chain).hops) == 1000
+    assert len(explained("c0", chain).hops) == 1000
     sources = [f"s{n}" for n in range(300)]
     layers = [sources, *([f"{layer}-{n}" for n in range(100)] for layer in range(3))]
     funnel = [view(name, -HOUR) for name in sources]
     for before, layer in itertools.pairwise(layers):
         funnel += [view(name, -HOUR, *before) for name in layer]
     views = Counting({each.computation: each for each in funnel})
-    found = find_way("2-0", views, NOW)
-    assert (found.names, found.others) == (("2-0", "1-0", "0-0", "s0"), tuple(sources[1:]))
+    path = find_way("2-0", views, NOW)
+    assert (path.names, path.others) == (("2-0", "1-0", "0-0", "s0"), tuple(sources[1:]))
     assert views.looks < 2 * 50_000, "50,000 inputs, by which 3,000,000 ways lead there"
 
 
 def test_who_answers_for_the_one_that_holds_comes_last_with_what_to_do() -> None:
     low = -58 * MINUTE
-    asked, guilty = view("hourly", low, "enriched"), view("enriched", low, "flights", holder=SILENT)
+    hourly, guilty = view("hourly", low, "enriched"), view("enriched", low, "flights", holder=SILENT)
     promised = Promise(None, "ana@example.org", "billing", "https://wiki/enriched", "https://logs/?w={worker}&h={host}")
     pipeline = [
-        replace(asked, promise=Promise(owner="somebody else")),
+        replace(hourly, promise=Promise(owner="somebody else")),
         replace(guilty, promise=promised),
         view("flights", -MINUTE),
     ]
-    by_name = {each.computation: each for each in pipeline}
+    by_name = {view_.computation: view_ for view_ in pipeline}
     why = explain("hourly", by_name, NOW, ranges(replace(SILENT, worker="exec 7/?&", host="host-3")))
     assert why.promise == promised
     assert str(why).splitlines()[-1] == (
@@ -177,7 +177,7 @@ def test_who_answers_for_the_one_that_holds_comes_last_with_what_to_do() -> None
         "logs: https://logs/?w=exec%207%2F%3F%26&h=host-3"
     )
     without = explain(
-        "hourly", {name: replace(each, promise=None) for name, each in by_name.items()}, NOW, ranges(SILENT)
+        "hourly", {name: replace(view_, promise=None) for name, view_ in by_name.items()}, NOW, ranges(SILENT)
     )
     assert (without.promise, without.answers) == (None, "")
     assert str(without).splitlines() == [without.sentence, *(hop.sentence for hop in without)]

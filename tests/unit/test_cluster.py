@@ -106,8 +106,8 @@ async def test_rule8_nothing_of_a_stream_counts_behind_what_another_shard_was_to
     def report(number: int, *hours: int, handles: list[int] | None = None) -> asyncio.Future[list[tuple[str, Refused]]]:
         values = np.array([hour * HOUR for hour in hours], dtype=np.int64)
         chosen = None if handles is None else np.array(handles, dtype=np.uint32)
-        said = GroupReport(grant.sequencer, values, handles=chosen)
-        return one.shard.owners.report([(name, said)], sender=b"t" * 16, number=(1, number), barred=barred)
+        report = GroupReport(grant.sequencer, values, handles=chosen)
+        return one.shard.owners.report([(name, report)], sender=b"t" * 16, number=(1, number), barred=barred)
 
     [(_, refused)] = await report(1, 12, 10)
     assert refused.reason == "MOVED"
@@ -173,7 +173,7 @@ async def test_a_renewal_that_is_repeated_takes_nothing_back_from_the_next_owner
 
 
 async def test_a_store_that_went_on_without_this_owner_is_let_go(deployment: Deployment) -> None:
-    """It forgot who took over, and the owner before, who never heard of it, has appended since."""
+    """The store forgot who took over, and the owner before, who never heard of it, has appended since."""
     one, other = await two(deployment)
     name = min(held(other))
     grant = await other.claim(name)
@@ -217,7 +217,7 @@ class Taking(NamedTuple):
     one: One
     address: str
     hanging: set[str]
-    """What it cannot read for now."""
+    """The computations that the shard cannot read for now."""
     whole: asyncio.Event
     """Set when it can."""
 
@@ -240,9 +240,9 @@ async def taking(deployment: Deployment, request: pytest.FixtureRequest) -> Asyn
 
 
 async def test_the_others_are_read_in_time(taking: Taking) -> None:
-    asked = watermarks_pb2.GetWatermarksRequest(computations=NAMES)
+    request = watermarks_pb2.GetWatermarksRequest(computations=NAMES)
     async with grpc.aio.insecure_channel(taking.address) as channel:
-        got = await Stubs(channel).watermarks.GetWatermarks(asked, timeout=LATEST)
+        got = await Stubs(channel).watermarks.GetWatermarks(request, timeout=LATEST)
     assert {watermark.computation for watermark in got.watermarks} == set(NAMES) - taking.hanging
     assert {redirect.computation for redirect in got.redirects} == taking.hanging
 
@@ -276,7 +276,7 @@ async def test_one_that_looked_dead_and_was_heard_since_has_the_patience_of_any_
 
 
 async def test_who_has_lost_beats_heals_nothing_too_soon(deployment: Deployment) -> None:
-    """By evidence it may have been replaced sooner; so its memory counts for less sooner, too."""
+    """A shard that lost beats may have been replaced sooner; so its memory counts for less sooner, too."""
     one, _ = await two(deployment)
     await deployment.settle(one, seconds=10 * BEAT)
     assert one.cluster.may_heal()

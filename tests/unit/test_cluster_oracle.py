@@ -34,7 +34,7 @@ def test_a_right_history_is_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bug", "found"),
+    ("bug", "problem"),
     [
         ("reported before the commit", "was committed 0.010 s later"),
         ("never committed", "is not committed yet"),
@@ -47,7 +47,7 @@ def test_a_right_history_is_right() -> None:
         ("an earlier incarnation", "came after"),
     ],
 )
-def test_rule3_and_rule6_each_kind_of_wrong_is_found(bug: str, found: str) -> None:
+def test_rule3_and_rule6_each_kind_of_wrong_is_found(bug: str, problem: str) -> None:
     history = History()
     match bug:
         case "reported before the commit":
@@ -66,14 +66,14 @@ def test_rule3_and_rule6_each_kind_of_wrong_is_found(bug: str, found: str) -> No
             history.seen.insert(3, Seen(3.2, 1, HOUR - 1))
         case "an earlier incarnation":
             history.seen[:2] = [Seen(0.5, 2, MIN), Seen(2.0, 2, 0)]
-    assert found in "\n".join(history.judged())
+    assert problem in "\n".join(history.judged())
 
 
 HANDED_ON = [Put(1.0, "a", 5, 0), Put(1.5, "b", 7, 1)]
 
 
 @pytest.mark.parametrize(
-    ("written", "seen", "found"),
+    ("written", "seen", "problem"),
     [
         ([Written("a", 5, 0, 2.0), Written("b", 7, 1, 2.2)], [Seen(2.1, 1, 6), Seen(2.3, 1, MAX)], ""),
         ([Written("a", 5, 0, 2.0)], [Seen(2.1, 1, 6)], "never written"),
@@ -85,6 +85,6 @@ HANDED_ON = [Put(1.0, "a", 5, 0), Put(1.5, "b", 7, 1)]
         ([Written("a", 5, 0, 2.0), Written("b", 7, 1, 2.2)], [Seen(2.5, 1, 6), Seen(2.6, 1, 5)], "came after"),
     ],
 )
-def test_rule3_and_rule6_of_rows_that_are_handed_on(written: list[Written], seen: list[Seen], found: str) -> None:
+def test_rule3_and_rule6_of_rows_that_are_handed_on(written: list[Written], seen: list[Seen], problem: str) -> None:
     judged = judge_rows(HANDED_ON, written, seen, finished=True)
-    assert (found in "\n".join(judged)) if found else judged == []
+    assert (problem in "\n".join(judged)) if problem else judged == []

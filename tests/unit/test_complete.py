@@ -1,4 +1,4 @@
-"""How far a table is complete, by its own versions: against an oracle that knows every row that was ever written."""
+"""A table's own versions say how far it is complete: against an oracle that knows every row that was ever written."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Stage:
     remembered: int = -1
     """The newest batch that the checkpoint knows to be in the table."""
     through: int = 0
-    """Nothing below it will be written any more."""
-    told: int = MIN
-    """What the newest version of it said that was written under a claim."""
+    """The time below which no row will be written any more."""
+    declared: int = MIN
+    """The promise of its newest version that was written under a claim."""
 
 
 @dataclass
@@ -58,9 +58,9 @@ class World:
     harmed: bool = False
     stages: dict[str, list[Stage]] = field(default_factory=dict)
     counted: dict[str, int] = field(default_factory=dict)
-    """By app: its last batch, as the table has it."""
+    """The last batch of each app, as the table has it."""
     lives: dict[str, int] = field(default_factory=dict)
-    """Of each checkpoint that has written: the highest life under which it has."""
+    """The highest life under which each checkpoint has written."""
 
     def __post_init__(self) -> None:
         for name in WRITERS:
@@ -81,7 +81,7 @@ class World:
         lost = {stage.app: "fewer"} if self.counted.get(stage.app, -1) < stage.remembered else {}
         return self.follow(stage.app, standing, self.history(lost))[0], None
 
-    def accepts(self, stage: Stage, seen: object) -> bool:
+    def accepts(self, stage: Stage, state: object) -> bool:
         return True
 
     def commit(self, version: Version, content: Collection[Row]) -> None:
@@ -101,22 +101,22 @@ class World:
         low, life, batch = stage.through + advance, stage.life, stage.batch
         standing = Standing(low, Claim(life, 1) if claimed else None)
         try:
-            mark, seen = self.look(stage, standing)
+            mark, state = self.look(stage, standing)
         except Refused:
             return
         except CheckpointMismatch:
             # Who is not claimed goes by the life in which it has written last.
-            assert not claimed or any(each.life > life for each in self.stages[writer_of(stage.app)])
+            assert not claimed or any(other.life > life for other in self.stages[writer_of(stage.app)])
             return
         self.step(meanwhile)
-        if stage.batch > batch or self.counted.get(stage.app, -1) > batch or not self.accepts(stage, seen):
+        if stage.batch > batch or self.counted.get(stage.app, -1) > batch or not self.accepts(stage, state):
             return  # another run has written the batch: the table lets one of them through
         stage.batch += 1
         new = {(stage.app, stage.batch, stage.through), (stage.app, stage.batch, low)}
         self.rows |= new
         stage.through = low
         if claimed:
-            stage.told = low
+            stage.declared = low
             self.lives[stage.app] = max(life, self.lives.get(stage.app, 0))
         self.counted[stage.app] = stage.batch
         stage.remembered = stage.batch
@@ -180,21 +180,21 @@ class World:
             for name in WRITERS:
                 wrote = [stage for stage in self.stages[name] if stage.app in self.lives]
                 best = max(wrote, key=lambda stage: self.lives[stage.app], default=None)
-                said = answer.writers[name]
-                assert said.low.unknown == bool(said.why), said
+                writer = answer.writers[name]
+                assert writer.low.unknown == bool(writer.why), writer
                 if best is None:
-                    assert said.low.unknown
+                    assert writer.low.unknown
                     continue
-                if said.low.unknown:
-                    assert self.harmed or best.told == MIN, said
+                if writer.low.unknown:
+                    assert self.harmed or best.declared == MIN, writer
                     continue
-                rows = {row for row in self.rows if row[0] == best.app and row[2] < said.low.micros}
-                assert ignore or rows <= self.now, (said, rows - self.now)
-                assert said.low.micros <= best.through
+                rows = {row for row in self.rows if row[0] == best.app and row[2] < writer.low.micros}
+                assert ignore or rows <= self.now, (writer, rows - self.now)
+                assert writer.low.micros <= best.through
                 if not self.harmed:
-                    assert said.low.micros in (best.told, best.through), said
-            known = [answer.writers[name].low.micros for name in WRITERS]
-            assert answer.low.micros == min(known)
+                    assert writer.low.micros in (best.declared, best.through), writer
+            lows = [answer.writers[name].low.micros for name in WRITERS]
+            assert answer.low.micros == min(lows)
 
 
 @dataclass
@@ -204,7 +204,7 @@ class Lineage(World):
     table: Table = field(default_factory=lambda: Table("u", "/t", None, {}))
     moments: list[tuple[Table, dict[str, int], dict[str, int]]] = field(default_factory=list)
     """All metadata that there were, with the batches and the lives by then."""
-    held: dict[int | None, frozenset[Row]] = field(default_factory=lambda: {None: frozenset()})
+    contents: dict[int | None, frozenset[Row]] = field(default_factory=lambda: {None: frozenset()})
     """The rows in each snapshot."""
 
     def history(self, lost: Mapping[str, str] = MappingProxyType({})) -> History:
@@ -216,30 +216,30 @@ class Lineage(World):
         mark, _ = self.follow(stage.app, standing, self.history())
         return mark, (self.table.properties.get(stage.app), said_of(mark, self.table))
 
-    def accepts(self, stage: Stage, seen: Any) -> bool:
-        self.said = seen[1]
-        return bool(self.table.properties.get(stage.app) == seen[0])
+    def accepts(self, stage: Stage, state: Any) -> bool:
+        self.mark = state[1]
+        return bool(self.table.properties.get(stage.app) == state[0])
 
     def append(self, stage: Stage, mark: Mark, rows: set[Row]) -> None:
         writer, checkpoint = writer_of(stage.app), stage.app.split(":")[1]
-        left = {"checkpoint": checkpoint, "batch": stage.batch, COMPLETE: json.loads(json.dumps(self.said))}
-        made = self.make("append", self.table.current, self.now | rows, writer=writer, mark=left)
-        said = json.dumps(Written(stage.batch, "d", 1, made, mark.life)._asdict())
-        self.set(made, **{stage.app: said})
+        note = {"checkpoint": checkpoint, "batch": stage.batch, COMPLETE: json.loads(json.dumps(self.mark))}
+        snapshot = self.make("append", self.table.current, self.now | rows, writer=writer, mark=note)
+        written = json.dumps(Written(stage.batch, "d", 1, snapshot, mark.life)._asdict())
+        self.set(snapshot, **{stage.app: written})
 
     def commit(self, version: Version, content: Collection[Row]) -> None:
         operation = "overwrite" if version.rewinds else "delete" if version.deletes else "replace"
         self.set(self.make(operation, self.table.current, content))
 
-    def make(self, operation: str, parent: int | None, rows: Collection[Row], **said: Any) -> int:
-        made = Snapshot((len(self.held) * 7919) % 10007, parent, operation, **said)
-        self.held[made.id] = frozenset(rows)
-        self.table = self.table._replace(snapshots={**self.table.snapshots, made.id: made})
-        return made.id
+    def make(self, operation: str, parent: int | None, rows: Collection[Row], **fields: Any) -> int:
+        snapshot = Snapshot((len(self.contents) * 7919) % 10007, parent, operation, **fields)
+        self.contents[snapshot.id] = frozenset(rows)
+        self.table = self.table._replace(snapshots={**self.table.snapshots, snapshot.id: snapshot})
+        return snapshot.id
 
     def set(self, current: int, **properties: str) -> None:
         self.table = self.table._replace(current=current, properties={**self.table.properties, **properties})
-        self.content.append(self.held[current])
+        self.content.append(self.contents[current])
         self.moments.append((self.table, dict(self.counted), dict(self.lives)))
 
     def harm(self, what: str, n: int) -> None:
@@ -248,10 +248,10 @@ class Lineage(World):
         if what in ("overwrite", "delete"):
             super().harm(what, n)
         elif what == "branch":
-            self.make("delete", some.id, frozenset(row for row in self.held[some.id] if row[2] % 2))
+            self.make("delete", some.id, frozenset(row for row in self.contents[some.id] if row[2] % 2))
         elif what == "pick":
             # Somebody's rows once more: nothing is taken away.
-            rows = self.held[some.id] - self.held.get(some.parent, frozenset())
+            rows = self.contents[some.id] - self.contents.get(some.parent, frozenset())
             self.set(self.make("append", self.table.current, self.now | rows, origin=some.id))
         else:
             self.harmed = True
@@ -259,14 +259,14 @@ class Lineage(World):
                 self.set(some.id if n % 2 else lineage[n % len(lineage)].id)
             elif what == "clean":
                 oldest = n % len(lineage)
-                kept = {each.id for each in lineage[oldest:]} | set(every[n % 3 :: 3])
-                gone = {each.id for each in lineage[:oldest]}
-                left = {each: self.table.snapshots[each] for each in every if each in kept - gone}
-                self.table = self.table._replace(snapshots=left)
+                ids = {id_.id for id_ in lineage[oldest:]} | set(every[n % 3 :: 3])
+                expired = {id_.id for id_ in lineage[:oldest]}
+                rest = {id_: self.table.snapshots[id_] for id_ in every if id_ in ids - expired}
+                self.table = self.table._replace(snapshots=rest)
             elif what == "put back":
                 self.table, counted, lives = self.moments[n % len(self.moments)]
                 self.counted, self.lives = dict(counted), dict(lives)
-                self.content.append(self.held[self.table.current])
+                self.content.append(self.contents[self.table.current])
 
 
 KINDS = ["write"] * 6 + [
@@ -282,11 +282,11 @@ def events(*more: str) -> st.SearchStrategy[Events]:
 
 
 def run(world: type[World], events: Events, **broken: Any) -> None:
-    made = world(**broken)
-    left = iter(events)
+    world_ = world(**broken)
+    rest = iter(events)
     for _ in events:
-        made.step(left)
-        made.check()
+        world_.step(rest)
+        world_.check()
 
 
 @settings(max_examples=400, deadline=None)
@@ -316,14 +316,14 @@ def blind(app: str, standing: Standing, history: History) -> tuple[Mark, str]:
     return follow(app, standing, replace(history, log=lambda at: (history.log(at) or Version())._replace(rewinds="")))
 
 
-def unlooking(history: History, writers: tuple[str, ...], **asked: Any) -> Completeness:
+def unlooking(history: History, writers: tuple[str, ...], **options: Any) -> Completeness:
     """A reader that trusts the newest mark."""
 
     def trusted(at: int) -> Version | None:
         version = history.log(at)
         return None if version is None else version._replace(rewinds="", deletes="")
 
-    return read(replace(history, log=trusted), writers, **asked)
+    return read(replace(history, log=trusted), writers, **options)
 
 
 def forgetful(app: str, standing: Standing, history: History) -> tuple[Mark, str]:
@@ -331,7 +331,7 @@ def forgetful(app: str, standing: Standing, history: History) -> tuple[Mark, str
     return follow(app, standing, replace(history, lost={}))
 
 
-def lifeless(history: History, writers: tuple[str, ...], **asked: Any) -> Completeness:
+def lifeless(history: History, writers: tuple[str, ...], **options: Any) -> Completeness:
     """A reader that takes the newest mark, whatever life it is of."""
 
     def flat(at: int) -> Version | None:
@@ -340,7 +340,7 @@ def lifeless(history: History, writers: tuple[str, ...], **asked: Any) -> Comple
             return None
         return version._replace(writes={app: mark and replace(mark, life=1) for app, mark in version.writes.items()})
 
-    return read(replace(history, log=flat), writers, **asked)
+    return read(replace(history, log=flat), writers, **options)
 
 
 @pytest.mark.parametrize(
@@ -363,16 +363,16 @@ def test_a_mark_is_read_as_it_was_written() -> None:
     mark = Mark(5, 3, 7, 41, "rewound", "deleted", ("lowwater:c:a",), 39)
     assert Mark.from_json(mark.to_json()) == mark
     wrong: list[Any] = [None, [], {}, {**mark.to_json(), "through": "5"}, {**mark.to_json(), "after": None}]
-    for said in wrong:
-        assert Mark.from_json(said) is None
+    for text in wrong:
+        assert Mark.from_json(text) is None
 
 
 @pytest.mark.parametrize(
-    "said", ["[]", "no JSON", '{"format": 2}', '{"format": 1}', '{"format": 1, "through": "9", "life": 1}']
+    "text", ["[]", "no JSON", '{"format": 2}', '{"format": 1}', '{"format": 1, "through": "9", "life": 1}']
 )
-def test_what_is_no_mark_of_a_directory_is_told_by_the_file(tmp_path: Path, said: str) -> None:
+def test_what_is_no_mark_of_a_directory_is_told_by_the_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "batch=0").mkdir()
-    (tmp_path / "batch=0" / WATERMARK).write_text(said, encoding="utf-8")
+    (tmp_path / "batch=0" / WATERMARK).write_text(text, encoding="utf-8")
     with pytest.raises(OSError, match=r"batch=0/_watermark.json (is no JSON|is of format|lacks through)"):
         complete_folder(tmp_path, ["a"])
 
@@ -383,11 +383,11 @@ APP, OTHER = app_id("a", "c0"), app_id("a", "c1")
 CLAIM = Claim(1, 1)
 
 
-def of(*versions: Version | None, apps: Collection[str] = (APP,)) -> History:
+def history(*versions: Version | None, apps: Collection[str] = (APP,)) -> History:
     return History(len(versions) - 1, apps, lambda number: versions[number])
 
 
-def said(through: int, life: int = 1, checked: int = -1, **more: Any) -> Mark:
+def mark(through: int, life: int = 1, checked: int = -1, **more: Any) -> Mark:
     return Mark(through, life, 1, checked, **more)
 
 
@@ -395,40 +395,40 @@ def written(mark: Mark | None, app: str = APP) -> Version:
     return Version({app: mark})
 
 
-def asked(*versions: Version | None, apps: Collection[str] = (APP,)) -> Completeness:
-    return read(of(*versions, apps=apps), ("a",))
+def answer(*versions: Version | None, apps: Collection[str] = (APP,)) -> Completeness:
+    return read(history(*versions, apps=apps), ("a",))
 
 
-def left(*versions: Version | None, claim: Claim | None = CLAIM, apps: Collection[str] = (APP,)) -> Mark:
-    return follow(APP, Standing(9, claim), of(*versions, apps=apps))[0]
+def followed(*versions: Version | None, claim: Claim | None = CLAIM, apps: Collection[str] = (APP,)) -> Mark:
+    return follow(APP, Standing(9, claim), history(*versions, apps=apps))[0]
 
 
 def test_another_checkpoint_that_nobody_sees_any_more_may_be_of_a_higher_life() -> None:
     """Unless the one that is seen has begun after it."""
-    assert "what another checkpoint of it has said" in asked(None, written(said(5, checked=0)), apps=(APP, OTHER)).why
-    begun = left(None, written(said(5), OTHER), claim=Claim(2, 1), apps=(OTHER,))
+    assert "what another checkpoint of it has said" in answer(None, written(mark(5, checked=0)), apps=(APP, OTHER)).why
+    begun = followed(None, written(mark(5), OTHER), claim=Claim(2, 1), apps=(OTHER,))
     assert begun.after == (OTHER,)
-    assert asked(None, None, written(begun), apps=(APP, OTHER)).low.micros == 9
+    assert answer(None, None, written(begun), apps=(APP, OTHER)).low.micros == 9
 
 
 def test_a_new_life_begins_at_nothing_until_it_is_current() -> None:
-    """What the life before has written is reset with it."""
-    assert left(written(said(5))).through == 9
+    """The new life resets what the life before has written."""
+    assert followed(written(mark(5))).through == 9
     for current, through in ((True, 9), (False, MIN)):
         standing = Standing(9, Claim(2, 1), current)
-        assert follow(APP, standing, of(written(said(5))))[0].through == through
+        assert follow(APP, standing, history(written(mark(5))))[0].through == through
 
 
 def test_who_was_not_asked_for_is_told() -> None:
     other = app_id("b", "c0")
-    versions = [written(said(5)), written(said(7), other)]
-    assert asked(*versions, apps=(APP, other)).why == "b writes into it as well: name it in writers"
-    assert read(of(*versions, apps=(APP, other)), ("a", "b")).low.micros == 5
-    assert asked(Version({APP: None}), apps=(APP,)).why == "a: a version of it says nothing of how far it is"
+    versions = [written(mark(5)), written(mark(7), other)]
+    assert answer(*versions, apps=(APP, other)).why == "b writes into it as well: name it in writers"
+    assert read(history(*versions, apps=(APP, other)), ("a", "b")).low.micros == 5
+    assert answer(Version({APP: None}), apps=(APP,)).why == "a: a version of it says nothing of how far it is"
 
 
 def test_a_version_that_is_gone_may_have_taken_anything_away() -> None:
-    assert "version 0 is not there any more" in asked(None, written(said(5))).why
-    assert "version 0 is not there any more" in left(None, written(said(5))).rewound
-    assert asked(None, written(said(5, checked=0))).low.micros == 5, "its writer had looked at it"
-    assert not left(None, written(said(5, checked=0))).rewound
+    assert "version 0 is not there any more" in answer(None, written(mark(5))).why
+    assert "version 0 is not there any more" in followed(None, written(mark(5))).rewound
+    assert answer(None, written(mark(5, checked=0))).low.micros == 5, "its writer had looked at it"
+    assert not followed(None, written(mark(5, checked=0))).rewound

@@ -43,8 +43,8 @@ def test_every_move_notes_what_it_completes(lows: list[int], step: int) -> None:
     noted, expected, old = History(), [], MIN
     for now, low in enumerate(sorted(lows)):
         noted.note(1, step, old=old, low=low, now=now)
-        if found := completed(old, low, step):
-            expected.append(Completion(1, *found, now))
+        if step_ := completed(old, low, step):
+            expected.append(Completion(1, *step_, now))
         old = low
     assert list(noted) == expected
     for before, after in pairwise(expected):
@@ -52,15 +52,15 @@ def test_every_move_notes_what_it_completes(lows: list[int], step: int) -> None:
 
 
 def test_the_newest_that_end_after_a_time() -> None:
-    kept = [Completion(1, MIN, 10, 1), Completion(1, 10, 40, 2), Completion(2, MIN, 20, 3), Completion(2, 20, MAX, 4)]
-    noted = History(kept)
-    assert noted.newest(None, 9) == (kept, 4)
-    assert noted.newest(None, 2) == (kept[2:], 4)
-    assert noted.newest(10, 9) == (kept[1:], 3), "a step that ends at that time is left out"
-    assert noted.newest(20, 1) == (kept[3:], 2)
-    assert noted.newest(39, 9) == ([kept[1], kept[3]], 2)
+    steps = [Completion(1, MIN, 10, 1), Completion(1, 10, 40, 2), Completion(2, MIN, 20, 3), Completion(2, 20, MAX, 4)]
+    noted = History(steps)
+    assert noted.newest(None, 9) == (steps, 4)
+    assert noted.newest(None, 2) == (steps[2:], 4)
+    assert noted.newest(10, 9) == (steps[1:], 3), "a step that ends at that time is left out"
+    assert noted.newest(20, 1) == (steps[3:], 2)
+    assert noted.newest(39, 9) == ([steps[1], steps[3]], 2)
     assert noted.newest(MAX, 9) == ([], 0)
-    assert noted.newest(MIN, 9) == (kept, 4)
+    assert noted.newest(MIN, 9) == (steps, 4)
     assert noted.newest(None, 0) == ([], 4)
 
 
@@ -99,10 +99,10 @@ async def test_rule2_no_completion_is_told_before_its_record_is_durable() -> Non
     gate.reached.clear()
     reported = one.report(grant, 14)
     await gate.reached.wait()
-    told = asyncio.create_task(read(one))
+    answer = asyncio.create_task(read(one))
     await asyncio.sleep(0)
-    assert not told.done()
+    assert not answer.done()
     gate.open.set()
-    assert await told == [14]
+    assert await answer == [14]
     assert await reported == []
     await one.stop()

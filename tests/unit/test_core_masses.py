@@ -35,20 +35,20 @@ tellings = st.lists(
 )
 
 
-@given(told=tellings, share=st.sampled_from([P99, P95, P50, 1, 999_999, 333_333]))
+@given(reports=tellings, share=st.sampled_from([P99, P95, P50, 1, 999_999, 333_333]))
 @settings(max_examples=200, database=None)
-def test_the_formula_record_by_record(told: list[tuple[list[int], int, dict[bool, int]]], share: int) -> None:
+def test_the_formula_record_by_record(reports: list[tuple[list[int], int, dict[bool, int]]], share: int) -> None:
     """Many groups, brute force: exactly the same, in exact arithmetic."""
     groups, expected = [], []
-    for index, (pending, recent, reached) in enumerate(told):
-        frontiers = {share if asked else 777: frontier for asked, frontier in reached.items()}
+    for index, (pending, recent, reached) in enumerate(reports):
+        frontiers = {share if wanted_share else 777: frontier for wanted_share, frontier in reached.items()}
         group = Group(index + 1, Bounds([b"", b""]), 0, GroupState.OWNED, mass=mass(pending, recent, frontiers))
         group.mass_known, group.live_count = True, 1
         groups.append(group)
         expected.append([Told(tuple(pending), recent, frontiers)])
     masses = Masses([share], groups)
     assert masses.candidates().get(share) == heuristic(share, expected)
-    finite = [frontier for _, _, reached in told for frontier in reached.values() if frontier != MAX]
+    finite = [frontier for _, _, reached in reports for frontier in reached.values() if frontier != MAX]
     assert masses.reference_time() == max(finite, default=MIN)
 
 

@@ -24,8 +24,8 @@ def test_rule8_a_made_up_turn_leaves_room_for_those_that_the_owner_will_count() 
     owner = d.claim(b"", b"").sequencer
 
     def report(turn: int) -> list[Refused]:
-        made = GroupReport(owner, column([5]), turn=turn)
-        return d.core.report(made, sender=b"s", number=(1, 1), required=NO_FOLD, now=d.now)
+        report_ = GroupReport(owner, column([5]), turn=turn)
+        return d.core.report(report_, sender=b"s", number=(1, 1), required=NO_FOLD, now=d.now)
 
     assert report(3) == []
     for made_up in (2**64 - 1, 3 + LONGEST_STEP + 1):
@@ -75,9 +75,9 @@ def test_rule10_the_first_report_of_a_later_stream_waits_for_the_strongest_write
         assert d.strong[-1] is strong, (stream, turn)
 
 
-def refusal(core: Computation, asked: ClaimRequest) -> tuple[str, str]:
+def refusal(core: Computation, claim: ClaimRequest) -> tuple[str, str]:
     try:
-        core.claim(asked, 0)
+        core.claim(claim, 0)
     except errors.InvalidArgument as error:
         return error.metadata["field"], error.metadata["fix"]
     return "", ""
@@ -90,7 +90,7 @@ def test_rule8_a_request_id_names_one_request(made: type[Computation]) -> None:
     from_records = recovery.recover(d.spec, None, d.records, epoch_base=0)
     from_snapshot = recovery.recover(d.spec, recovery.snapshot(d.core), [], epoch_base=0)
     for core in (d.core, from_records, from_snapshot):
-        for asked in (
+        for claim in (
             request([b"", b"x", b""], request_id=b"1", bound=[5]),
             request([b"", b"m", b""], request_id=b"1", bound=[6]),
             request([b"", b"m", b""], request_id=b"1"),
@@ -100,7 +100,7 @@ def test_rule8_a_request_id_names_one_request(made: type[Computation]) -> None:
             request([b"", b"m", b""], request_id=b"1", bound=[5], worker="another"),
             request([b"", b"m", b""], request_id=b"1", bound=[5], digest=b"d"),
         ):
-            assert refusal(core, asked) == ("request_id", "send 16 new random bytes for a new claim")
+            assert refusal(core, claim) == ("request_id", "send 16 new random bytes for a new claim")
         again = core.claim(request([b"", b"m", b""], request_id=b"1", bound=[5]), d.now)
         assert again.sequencer == first, "a repeat has its answer"
 
@@ -113,7 +113,7 @@ def test_only_ranges_whose_own_values_are_refused_wait_for_the_clock() -> None:
 
     def waiting() -> list[bytes]:
         ranges, _ = d.core.map.all_ranges(10)
-        return sorted(each.start for each in ranges if each.owner.waiting_for.startswith("the clock: "))
+        return sorted(entry.start for entry in ranges if entry.owner.waiting_for.startswith("the clock: "))
 
     assert d.report(owner, ahead, 5, 5) == {("STALE_SEQUENCER", 0)}
     assert waiting() == []
@@ -178,7 +178,7 @@ def test_request_ids_are_kept_in_bounded_number() -> None:
 
 
 def test_a_replay_checks_the_sequencers_again() -> None:
-    """What two owners wrote, one after the other, is not one history."""
+    """Two owners' records, one after the other, are not one history."""
     d = Driver()
     first = d.claim(b"", b"m", b"").sequencer
     d.report(first, 5, 6)

@@ -37,13 +37,13 @@ def test_rule1_unknown_holds_through_silence(made: type[Computation]) -> None:
 def test_rule3_monotone(made: type[Computation]) -> None:
     d = Driver(Spec("c", heuristics=(HALF,), max_skew=10**9), made=made)
     owner = d.claim(b"", b"")
-    seen: list[tuple[int, int]] = []
+    shown: list[tuple[int, int]] = []
     for value, at in ((10, 30), (20, 40), (5, 15), (25, 12), (MIN, MIN)):
         d.report(owner.sequencer, value, mass=mass([at, at], frontiers={HALF: 50}))
-        seen.append((d.low, d.high(HALF)))
+        shown.append((d.low, d.high(HALF)))
     owner = d.claim(b"", b"", bound=[3])
-    seen.append((d.low, d.high(HALF)))
-    assert seen == [(10, 30), (20, 40), (20, 40), (25, 40), (25, 40), (25, 40)]
+    shown.append((d.low, d.high(HALF)))
+    assert shown == [(10, 30), (20, 40), (20, 40), (25, 40), (25, 40), (25, 40)]
     assert d.values() == [(b"", MIN)], "the range itself may be lowered"
     d.crash()
     assert (d.low, d.high(HALF)) == (25, 40)
@@ -68,10 +68,10 @@ def test_rule4_fenced(made: type[Computation]) -> None:
     assert d.low == 20
 
 
-def interleavings(left: int, right: int) -> Iterator[list[bool]]:
+def interleavings(ours: int, right: int) -> Iterator[list[bool]]:
     """All orders of two programs of so many steps; True: the left one's turn."""
-    for turns in combinations(range(left + right), left):
-        yield [position in turns for position in range(left + right)]
+    for turns in combinations(range(ours + right), ours):
+        yield [position in turns for position in range(ours + right)]
 
 
 class Stage:
@@ -81,16 +81,16 @@ class Stage:
         self.a, self.b = Driver(), Driver()
         self.at_a, self.at_b = self.a.claim(b"", b"").sequencer, self.b.claim(b"", b"").sequencer
         self.a.report(self.at_a, 12)
-        self.held: list[int] = []
+        self.pending: list[int] = []
 
     def deliver(self) -> None:
-        self.held.append(13)
+        self.pending.append(13)
 
     def advance(self) -> None:
         self.a.report(self.at_a, 14)
 
     def oldest(self) -> int:
-        return min(self.held, default=MAX)
+        return min(self.pending, default=MAX)
 
 
 def lead(program: tuple[str, ...]) -> int:
@@ -98,18 +98,18 @@ def lead(program: tuple[str, ...]) -> int:
     for order in interleavings(2, 2 * len(program)):
         stage = Stage()
         arrivals, steps = iter((stage.deliver, stage.advance)), iter(program * 2)
-        seen, oldest = MIN, MAX
+        low, oldest = MIN, MAX
         for turn in order:
             if turn:
                 next(arrivals)()
                 continue
             match next(steps):
                 case "seen":
-                    seen = stage.a.low
+                    low = stage.a.low
                 case "oldest":
                     oldest = stage.oldest()
                 case "send":
-                    stage.b.report(stage.at_b, min(oldest, seen))
+                    stage.b.report(stage.at_b, min(oldest, low))
             worst = max(worst, stage.b.low - stage.oldest())
     return worst
 

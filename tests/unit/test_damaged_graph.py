@@ -58,7 +58,7 @@ CHANGES: dict[str, Callable[[Shard, str, str], Awaitable[object]]] = {
     "inputs": lambda shard, name, other: shard.graph.set_inputs(name, [other]),
     "drop": lambda shard, name, other: shard.graph.drop(name, force=True),
 }
-"""What one shard acknowledges, and another has not read when its record is damaged."""
+"""Changes that one shard acknowledges, and another has not read when its record is damaged."""
 
 
 async def refused(ask: Awaitable[object]) -> bool:
@@ -210,8 +210,8 @@ async def test_what_is_damaged_and_lost_is_written_again_from_memory(deployment:
     await other.shard.confirmation.confirm(())
     rot(deployment, back=5)
     forget(deployment, 2)
-    for each in (one, other):
-        await each.shard.confirmation.confirm(())
+    for process in (one, other):
+        await process.shard.confirmation.confirm(())
     assert await stored_graph(one) == {*NAMES, "a", "b"}
     assert one.shard.topology == other.shard.topology
 
@@ -227,7 +227,7 @@ async def test_rule10_a_damaged_graph_is_written_again_with_what_others_have_add
 
 
 async def changed_behind_a_loss(deployment: Deployment) -> tuple[One, One, str]:
-    """What one shard has registered is lost, another one has reset something in its place, and an older record is rotten."""
+    """Make a loss: a registration is lost, another shard has reset something in its place, and an older record is rotten."""
     one, other = await two(deployment)
     name = min(held(other))
     for new in ("a", "b"):
@@ -323,8 +323,8 @@ async def test_a_start_waits_until_the_graph_is_there(deployment: Deployment, ca
 
 async def test_a_process_that_starts_alone_with_a_damaged_graph_is_refused(deployment: Deployment) -> None:
     """The members of the last view are dead, which is only known when they have been silent for long enough."""
-    for each in await two(deployment):
-        await each.stop()
+    for process in await two(deployment):
+        await process.stop()
     place = rot(deployment)
     frame = deployment.disk.logs[GRAPH].records[place]
     third = One(deployment, "third:1")
@@ -338,9 +338,9 @@ async def test_a_graph_that_cannot_be_written_again_stops_only_what_needs_it(dep
     one, other = await two(deployment)
     name = min(held(one))
     rot(deployment, back=1)
-    for each in (one, other):
-        each.faults.ends["restore"] = [Outcome.FAILED] * 1000
-        each.shard.confirmation.doubt_graph()
+    for process in (one, other):
+        process.faults.ends["restore"] = [Outcome.FAILED] * 1000
+        process.shard.confirmation.doubt_graph()
     await deployment.settle(one, other, seconds=3)
     assert not one.cluster.contact.cut_off
     await serve_on(one, name)
@@ -349,8 +349,8 @@ async def test_a_graph_that_cannot_be_written_again_stops_only_what_needs_it(dep
     assert name in held(one), "who cannot read the graph takes nothing"
     with pytest.raises(errors.Unavailable, match="cannot put the graph right in its store yet"):
         await other.shard.confirmation.refresh()
-    for each in (one, other):
-        each.faults.ends.clear()
+    for process in (one, other):
+        process.faults.ends.clear()
     await deployment.settle(one, other, seconds=6)
     assert name in held(other)
     assert other.low(name) == 12
@@ -366,7 +366,7 @@ async def test_what_is_registered_but_not_served_is_not_said_to_be_unchanged(dep
 
 
 async def test_what_dies_with_its_shard_is_kept_as_far_as_the_store_can_be_read(deployment: Deployment) -> None:
-    """Nobody else has read what it has registered behind the damaged record."""
+    """No other shard has read the registrations behind the damaged record."""
     one, other = await two(deployment)
     for name in ("a", "b"):
         await other.shard.graph.register(Spec(name))

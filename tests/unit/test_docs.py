@@ -27,7 +27,7 @@ NAMING = (
     *("scripts", "tests"),
 )
 """The folders whose files name pages: in errors, comments, alerts, values."""
-PARTS = (*(f"{each}/src" for each in SOURCES), "scripts", "tests")
+PARTS = (*(f"{source}/src" for source in SOURCES), "scripts", "tests")
 """The folders of the modules that pages name."""
 RULES = range(1, 12)
 
@@ -74,10 +74,10 @@ def test_links_and_pictures_lead_somewhere(page: Path) -> None:
         if "://" in target:
             continue
         path, _, anchor = target.partition("#")
-        found = (page.parent / path).resolve() if path else page
-        assert found.exists(), f"{name(page)} links to {target}, which does not exist"
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), f"{name(page)} links to {target}, which does not exist"
         if anchor:
-            assert anchor in anchors(found), f"{name(page)} links to {target}, but {name(found)} has no such heading"
+            assert anchor in anchors(linked), f"{name(page)} links to {target}, but {name(linked)} has no such heading"
 
 
 def test_every_page_that_a_file_names_is_there() -> None:
@@ -97,10 +97,10 @@ def test_every_page_that_a_file_names_is_there() -> None:
     "page", [DOCS / "concepts/design.md", DOCS / "concepts/guarantees.md", ROOT / "CONTRIBUTING.md"], ids=name
 )
 def test_modules_that_are_named_are_there(page: Path) -> None:
-    there = [f"/{name(path)}" for part in PARTS for path in (ROOT / part).rglob("*.py")]
+    modules = [f"/{name(path)}" for part in PARTS for path in (ROOT / part).rglob("*.py")]
     named = set(MODULE.findall(prose(page)))
     assert named
-    assert not [each for each in named if not any(path.endswith(f"/{each}") for path in there)]
+    assert not [module for module in named if not any(path.endswith(f"/{module}") for path in modules)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -115,9 +115,9 @@ def test_each_step_of_a_tour_is_a_function_that_is_there() -> None:
     for path, function in steps:
         body = ast.parse((page.parent / path).read_text(encoding="utf-8")).body
         for part in function.split("."):
-            found = [node for node in body if getattr(node, "name", None) == part]
-            assert found, f"{path} has no {function}"
-            body = found[0].body
+            nodes = [node for node in body if getattr(node, "name", None) == part]
+            assert nodes, f"{path} has no {function}"
+            body = nodes[0].body
 
 
 def test_the_picture_of_the_rooms_names_folders_that_are_there() -> None:

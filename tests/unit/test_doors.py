@@ -34,7 +34,7 @@ def doors(tree: ast.AST) -> Iterator[str]:
             yield from ["patches"] if patches else []
 
 
-def found() -> dict[str, dict[str, int]]:
+def used() -> dict[str, dict[str, int]]:
     files = sorted(file for file in TESTS.rglob("*.py") if file.relative_to(TESTS).parts[0] != "unit")
     counts = {str(file.relative_to(TESTS)): Counter(doors(ast.parse(file.read_text("utf-8")))) for file in files}
     return {file: dict(sorted(count.items())) for file, count in counts.items() if count}
@@ -48,7 +48,7 @@ def test_no_door_but_the_listed_ones_is_used_and_no_listed_one_is_gone() -> None
     groups = tomllib.loads(LIST.read_text("utf-8"))
     assert [name for name, group in groups.items() if not group.get("reason")] == []
     pairs = [(file, counts) for group in groups.values() for file, counts in group["files"].items()]
-    listed, now = dict(pairs), found()
+    listed, now = dict(pairs), used()
     assert len(listed) == len(pairs), "a file stands under two reasons"
     wrong = [line(file, now.get(file, {})) for file in sorted(listed | now) if listed.get(file) != now.get(file)]
     assert not wrong, f"{LIST.name} has other numbers:\n" + "\n".join(wrong)
@@ -69,11 +69,11 @@ setattr(other, name, None)
 
 
 if __name__ == "__main__":
-    NOW = found()
-    kept = []
+    NOW = used()
+    lines = []
     for entry in LIST.read_text("utf-8").splitlines():
         if counts := next(iter(tomllib.loads(entry).items()), None) if entry.startswith('"') else None:
-            left = {kind: min(count, NOW.get(counts[0], {}).get(kind, 0)) for kind, count in counts[1].items()}
-            entry = line(counts[0], {kind: count for kind, count in left.items() if count})
-        kept += [entry] if not entry.endswith("{  }") else []
-    LIST.write_text("\n".join(kept) + "\n", "utf-8")
+            counts_ = {kind: min(count, NOW.get(counts[0], {}).get(kind, 0)) for kind, count in counts[1].items()}
+            entry = line(counts[0], {kind: count for kind, count in counts_.items() if count})
+        lines += [entry] if not entry.endswith("{  }") else []
+    LIST.write_text("\n".join(lines) + "\n", "utf-8")

@@ -29,29 +29,29 @@ lengths = st.integers(1, 48).map(lambda n: n * 5 * MINUTE)
 
 
 def windows() -> st.SearchStrategy[tuple[int, int, int]]:
-    shapes = st.tuples(lengths, lengths, st.integers(0, 59)).filter(lambda each: each[1] <= each[0])
-    return shapes.map(lambda each: (each[0], each[1], each[2] * MINUTE % each[1]))
+    shapes = st.tuples(lengths, lengths, st.integers(0, 59)).filter(lambda shape: shape[1] <= shape[0])
+    return shapes.map(lambda shape: (shape[0], shape[1], shape[2] * MINUTE % shape[1]))
 
 
-def of(shape: tuple[int, int, int]) -> Window:
-    length, slide, start = (timedelta(microseconds=each) for each in shape)
+def window_of(shape: tuple[int, int, int]) -> Window:
+    length, slide, start = (timedelta(microseconds=length_) for length_ in shape)
     return Window(length, slide, start)
 
 
 def ends(time: int, shape: tuple[int, int, int]) -> list[int]:
     length, slide, start = shape
     first = start + (time - start) // slide * slide
-    found = []
+    bounds = []
     while first > time - length:
-        found.append(first + length)
+        bounds.append(first + length)
         first -= slide
-    return found
+    return bounds
 
 
 @given(times, st.lists(windows(), min_size=1, max_size=3))
 def test_the_row_exactly_at_w_is_late_for_no_window(low: int, shapes: list[tuple[int, int, int]]) -> None:
     """Spark drops a row from the windows that end at its watermark or before; a row at the low watermark belongs to none of them."""
-    value = steps_of(map(of, shapes), step=None, before=False).value(low) * 1_000
+    value = steps_of(map(window_of, shapes), step=None, before=False).value(low) * 1_000
     assert value <= low
     assert all(end > value for shape in shapes for end in ends(low, shape))
 
@@ -59,7 +59,7 @@ def test_the_row_exactly_at_w_is_late_for_no_window(low: int, shapes: list[tuple
 @given(times, st.lists(windows(), min_size=1, max_size=3))
 def test_every_window_that_is_complete_closes(low: int, shapes: list[tuple[int, int, int]]) -> None:
     """The step holds no window back: each end at or below the low watermark is reached by the value."""
-    value = steps_of(map(of, shapes), step=None, before=False).value(low) * 1_000
+    value = steps_of(map(window_of, shapes), step=None, before=False).value(low) * 1_000
     newest = max((end for shape in shapes for end in ends(low - shape[1], shape) if end <= low), default=0)
     assert value >= newest
 
@@ -71,10 +71,10 @@ def test_the_row_exactly_at_w_is_late_for_nothing_else(low: int, step: timedelta
 
 
 def test_a_session_that_a_row_exactly_at_w_joins_is_still_open() -> None:
-    hour = of((60 * MINUTE, 60 * MINUTE, 0))
+    hour = window_of((60 * MINUTE, 60 * MINUTE, 0))
     session = None
     for windows, before in (([], True), ([hour], False), ([session], True), ([hour, session], True)):
-        operators = [Operator(KINDS["Aggregate"], ("t",), each, driven=True) for each in windows]
+        operators = [Operator(KINDS["Aggregate"], ("t",), window, driven=True) for window in windows]
         assert steps_for(Checked([], operators), Drive("", (), "t")).before == before
 
 
@@ -91,8 +91,8 @@ def test_nothing_is_known_and_nothing_will_come() -> None:
     st.lists(st.integers(0, 5_000_000_000_000), min_size=1, max_size=50), st.integers(0, 5_000_000_000_000), windows()
 )
 def test_late_is_what_loses_a_window(rows: list[int], watermark: int, shape: tuple[int, int, int]) -> None:
-    found = LateRule("", [shape]).late(np.array(rows), watermark)
-    assert found.tolist() == [any(end <= watermark for end in ends(row, shape)) for row in rows]
+    late = LateRule("", [shape]).late(np.array(rows), watermark)
+    assert late.tolist() == [any(end <= watermark for end in ends(row, shape)) for row in rows]
 
 
 def test_late_by_the_watermark_of_the_batch_before(tmp_path: Path) -> None:
@@ -117,14 +117,14 @@ def test_rule_8_an_offset_survives_sparks_log() -> None:
 def test_rule_3_a_clock_that_is_behind_moves_nothing() -> None:
     """After a restart Spark's log has the last value, and what the clock says first may be less."""
     start = Offset(20_000, {"a": 1}, 1)
-    for told in (Offset(10_000, {"a": 1}, 2), Offset(20_000, {"a": 1}, 1)):
-        assert ClockValue(told).newest(start) is start
-    for told in (Offset(20_001, {"a": 1}, 1), Offset(20_000, {"a": 1}, 2)):
-        assert ClockValue(told).newest(start) is told
+    for offset in (Offset(10_000, {"a": 1}, 2), Offset(20_000, {"a": 1}, 1)):
+        assert ClockValue(offset).newest(start) is start
+    for offset in (Offset(20_001, {"a": 1}, 1), Offset(20_000, {"a": 1}, 2)):
+        assert ClockValue(offset).newest(start) is offset
 
 
 def test_an_input_that_comes_later_is_refused(tmp_path: Path) -> None:
-    """Of what it still holds, the watermark in the checkpoint knows nothing. Fewer inputs are fine."""
+    """The watermark in the checkpoint knows nothing of what a late input still holds. Fewer inputs are fine."""
     log = CheckpointLog(tmp_path)
     one, two = Drive("", ("a",), "t"), Drive("", ("a", "b"), "t")
     assert given_offsets(log, {0: two}) == {0: Offset()}

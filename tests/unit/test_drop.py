@@ -24,10 +24,10 @@ A, B, C = Spec("a"), Spec("b", inputs=("a",)), Spec("c", inputs=("b",))
 
 
 def graph(*specs: Spec) -> Topology:
-    made = Topology()
+    topology = Topology()
     for spec in specs:
-        made = made.register(spec)
-    return made
+        topology = topology.register(spec)
+    return topology
 
 
 def test_what_others_read_is_not_dropped_and_they_are_named() -> None:
@@ -122,7 +122,7 @@ async def test_what_a_worker_owns_is_dropped_by_force_alone(running: Running) ->
     fenced: list[Fenced] = []
     shard.rounds.on_fenced = fenced.append
     await shard.graph.drop("b", force=True)
-    assert [(each.computation, each.sequencer, each.reason) for each in fenced] == [
+    assert [(refusal.computation, refusal.sequencer, refusal.reason) for refusal in fenced] == [
         ("b", grant.sequencer, "its computation was dropped")
     ]
 
@@ -225,8 +225,8 @@ async def test_rule4_an_owner_that_comes_back_restores_nothing_of_an_unread_drop
     assert (await deployment.owner(name).claim(name)).sequencer > zombie.sequencer
 
 
-@pytest.mark.parametrize("taken", [False, True])
-async def test_only_this_shards_own_is_dropped_while_it_is_unwritten(deployment: Deployment, taken: bool) -> None:
+@pytest.mark.parametrize("moved", [False, True])
+async def test_only_this_shards_own_is_dropped_while_it_is_unwritten(deployment: Deployment, moved: bool) -> None:
     _, other = await two(deployment)
     name = min(held(other))
     grant = await other.claim(name)
@@ -239,7 +239,7 @@ async def test_only_this_shards_own_is_dropped_while_it_is_unwritten(deployment:
     with pytest.raises(errors.Unavailable, match=r"does not tell who owns the log of .*, nothing was changed"):
         await other.shard.graph.drop(name, force=True)
     other.faults.unreadable.clear()
-    if taken:
+    if moved:
         thief = MemoryJournal(deployment.disk, shared=True)
         await thief.open()
         await thief.take(name, view=10**18)
@@ -299,25 +299,25 @@ async def test_rule3_the_end_of_a_log_leaves_the_next_incarnation_as_it_is(deplo
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when the graph is not read behind the take")
 async def test_rule3_breaks_when_the_graph_is_not_read_behind_the_take(deployment: Deployment) -> None:
     one, other = await two(deployment)
-    known = other.shard.held
+    holdings = other.shard.held
 
     async def as_it_was() -> ReadGraph:
-        return ReadGraph(LoadedLog(0, None, []), known.topology)
+        return ReadGraph(LoadedLog(0, None, []), holdings.topology)
 
-    known.graph.read = as_it_was  # type: ignore[method-assign]
+    holdings.graph.read = as_it_was  # type: ignore[method-assign]
     await end_behind_the_next_incarnation(deployment, one, other, min(held(other)))
 
 
 async def test_a_pin_ends_with_the_drop_and_its_neighbours_does_not(deployment: Deployment) -> None:
     one, other = await two(deployment)
-    gone, kept = sorted(held(other))[:2]
-    for name in (gone, kept):
+    dropped, pinned = sorted(held(other))[:2]
+    for name in (dropped, pinned):
         await one.cluster.change(lambda view, name=name: view.pinned(name, "one:1"))  # type: ignore[misc]
     await deployment.settle(one, other)
-    await one.shard.graph.drop(gone, force=False)
+    await one.shard.graph.drop(dropped, force=False)
     await deployment.settle(one, other)
-    assert deployment.members.view.pins == {kept: "one:1"}
-    await one.shard.graph.register(Spec(gone))
+    assert deployment.members.view.pins == {pinned: "one:1"}
+    await one.shard.graph.register(Spec(dropped))
     await deployment.settle(one, other)
-    assert gone in other.shard.served, "where it belongs without a pin"
-    assert kept in one.shard.served
+    assert dropped in other.shard.served, "where it belongs without a pin"
+    assert pinned in one.shard.served

@@ -1,4 +1,4 @@
-"""What is estimated is never read by what is exact, however the two come together."""
+"""An exact computation never reads an estimated one, however the two come together."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ NOON = Watermark(1_357_732_800_000_000)
 
 
 def test_only_estimated_computations_read_estimated_ones() -> None:
-    found = Topology().register(GUESS)
+    topology = Topology().register(GUESS)
     with pytest.raises(errors.EstimatedInput, match="hourly is exact and would read guess") as caught:
-        found.register(Spec("hourly", ("guess",)))
+        topology.register(Spec("hourly", ("guess",)))
     assert caught.value.metadata == {"computation": "hourly", "input": "guess"}
-    assert found.register(Spec("hourly", ("guess",), estimated=True)).get("hourly").estimated
+    assert topology.register(Spec("hourly", ("guess",), estimated=True)).get("hourly").estimated
 
 
 def test_a_name_does_not_change_what_it_is() -> None:
-    found = Topology().register(GUESS).register(Spec("sure"))
-    assert found.register(GUESS) is found
+    topology = Topology().register(GUESS).register(Spec("sure"))
+    assert topology.register(GUESS) is topology
     for spec in (Spec("guess"), Spec("sure", estimated=True)):
         with pytest.raises(errors.RegistrationConflict, match=r"as (estimated|exact)\."):
-            found.register(spec)
+            topology.register(spec)
 
 
 HOURLY = Spec("hourly", ("guess",))
 DAILY = Spec("daily", ("hourly",))
 
 
-def estimated(found: Topology) -> set[str]:
-    return {name for name in found.computations if found.is_estimated(name)}
+def estimated(topology: Topology) -> set[str]:
+    return {name for name in topology.computations if topology.is_estimated(name)}
 
 
 def healed_of_two_halves() -> list[Topology]:
@@ -77,8 +77,8 @@ async def test_a_guess_is_no_promise_after_the_store_has_lost_that_it_is_one(dep
     await other.shard.graph.register(Spec(name))
     await other.shard.graph.register(Spec("hourly", (name,)))
     await deployment.settle(one, other, seconds=6)
-    for each in (one, other):
-        assert estimated(each.shard.topology) == {name, "hourly"}
+    for process in (one, other):
+        assert estimated(process.shard.topology) == {name, "hourly"}
     # It is repaired: what it has published by then is not compared with anything, and binds nobody.
     owner = deployment.owner("hourly")
     spec = await owner.shard.graph.set_inputs("hourly", ["base"])

@@ -1,4 +1,4 @@
-"""What changes is given to those who follow it, and made into a message once, and again when what it was made from is another."""
+"""A change goes to those who follow it, and becomes a message once, and again when the state that it was made from is another."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Walked:
 @pytest.mark.parametrize("seed", range(5))
 async def test_each_subscription_gets_what_it_follows_and_nothing_else(seed: int) -> None:
     random_, hub, oracle = random.Random(seed), Hub(), Walked()
-    gone: list[Subscription] = []
+    ended: list[Subscription] = []
     for _ in range(300):
         act = random_.random()
         if act < 0.2:
@@ -54,9 +54,9 @@ async def test_each_subscription_gets_what_it_follows_and_nothing_else(seed: int
             subscription = random_.choice(list(oracle.names))
             hub.unsubscribe(subscription)
             del oracle.names[subscription]
-            gone.append(subscription)
-        elif act < 0.4 and gone:
-            hub.unsubscribe(random_.choice(gone))
+            ended.append(subscription)
+        elif act < 0.4 and ended:
+            hub.unsubscribe(random_.choice(ended))
         elif act < 0.5:
             name = random_.choice("abcdef")
             hub.move(name)
@@ -102,7 +102,7 @@ async def test_a_follower_of_everything_is_told_first_what_was_dropped_before_it
         await served.graph.Drop(topology_pb2.DropRequest(computation="a"))
         for names, dropped in (((), ["a"]), (("b",), [])):
             first = await watch(served, *names).read()
-            assert [each.computation for each in first.dropped] == dropped
+            assert [mark.computation for mark in first.dropped] == dropped
 
 
 async def test_a_message_is_made_again_when_the_graph_says_something_else_of_it() -> None:
@@ -140,10 +140,10 @@ async def test_what_is_kept_of_messages_is_bounded() -> None:
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="breaks when a message is kept whatever it was made from")
 async def test_breaks_when_messages_are_kept_blindly(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    of, kept = rpc_watermarks.Messages.of, dict[str, types_pb2.Watermark]()
+    build, cache = rpc_watermarks.Messages.of, dict[str, types_pb2.Watermark]()
 
     def ever(self: Any, name: str, *made_from: Any) -> types_pb2.Watermark:
-        return kept.setdefault(name, of(self, name, *made_from))
+        return cache.setdefault(name, build(self, name, *made_from))
 
     monkeypatch.setattr(rpc_watermarks.Messages, "of", ever)
     await test_a_message_is_made_again_when_the_view_alone_is_as_it_was(deployment)
@@ -170,11 +170,11 @@ async def publishing(hub: Hub, seconds: float, every: float = 0.1) -> None:
 
 
 async def heard(subscription: Subscription, until: float, interval: float) -> list[tuple[float, bool]]:
-    told = []
+    times = []
     while now() < until:
-        taken = await subscription.take(BEAT_SECONDS, interval)
-        told.append((round(now(), 6), bool(taken)))
-    return told
+        batch = await subscription.take(BEAT_SECONDS, interval)
+        times.append((round(now(), 6), bool(batch)))
+    return times
 
 
 def test_rule7_a_subscription_with_an_interval_is_told_once_in_it() -> None:

@@ -79,7 +79,7 @@ def test_availability_of_flown_cancelled_and_unknown_air_times() -> None:
 
 
 def by_name(batches: list[Batch]) -> dict[str, Comparison]:
-    return {found.name: found for found in compare.compare(batches)}
+    return {result.name: result for result in compare.compare(batches)}
 
 
 def spark(batches: list[Batch], delay: int) -> tuple[dict[Window, tuple[int, int]], int]:
@@ -87,9 +87,9 @@ def spark(batches: list[Batch], delay: int) -> tuple[dict[Window, tuple[int, int
     state: dict[Window, int] = {}
     closed: dict[Window, tuple[int, int]] = {}
     newest = dropped = late_mark = 0
-    for index, each in enumerate(batches):
+    for index, batch in enumerate(batches):
         mark = max(late_mark, newest // 1000 * 1000 - delay)
-        for origin, time in each.records:
+        for origin, time in batch.records:
             newest = max(newest, time)
             window = (origin, time // HOUR * HOUR)
             if window[1] + HOUR <= late_mark:
@@ -117,15 +117,15 @@ def test_sparks_rule_row_by_row(name: str, hours: int) -> None:
 
 
 def test_the_low_watermark_misses_nothing_and_the_others_do() -> None:
-    found = by_name(simulated().batches)
-    assert found[LOW].missing_records == found[LOW].windows_wrong == found[LOW].windows_never_closed == 0
-    assert found[LOW].windows == 212
+    results = by_name(simulated().batches)
+    assert results[LOW].missing_records == results[LOW].windows_wrong == results[LOW].windows_never_closed == 0
+    assert results[LOW].windows == 212
     for name in (HEURISTIC, SPARK_2H, SPARK_6H):
-        assert found[name].missing_records > 0
-        assert 0 < found[name].windows_wrong <= found[name].windows
-    assert found[SPARK_2H].missing_records > found[SPARK_6H].missing_records
-    assert (found[HEURISTIC].median_wait_seconds or 0) < (found[LOW].median_wait_seconds or 0)
-    assert found[LOW].batch_span_seconds_max == 3600
+        assert results[name].missing_records > 0
+        assert 0 < results[name].windows_wrong <= results[name].windows
+    assert results[SPARK_2H].missing_records > results[SPARK_6H].missing_records
+    assert (results[HEURISTIC].median_wait_seconds or 0) < (results[LOW].median_wait_seconds or 0)
+    assert results[LOW].batch_span_seconds_max == 3600
 
 
 def test_the_whole_slice_is_exact_with_duplicates_removed() -> None:
@@ -149,8 +149,8 @@ def test_a_watermark_that_leads_would_be_seen(monkeypatch: pytest.MonkeyPatch) -
     """Injectors that report the clock alone, as if nothing were out: what lands later is taken for a duplicate."""
     honest = ModelLease.advance
 
-    def leading(self: ModelLease, seen: Any, **said: Any) -> None:
-        honest(self, seen, **(said if seen is not None else {**said, "oldest": None}))
+    def leading(self: ModelLease, snapshot: Any, **values: Any) -> None:
+        honest(self, snapshot, **(values if snapshot is not None else {**values, "oldest": None}))
 
     monkeypatch.setattr(ModelLease, "advance", leading)
     run = simulate(demo_slice(), START)

@@ -29,12 +29,12 @@ class Store(FaultPlan):
         self.lags = False
         self.executed = asyncio.Event()
         self.replicated = asyncio.Event()
-        self.gone = False
-        """Whether another server took over before it was replicated."""
+        self.replaced = False
+        """True if another server took over before the write was replicated."""
         self.refused = 0
-        """How many appends the store still refuses."""
+        """The number of appends that the store still refuses."""
         self.stops = False
-        """Whether no append behind a heal ever returns."""
+        """True if no append behind a heal ever returns."""
         self.healed = False
         self.stopped = asyncio.Event()
 
@@ -57,7 +57,7 @@ class Store(FaultPlan):
         self.lags = False
         self.executed.set()
         await self.replicated.wait()
-        if self.gone:
+        if self.replaced:
             msg = "another server took over"
             raise JournalUnknown(msg)
 
@@ -109,8 +109,8 @@ class World(Tree):
     def ranges(self) -> list[int]:
         computation = self.serving.shard.held.computation("a")
         assert computation is not None
-        found = sorted(computation.map.all_ranges(9)[0], key=lambda each: each.start)
-        return [each.value // HOUR for each in found]
+        ranges_ = sorted(computation.map.all_ranges(9)[0], key=lambda entry: entry.start)
+        return [entry.value // HOUR for entry in ranges_]
 
 
 @pytest.fixture

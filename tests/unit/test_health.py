@@ -44,34 +44,34 @@ async def served() -> AsyncIterator[tuple[HealthServicer, Any, int]]:
         yield servicer, health_pb2_grpc.HealthStub(channel), int(address.rpartition(":")[2])
 
 
-def of(service: str) -> health_pb2.HealthCheckRequest:
+def request(service: str) -> health_pb2.HealthCheckRequest:
     return health_pb2.HealthCheckRequest(service=service)
 
 
 @pytest.mark.parametrize("service", ["", "a.Service"])
 async def test_what_is_here_serves_until_it_stops(service: str) -> None:
     async with served() as (servicer, health, _):
-        watch = health.Watch(of(service))
+        watch = health.Watch(request(service))
         assert (await watch.read()).status == SERVING
-        assert (await health.Check(of(service))).status == SERVING
+        assert (await health.Check(request(service))).status == SERVING
         servicer.stop()
         assert (await watch.read()).status == NOT_SERVING
         assert await watch.read() is grpc.aio.EOF
-        assert (await health.Check(of(service))).status == NOT_SERVING
-        assert [answer.status async for answer in health.Watch(of(service))] == [NOT_SERVING]
+        assert (await health.Check(request(service))).status == NOT_SERVING
+        assert [answer.status async for answer in health.Watch(request(service))] == [NOT_SERVING]
 
 
 async def test_a_store_that_refuses_writes_is_told_of_the_journal_alone() -> None:
     """A probe that restarts the process asks for the others: a restart makes no room on a disk."""
     async with served() as (servicer, health, _):
-        watch, process = health.Watch(of(JOURNAL)), health.Watch(of(""))
+        watch, process = health.Watch(request(JOURNAL)), health.Watch(request(""))
         assert (await watch.read()).status == SERVING
         assert (await process.read()).status == SERVING
         servicer.set_journal(serving=False)
         assert (await watch.read()).status == NOT_SERVING
-        assert (await health.Check(of(JOURNAL))).status == NOT_SERVING
-        assert (await health.Check(of(""))).status == SERVING
-        assert (await health.Check(of("a.Service"))).status == SERVING
+        assert (await health.Check(request(JOURNAL))).status == NOT_SERVING
+        assert (await health.Check(request(""))).status == SERVING
+        assert (await health.Check(request("a.Service"))).status == SERVING
         servicer.set_journal(serving=True)
         assert (await watch.read()).status == SERVING
         servicer.stop()
@@ -83,21 +83,21 @@ async def test_a_store_that_refuses_writes_is_told_of_the_journal_alone() -> Non
 async def test_what_is_not_here_is_said_to_be_unknown() -> None:
     async with served() as (servicer, health, _):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await health.Check(of("a.Stranger"))
+            await health.Check(request("a.Stranger"))
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
-        watch = health.Watch(of("a.Stranger"))
+        watch = health.Watch(request("a.Stranger"))
         assert (await watch.read()).status == UNKNOWN
         servicer.stop()
         assert await watch.read() is grpc.aio.EOF
 
 
-def told(caplog: pytest.LogCaptureFixture, *names: str) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = [
+def events_of(caplog: pytest.LogCaptureFixture, *names: str) -> list[dict[str, object]]:
+    lines: list[dict[str, object]] = [
         {**vars(record)["lowwater"], "level": record.levelno}
         for record in caplog.records
         if hasattr(record, "lowwater")
     ]
-    return [each for each in found if each["event"] in names]
+    return [line for line in lines if line["event"] in names]
 
 
 async def test_a_full_disk_is_one_line_and_another_at_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -112,7 +112,7 @@ async def test_a_full_disk_is_one_line_and_another_at_its_end(tmp_path: Path, ca
     for _ in range(20):
         with pytest.raises(errors.JournalFailed):
             await one.claim("a", *many)
-    [refused] = told(caplog, "journal_refused", "journal_back")
+    [refused] = events_of(caplog, "journal_refused", "journal_back")
     assert refused["level"] == logging.ERROR
     assert str(tmp_path / "journal.sqlite") in str(refused["reason"])
     assert "free space on its disk" in str(refused["reason"])
@@ -120,7 +120,7 @@ async def test_a_full_disk_is_one_line_and_another_at_its_end(tmp_path: Path, ca
     await pragma(journal, "max_page_count = 1000000")
     await one.claim("a", *many)
     await one.claim("a")
-    assert told(caplog, "journal_back") == [{"event": "journal_back", "refused": 20, "level": logging.INFO}]
+    assert events_of(caplog, "journal_back") == [{"event": "journal_back", "refused": 20, "level": logging.INFO}]
     assert states == [StoreState.REFUSES, StoreState.TAKES]
     await one.stop()
 
@@ -137,8 +137,8 @@ async def test_what_runs_out_is_one_line_until_it_is_over(
     watch = Watch(replace(resource, share=iter(shares).__next__))
     for _ in shares:
         await watch.look()
-    told = [(getattr(each, ATTRIBUTE)["event"], getattr(each, ATTRIBUTE)["share"]) for each in caplog.records]
-    assert told == [(runs_out, 0.9), (free, 0.79), (runs_out, 0.9)]
+    events = [(getattr(record, ATTRIBUTE)["event"], getattr(record, ATTRIBUTE)["share"]) for record in caplog.records]
+    assert events == [(runs_out, 0.9), (free, 0.79), (runs_out, 0.9)]
 
 
 def test_the_memory_limit_is_the_least_of_the_groups_of_the_process(tmp_path: Path) -> None:

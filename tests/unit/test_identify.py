@@ -70,9 +70,9 @@ async def serving(rules: Rules) -> AsyncIterator[str]:
         await rounds
 
 
-async def identity(address: str, given: str, **settings: Any) -> Identity:
+async def identity(address: str, shown: str, **settings: Any) -> Identity:
     async with Client(replace(Settings(address, token=OWN, timeout=30.0), **settings)) as lw:
-        return await lw.identify(given)
+        return await lw.identify(shown)
 
 
 async def test_whose_a_token_is_and_what_they_may_see() -> None:
@@ -92,28 +92,28 @@ async def test_who_asks_may_ask_of_itself() -> None:
 
 async def test_without_rules_everybody_may_see_everything_and_nobody_has_a_name() -> None:
     async with serving(Rules(None)) as address:
-        for given in ("", digest(VIEWER)):
-            assert await identity(address, given) == Identity(False, "", page=True, metrics=True)
+        for token in ("", digest(VIEWER)):
+            assert await identity(address, token) == Identity(False, "", page=True, metrics=True)
 
 
 @pytest.mark.parametrize(
-    "given", [VIEWER, digest(VIEWER).upper(), digest(VIEWER)[:-1], f"{digest(VIEWER)}\n", b"x" * 64]
+    "token", [VIEWER, digest(VIEWER).upper(), digest(VIEWER)[:-1], f"{digest(VIEWER)}\n", b"x" * 64]
 )
-async def test_what_may_be_the_token_itself_is_repeated_by_nobody(given: Any) -> None:
+async def test_what_may_be_the_token_itself_is_repeated_by_nobody(token: Any) -> None:
     async with serving(Rules(RULES)) as address:
         with pytest.raises(errors.InvalidArgument, match="token_sha256") as refused:
-            await identity(address, given)
-        assert str(given).strip() not in str(refused.value)
+            await identity(address, token)
+        assert str(token).strip() not in str(refused.value)
 
 
-@pytest.mark.parametrize("given", [VIEWER, digest(VIEWER).upper(), digest(VIEWER)[:-1]])
-async def test_nor_by_the_authority(given: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("token", [VIEWER, digest(VIEWER).upper(), digest(VIEWER)[:-1]])
+async def test_nor_by_the_authority(token: str, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(Rules(RULES)) as address, grpc.aio.insecure_channel(address) as channel:
         stub: Any = cluster_pb2_grpc.ClusterServiceStub(channel)
-        asked = cluster_pb2.IdentifyRequest(token_sha256=given)
+        request = cluster_pb2.IdentifyRequest(token_sha256=token)
         with pytest.raises(grpc.RpcError, match="never the token itself") as refused:
-            await stub.Identify(asked, metadata=(("authorization", f"Bearer {OWN}"),))
+            await stub.Identify(request, metadata=(("authorization", f"Bearer {OWN}"),))
     error = error_of_call(refused.value, "")
     assert error.metadata["field"] == "token_sha256"
-    assert given not in str(error)
-    assert given not in caplog.text
+    assert token not in str(error)
+    assert token not in caplog.text

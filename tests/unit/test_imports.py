@@ -89,7 +89,7 @@ ALLOWED: Mapping[str, Mapping[str, set[str]]] = {
         "errors": set(),
     },
 }
-"""By package and part: the other parts of the package that it may import. The pure parts import nothing that waits, stores or sends."""
+"""The other parts of its package that each part may import. The pure parts import nothing that waits, stores or sends."""
 
 
 def parts(package: Path) -> set[str]:

@@ -27,11 +27,11 @@ def view(low: Watermark | int, name: str = "hourly", *inputs: str, **more: Any) 
     return replace(WatermarkView(name, registered=True, incarnation=1, low=low, inputs=inputs), **more)
 
 
-def all_closed(closings: Closings, seen: WatermarkView) -> list[Interval]:
-    found = []
-    while (each := closings.closed(seen)) is not None:
-        found.append(each)
-    return found
+def all_closed(closings: Closings, shown: WatermarkView) -> list[Interval]:
+    intervals = []
+    while (interval := closings.closed(shown)) is not None:
+        intervals.append(interval)
+    return intervals
 
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -47,30 +47,30 @@ def test_days_of_a_local_zone_are_refused(zone: tzinfo) -> None:
 
 
 class Told:
-    """What the authority publishes of a computation, and the history that it keeps of that."""
+    """The published watermarks of a computation, and the authority's history of them."""
 
     def __init__(self, step: timedelta = EVERY, incarnation: int = 1) -> None:
         self._step, self._incarnation = step, incarnation
         self._low = MIN
-        self._kept = AuthorityHistory()
+        self._history = AuthorityHistory()
 
     def come(self, low: Watermark) -> WatermarkView:
         micros, step = low.micros, self._step // timedelta(microseconds=1)
-        self._kept.note(self._incarnation, step, old=self._low, low=micros, now=0)
+        self._history.note(self._incarnation, step, old=self._low, low=micros, now=0)
         self._low = micros
         return view(low, incarnation=self._incarnation)
 
     @property
     def history(self) -> History:
-        kept = [Completion(each.incarnation, Watermark(each.after), Watermark(each.through), 0) for each in self._kept]
-        return History("hourly", self._step, tuple(kept[-1:]), len(kept))
+        rows = [Completion(row.incarnation, Watermark(row.after), Watermark(row.through), 0) for row in self._history]
+        return History("hourly", self._step, tuple(rows[-1:]), len(rows))
 
 
-def ids(closings: Closings, told: Told, seen: WatermarkView) -> list[str]:
-    if closings.asks(seen):
-        assert closings.closed(seen) is None
-        closings.tell(told.history)
-    return [event_of(each, "t")["id"] for each in all_closed(closings, seen)]
+def ids(closings: Closings, truth: Told, shown: WatermarkView) -> list[str]:
+    if closings.asks(shown):
+        assert closings.closed(shown) is None
+        closings.tell(truth.history)
+    return [event_of(interval, "t")["id"] for interval in all_closed(closings, shown)]
 
 
 @given(
@@ -89,31 +89,31 @@ def test_what_is_published_depends_on_no_timing_and_no_restart(
     def closings() -> Closings:
         return Closings("hourly", timedelta(seconds=every), Watermark(start * 10**6), incarnation=1)
 
-    told = Told(timedelta(seconds=step))
-    views = [told.come(low) for low in [*(Watermark(each * 10**6) for each in lows), Watermark.FINISHED]]
+    truth = Told(timedelta(seconds=step))
+    views = [truth.come(low) for low in [*(Watermark(low * 10**6) for low in lows), Watermark.FINISHED]]
     late = closings()
-    all_of_them = ids(late, told, views[-1])
+    all_of_them = ids(late, truth, views[-1])
     assert late.over
     always, seldom = closings(), closings()
-    assert [each for one in views for each in ids(always, told, one)] == all_of_them
-    found = []
+    assert [name for one in views for name in ids(always, truth, one)] == all_of_them
+    names = []
     for number, one in enumerate(views):
         if number in seen or one is views[-1]:
             if number >= killed:
                 seldom, killed = closings(), 99
-            found += ids(seldom, told, one)
-    assert set(found) == set(all_of_them)
-    assert found[-1] == all_of_them[-1]
+            names += ids(seldom, truth, one)
+    assert set(names) == set(all_of_them)
+    assert names[-1] == all_of_them[-1]
 
 
 def test_each_interval_of_a_finished_computation_closes() -> None:
-    told = Told()
-    told.come(mark(12, 30))
-    finished = told.come(Watermark.FINISHED)
+    truth = Told()
+    truth.come(mark(12, 30))
+    finished = truth.come(Watermark.FINISHED)
     closings = Closings("hourly", EVERY, at(10))
     assert closings.closed(finished) is None, "nobody has said yet how far it had come"
-    closings.tell(told.history)
-    assert [(each.start, each.end) for each in all_closed(closings, finished)] == [
+    closings.tell(truth.history)
+    assert [(interval.start, interval.end) for interval in all_closed(closings, finished)] == [
         (mark(10), mark(11)),
         (mark(11), mark(12)),
         (mark(12), mark(13)),
@@ -127,8 +127,8 @@ def test_a_history_of_another_incarnation_or_without_its_end_is_not_taken() -> N
     other, early = Told(incarnation=2), Told()
     other.come(Watermark.FINISHED)
     early.come(mark(12))
-    for told in (other, early, Told()):
-        closings.tell(told.history)
+    for other_truth in (other, early, Told()):
+        closings.tell(other_truth.history)
         assert closings.asks(finished)
         assert closings.closed(finished) is None
 
@@ -166,8 +166,8 @@ def test_intervals_that_make_no_sense_are_refused(every: Any, start: Any, until:
 
 def test_of_what_is_upstream_only_that_is_told_which_is_below() -> None:
     views = {
-        each.computation: each
-        for each in [
+        known_view.computation: known_view
+        for known_view in [
             view(mark(10), "top", "left", "right", "gone"),
             view(mark(14), "left", "behind"),
             view(mark(12), "right", "source", "top"),
@@ -176,8 +176,8 @@ def test_of_what_is_upstream_only_that_is_told_which_is_below() -> None:
             view(mark(1), "other"),
         ]
     }
-    found = [each.computation for each in upstream_below("top", views, mark(14))]
-    assert found == ["top", "right", "gone", "source"], "what only a complete one reads holds nothing; a ring ends"
+    names = [known_view.computation for known_view in upstream_below("top", views, mark(14))]
+    assert names == ["top", "right", "gone", "source"], "what only a complete one reads holds nothing; a ring ends"
 
 
 @pytest.mark.parametrize(
@@ -202,12 +202,12 @@ def test_a_pattern_has_to_tell_intervals_apart(pattern: str, every: timedelta, m
     assert isinstance(target, Marker)
     micros = every // timedelta(microseconds=1)
     starts = [start.micros + k * micros for k in range(10_000 if every >= timedelta(hours=1) else 2_000)]
-    paths = {target.path(Interval("x", 1, Watermark(each), Watermark(each + micros))) for each in starts}
+    paths = {target.path(Interval("x", 1, Watermark(start), Watermark(start + micros))) for start in starts}
     assert len(paths) == len(starts)
 
 
 def test_the_folders_of_a_marker_are_durable_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that it made, and those of one that was killed before it had them made durable."""
+    """A marker makes its own folders durable, and those of a marker that was killed before it had done so."""
     synced: list[Path] = []
     fsync = os.fsync
 
@@ -219,8 +219,8 @@ def test_the_folders_of_a_marker_are_durable_too(tmp_path: Path, monkeypatch: py
     interval = Interval("hourly", 1, mark(10), mark(11))
     day = tmp_path / "out" / "2013-01-09"
     first, marker = (Marker(f"{tmp_path}/out/%Y-%m-%d/%H/_SUCCESS") for _ in range(2))
-    for each in (first, marker):
-        each.take({}, interval)
+    for target in (first, marker):
+        target.take({}, interval)
         assert {tmp_path, tmp_path / "out", day, day / "10"} <= set(synced)
         synced.clear()
     marker.take({}, replace(interval, start=mark(11), end=mark(12)))
@@ -251,9 +251,9 @@ def test_targets_that_are_none(to: str, says: str) -> None:
 )
 def test_a_webhook_that_others_can_read_is_warned_of(to: str, warned: bool, capsys: pytest.CaptureFixture[str]) -> None:
     target_of(to, EVERY, mark(10), "")
-    said = capsys.readouterr().err
-    assert ("http://there is not encrypted" in said) is warned
-    assert "secret" not in said
+    errors_ = capsys.readouterr().err
+    assert ("http://there is not encrypted" in errors_) is warned
+    assert "secret" not in errors_
 
 
 def test_a_token_that_is_none_is_refused_and_not_shown() -> None:

@@ -55,7 +55,7 @@ async def serving(
     return one, grants
 
 
-async def taken(deployment: Deployment, *names: str) -> None:
+async def taken_over(deployment: Deployment, *names: str) -> None:
     """Another process takes computations, and their owner has not heard of it."""
     thief = MemoryJournal(deployment.disk, shared=True)
     await thief.open()
@@ -63,18 +63,18 @@ async def taken(deployment: Deployment, *names: str) -> None:
         await thief.take(name, view=10**18)
 
 
-def said(grants: dict[str, Grant], *names: str, hour: int = 12) -> list[tuple[str, GroupReport]]:
+def reports(grants: dict[str, Grant], *names: str, hour: int = 12) -> list[tuple[str, GroupReport]]:
     return [(name, GroupReport(grants[name].sequencer, np.array([hour * HOUR]))) for name in names]
 
 
 def report(one: One, grants: dict[str, Grant], *names: str, hour: int = 12) -> asyncio.Future[list[Any]]:
     """One report of several computations, from a sender of its own."""
     sender = next(ids).to_bytes(16)
-    return one.shard.owners.report(said(grants, *names, hour=hour), sender=sender, number=(1, next(numbers)))
+    return one.shard.owners.report(reports(grants, *names, hour=hour), sender=sender, number=(1, next(numbers)))
 
 
 async def in_one_round(one: One, *calls: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> list[Any]:
-    """What calls end with that arrive while a round is on its way, so that the next has them all."""
+    """Return the results of calls that arrive while a round is on its way, so that the next has them all."""
     one.faults.held["append"] = asyncio.Event()
     first = asyncio.ensure_future(one.shard.graph.register(Spec(f"fills-a-round-{next(ids)}")))
     await turns()
@@ -110,7 +110,7 @@ async def test_a_computation_that_another_shard_took_leaves_the_round_alone(depl
     names = [f"n{i}" for i in range(40)]
     one, grants = await serving(deployment, *names)
     one.journal.loads.clear()
-    await taken(deployment, "n0", "n7")
+    await taken_over(deployment, "n0", "n7")
     answers = await asyncio.gather(*(report(one, grants, name) for name in names))
     for name, answer in zip(names, answers, strict=True):
         assert refusals(answer) == ([(name, "MOVED")] if name in {"n0", "n7"} else [])
@@ -120,24 +120,24 @@ async def test_a_computation_that_another_shard_took_leaves_the_round_alone(depl
 
 
 async def test_rule4_a_repeat_is_not_answered_by_who_was_replaced(deployment: Deployment) -> None:
-    """It changes nothing, so no append tells this process that another one has the log."""
+    """A repeat changes nothing, so no append tells this process that another one has the log."""
     one, _ = await serving(deployment, "a")
     request = ClaimRequest([b"", b""], request_id=b"r" * 16)
     await one.shard.owners.claim("a", request)
-    await taken(deployment, "a")
+    await taken_over(deployment, "a")
     with pytest.raises(errors.Moved):
         await one.shard.owners.claim("a", request)
 
 
 async def test_a_change_of_the_graph_is_one_with_what_it_changes(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "x", "y")
-    await taken(deployment, "y")
+    await taken_over(deployment, "y")
     with pytest.raises(errors.Moved):
         await one.shard.graph.set_inputs("y", ["x"])
     assert one.shard.topology.get("y").inputs == ()
     assert await report(one, grants, "x") == []
     adopting = ClaimRequest([b"", b""], identity="else", request_id=b"adopt".ljust(16))
-    await taken(deployment, "x")
+    await taken_over(deployment, "x")
     with pytest.raises(errors.Moved):
         await one.shard.owners.claim("x", adopting, adopt=True)
     assert one.shard.topology.get("x").incarnation == 1
@@ -199,7 +199,7 @@ async def test_nobody_waits_for_what_is_written_again(deployment: Deployment) ->
         one.shard.owners.stage_task("x", grants["x"].sequencer, 0, TASK, part)
     barred: set[str] = set()
     answer = await one.shard.owners.report(
-        said(grants, "x", "y", hour=13), sender=b"s" * 16, number=(2, 1), barred=barred
+        reports(grants, "x", "y", hour=13), sender=b"s" * 16, number=(2, 1), barred=barred
     )
     assert refusals(answer) == [("x", "MOVED")]
     assert barred == {"x"}
@@ -234,7 +234,7 @@ async def test_what_the_store_refuses_is_written_again_later(deployment: Deploym
 async def test_what_another_process_has_taken_is_not_written_again(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "x", "y")
     await kept_in_memory(deployment, one, grants, "x")
-    await taken(deployment, "x")
+    await taken_over(deployment, "x")
     before = deployment.disk.logs["x"].copy()
     await written_again(one)
     assert held(one) == {"y"}
@@ -257,7 +257,7 @@ async def test_a_shard_that_ends_writes_what_it_alone_knows(deployment: Deployme
 
 @contextlib.contextmanager
 def failing(method: str, name: str) -> Iterator[None]:
-    """What a request changes of a computation fails when it is done."""
+    """Make one request fail after it has changed a computation."""
     whole: Callable[..., Any] = getattr(Computation, method)
 
     def half(self: Computation, *arguments: Any, **more: Any) -> Any:
@@ -402,13 +402,13 @@ async def test_what_a_heal_has_put_back_before_it_failed_is_not_called_unchanged
     one, grants = await serving(deployment, "x", "y")
     deployment.disk.lose(2)
     one.faults.ends["restore"] = [Outcome.DONE, Outcome.FAILED]
-    asked = ClaimRequest([b"", b""], request_id=b"once".ljust(16))
+    claim = ClaimRequest([b"", b""], request_id=b"once".ljust(16))
     one.faults.held["append"] = asyncio.Event()
-    tasks = [asyncio.ensure_future(one.shard.owners.claim("x", asked)), asyncio.ensure_future(report(one, grants, "y"))]
+    tasks = [asyncio.ensure_future(one.shard.owners.claim("x", claim)), asyncio.ensure_future(report(one, grants, "y"))]
     await turns()
     one.faults.held.pop("append").set()
     claimed, reported = await asyncio.gather(*tasks, return_exceptions=True)
-    assert asked.request_id in one.shard.held.served["x"].computation.granted
+    assert claim.request_id in one.shard.held.served["x"].computation.granted
     assert isinstance(claimed, errors.Unavailable), "it is granted: nobody may be told that nothing was changed"
     assert isinstance(reported, errors.Unavailable)
     assert refusals(await report(one, grants, "x")) == [("x", "STALE_SEQUENCER")]
@@ -431,7 +431,7 @@ async def test_callers_are_told_of_a_round_not_undone(deployment: Deployment, mo
 
 
 def none_yet() -> Holdings:
-    """What a shard holds in the beginning."""
+    """Return a shard's holdings in the beginning."""
     return Holdings(MemoryJournal(MemoryDisk(), shared=True), Observer(), lambda: True, ShardSettings())
 
 
@@ -443,10 +443,10 @@ async def test_rule4_nothing_is_held_by_an_ownership_that_is_over(ownership: Own
     holding = among.of("x")
     with pytest.raises(JournalFailed, match="x was dropped while its log was taken"):
         holding.hold(Taken(ownership, LoadedLog(0, None, [])))
-    taken = await holding.own()
+    recovered = await holding.own()
     holding.disown(ownership)
-    assert holding.hold(taken) is holding.held
-    assert holding.ownership == taken.ownership
+    assert holding.hold(recovered) is holding.held
+    assert holding.ownership == recovered.ownership
     assert holding.ownership.epoch
 
 
@@ -556,7 +556,7 @@ async def test_a_damaged_log_stays_with_the_owner_that_has_it_in_memory(
 
 
 async def test_its_owner_writes_a_damaged_log_whole_when_nobody_takes_it(deployment: Deployment) -> None:
-    """So that it is handed over, and not lost with its owner; all else is as it was."""
+    """The owner heals the log, so that it is handed over, and not lost with its owner; all else is as it was."""
     one, other, name = await moving(deployment)
     neighbour = max(held(one))
     assert await one.report(neighbour, await one.claim(neighbour), 10) == []
@@ -643,9 +643,9 @@ async def test_what_is_recovered_in_two_pieces_is_what_is_recovered_in_one(deplo
         assert await one.report("a", grant, hour) == []
     master = TaskMaster(one.shard, Gate[Any]("task_waits", 2, 0))
     await master.create_group("a", TaskGroup("hourly", every=HOUR, start=12 * HOUR))
-    taken = await master.take("a", "hourly", "w", bytes(16), wait=0, leaving=asyncio.Event())
-    assert taken is not None
-    await master.commit("a", taken.lease, [], b"", [])
+    task = await master.take("a", "hourly", "w", bytes(16), wait=0, leaving=asyncio.Event())
+    assert task is not None
+    await master.commit("a", task.lease, [], b"", [])
     middle = (await one.shard.journal.load("a")).last
     [after] = await one.shard.graph.reset("a")
     grant = await one.claim("a")
@@ -657,17 +657,17 @@ async def test_what_is_recovered_in_two_pieces_is_what_is_recovered_in_one(deplo
         whole = replace(log, records=[record for record in log.records if record[0] <= last])
         expected = (await one.shard.held.recovered_in_pieces(spec, whole)).computation
         for cut in range(len(whole.records) + 1):
-            known = await one.shard.held.recovered_in_pieces(spec, replace(whole, records=whole.records[:cut]))
-            found = resumed(spec, ownership, whole, known)
+            first = await one.shard.held.recovered_in_pieces(spec, replace(whole, records=whole.records[:cut]))
+            rest = resumed(spec, ownership, whole, first)
             if spec is after and cut < middle:
-                assert found is None, "what it was recovered for had ended the incarnation that the log goes on with"
+                assert rest is None, "what it was recovered for had ended the incarnation that the log goes on with"
                 continue
-            assert found is not None
-            assert recovery.snapshot(found) == recovery.snapshot(expected)
-            assert (found.published, found.reference) == (expected.published, expected.reference)
-            assert found.tasks.published == expected.tasks.published
-            assert found.epoch_base == epoch_base(ownership)
-            found.check()
+            assert rest is not None
+            assert recovery.snapshot(rest) == recovery.snapshot(expected)
+            assert (rest.published, rest.reference) == (expected.published, expected.reference)
+            assert rest.tasks.published == expected.tasks.published
+            assert rest.epoch_base == epoch_base(ownership)
+            rest.check()
 
 
 async def test_a_log_of_a_new_incarnation_is_whole(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:

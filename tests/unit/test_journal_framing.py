@@ -71,7 +71,7 @@ def rows(count: int, *, epochs: list[int] | None = None, log: str = "a") -> list
 
 
 @pytest.mark.parametrize(
-    ("found", "position"),
+    ("records_", "position"),
     [
         ([], 1),
         (rows(6), 6),
@@ -81,18 +81,18 @@ def rows(count: int, *, epochs: list[int] | None = None, log: str = "a") -> list
     ],
     ids=["none", "one behind", "old owner", "future owner", "another last"],
 )
-def test_other_records_are_refused_with_their_place(found: list[tuple[int, bytes]], position: int) -> None:
+def test_other_records_are_refused_with_their_place(records_: list[tuple[int, bytes]], position: int) -> None:
     tail = checksum(rows(5)[-1][1])
     with pytest.raises(JournalCorrupt) as refused:
-        decode_records("a", found, after=0, last=5, tail=tail, epoch=3)
+        decode_records("a", records_, after=0, last=5, tail=tail, epoch=3)
     assert (refused.value.log, refused.value.position) == ("a", position)
 
 
 def test_the_graph_has_many_writers() -> None:
-    """Those of a journal of release 0.2.0 had epochs there too."""
-    found = rows(5, epochs=[1, 2, 0, 3, 0], log=GRAPH)
-    tail = checksum(found[-1][1])
-    records, _ = decode_records(GRAPH, found, after=0, last=5, tail=tail, epoch=0)
+    """The graph's records in a journal of release 0.2.0 had epochs there too."""
+    rows_ = rows(5, epochs=[1, 2, 0, 3, 0], log=GRAPH)
+    tail = checksum(rows_[-1][1])
+    records, _ = decode_records(GRAPH, rows_, after=0, last=5, tail=tail, epoch=0)
     assert [position for position, _ in records] == [1, 2, 3, 4, 5]
     with pytest.raises(JournalCorrupt):
         decode_records("a", rows(5, epochs=[1, 2, 0, 3, 0]), after=0, last=5, tail=tail, epoch=3)

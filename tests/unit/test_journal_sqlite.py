@@ -1,4 +1,4 @@
-"""What only the SQLite journal does: its file, its errors, its parts of snapshots."""
+"""The SQLite journal has a file, errors and parts of snapshots of its own."""
 
 # ruff: noqa: ASYNC240  (a test may block its own loop)
 from __future__ import annotations
@@ -57,8 +57,8 @@ def execute(path: Path, sql: str, *parameters: object) -> list[tuple[object, ...
 
 async def pragma(journal: SqliteJournal, text: str) -> list[tuple[object, ...]]:
     connection = journal._database._connection
-    found: list[tuple[object, ...]] = await journal._run(lambda: connection.execute(f"PRAGMA {text}").fetchall())
-    return found
+    rows: list[tuple[object, ...]] = await journal._run(lambda: connection.execute(f"PRAGMA {text}").fetchall())
+    return rows
 
 
 async def test_the_file_says_what_it_is(path: Path) -> None:
@@ -177,15 +177,15 @@ async def test_a_database_that_became_read_only_refuses_surely_and_takes_the_sam
 
 @pytest.mark.parametrize("name", ["SQLITE_IOERR", "SQLITE_CANTOPEN"])
 def test_an_sqlite_error_on_a_full_disk_asks_for_room(path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """It speaks of an I/O error when the index of its write-ahead log has no room."""
+    """SQLite speaks of an I/O error when the index of its write-ahead log has no room."""
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = getattr(sqlite3, name)
     assert "free space" not in str(module.failed(path, error))
-    found = list(os.statvfs(path.parent))
-    found[4] = 0  # blocks for others than root
-    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(found))
+    space = list(os.statvfs(path.parent))
+    space[4] = 0  # blocks for others than root
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(space))
     assert "free space on its disk" in str(module.failed(path, error))
-    found[1], found[4] = 4096, 7  # bytes of a block
+    space[1], space[4] = 4096, 7  # bytes of a block
     assert SqliteJournal(path).free_bytes() == 7 * 4096
 
 
@@ -205,8 +205,8 @@ async def test_rule9_where_one_deployment_is_expected_none_begins(path: Path, ca
         await SqliteJournal(path, **expected).open()  # type: ignore[arg-type]
     assert not path.exists()
     journal = await opened(path)
-    [told] = [vars(record)["lowwater"] for record in caplog.records if hasattr(record, "lowwater")]
-    assert told == {"event": "journal_created", "store": str(path), "server_token": journal.server_token}
+    [event] = [vars(record)["lowwater"] for record in caplog.records if hasattr(record, "lowwater")]
+    assert event == {"event": "journal_created", "store": str(path), "server_token": journal.server_token}
     await journal.close()
     with pytest.raises(JournalReplaced):
         await SqliteJournal(path, **expected).open()  # type: ignore[arg-type]
@@ -225,8 +225,8 @@ async def test_the_files_of_a_journal_are_its_users_alone(path: Path, caplog: py
     finally:
         os.umask(mask)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    found = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
-    assert found == dict.fromkeys((path.name, f"{path.name}-wal", f"{path.name}-shm", f"{path.name}.lock"), 0o600)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    assert modes == dict.fromkeys((path.name, f"{path.name}-wal", f"{path.name}-shm", f"{path.name}.lock"), 0o600)
     await journal.close()
     assert "data_readable" not in str([vars(record) for record in caplog.records])
     path.chmod(0o640)
@@ -454,12 +454,12 @@ def test_a_log_that_never_got_a_frame_is_fine(size: int, tmp_path: Path) -> None
 
 
 async def test_a_write_ahead_log_without_its_database_is_refused(recorded: Recorded, tmp_path: Path) -> None:
-    for left in (None, b""):
+    for content in (None, b""):
         journal = restored(recorded, recorded.log, tmp_path / "orphan")
         database = tmp_path / "orphan" / "journal.db"
         database.unlink()
-        if left is not None:
-            database.write_bytes(left)
+        if content is not None:
+            database.write_bytes(content)
         with pytest.raises(JournalCorrupt, match="has lost its database"):
             await journal.open()
 
@@ -475,11 +475,11 @@ def test_scan_counts_what_sqlite_recovers(page_size: int, tmp_path: Path) -> Non
         connection.execute("CREATE TABLE t (payload BLOB)")
         for _ in range(40):
             connection.execute("INSERT INTO t VALUES (?)", (source.randbytes(source.randrange(20_000)),))
-            found = scan(np.fromfile(path.with_name("any.db-wal"), dtype=np.uint8))
+            result = scan(np.fromfile(path.with_name("any.db-wal"), dtype=np.uint8))
             copy = tmp_path / "copy.db"
             for suffix in ("", "-wal"):
                 shutil.copy(path.with_name(f"any.db{suffix}"), copy.with_name(f"copy.db{suffix}"))
             with closing(sqlite3.connect(copy)) as other:
                 ((_, recovered, _),) = other.execute("PRAGMA wal_checkpoint").fetchall()
-            assert found.damaged is None
-            assert found.frames == recovered
+            assert result.damaged is None
+            assert result.frames == recovered

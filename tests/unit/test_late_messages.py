@@ -45,13 +45,13 @@ async def one(disk: MemoryDisk) -> AsyncIterator[One]:
 async def claim(
     shard: Shard, name: str, *bounds: bytes, identity: str = "", adopt: bool = False, meant: int = 0
 ) -> Grant:
-    asked = ClaimRequest(
+    request = ClaimRequest(
         bounds or (b"", b""),
         identity=identity,
         request_id=next(ids).to_bytes(16),
         bound_micros=np.array([9 * HOUR], dtype=np.int64),
     )
-    return await shard.owners.claim(name, asked, adopt=adopt, incarnation=meant)
+    return await shard.owners.claim(name, request, adopt=adopt, incarnation=meant)
 
 
 def tasks(shard: Shard) -> TaskMaster:
@@ -60,10 +60,10 @@ def tasks(shard: Shard) -> TaskMaster:
 
 async def is_refused(one: One, late: Late, reason: type[errors.LowwaterError]) -> None:
     """A late message changes neither the graph nor any log."""
-    before = one.shard.topology, {name: each.records for name, each in one.tree.disk.logs.items()}
+    before = one.shard.topology, {name: log.records for name, log in one.tree.disk.logs.items()}
     with pytest.raises(reason):
         await late()
-    assert before == (one.shard.topology, {name: each.records for name, each in one.tree.disk.logs.items()})
+    assert before == (one.shard.topology, {name: log.records for name, log in one.tree.disk.logs.items()})
 
 
 async def test_rule8_a_late_retirement_takes_out_nothing_that_was_claimed_since(one: One) -> None:
@@ -122,7 +122,7 @@ async def test_a_late_drain_or_pin_does_not_undo_what_was_decided_since(deployme
     address, name = "other:1", NAMES[0]
     drain, keep = (partial(pb.DrainRequest, address=address, cancel=cancel) for cancel in (False, True))
     pin, unpin = (partial(pb.PinRequest, computation=name, address=to) for to in (address, ""))
-    async with reached(one) as there, grpc.aio.insecure_channel(there) as channel:
+    async with reached(one) as place, grpc.aio.insecure_channel(place) as channel:
         cluster = cluster_pb2_grpc.ClusterServiceStub(channel)
         cases: list[tuple[Any, ...]] = [
             (cluster.Drain, drain, keep),
@@ -136,7 +136,7 @@ async def test_a_late_drain_or_pin_does_not_undo_what_was_decided_since(deployme
             with pytest.raises(grpc.aio.AioRpcError, match="version is"):
                 await call(late(version=version))
             assert one.cluster.view == before
-        async with lowwater.aio.connect(there) as lw:
+        async with lowwater.aio.connect(place) as lw:
             assert await lw.drain(address) > 0
             await lw.pin(name, None)
         assert (one.cluster.view.members[1].draining, one.cluster.view.pins) == (True, {})
@@ -148,18 +148,18 @@ async def test_a_group_names_its_incarnation_and_reads_no_whole_graph(readable: 
     client = OfflineClient()
     requests: list[Any] = []
 
-    async def call(wanted: Any) -> Any:
-        if not isinstance(wanted, Gather):
-            requests.append(wanted.request)
+    async def call(question: Any) -> Any:
+        if not isinstance(question, Gather):
+            requests.append(question.request)
             return None
-        requests.append(wanted.request(wanted.names))
+        requests.append(question.request(question.names))
         if not readable:
             raise errors.PermissionDenied("you may not read a")
         view = types_pb2.Watermark(computation="a", registered=True, incarnation=7)
-        return wanted.take([watermarks_pb2.GetWatermarksResponse(watermarks=[view])])
+        return question.take([watermarks_pb2.GetWatermarksResponse(watermarks=[view])])
 
     runtime = SimpleNamespace(calls=client.calls, call=call)
     group: Any = Tasks(SimpleNamespace(get=lambda: runtime), "a", client.surroundings)  # type: ignore[arg-type]
     await group.create_group("repairs")
-    assert [each.DESCRIPTOR.name for each in requests] == ["GetWatermarksRequest", "CreateGroupRequest"]
+    assert [request.DESCRIPTOR.name for request in requests] == ["GetWatermarksRequest", "CreateGroupRequest"]
     assert (list(requests[0].computations), requests[1].incarnation) == (["a"], meant)

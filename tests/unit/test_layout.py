@@ -42,12 +42,12 @@ def test_any_history_of_changes_leaves_each_slot_in_one_range(history: list[tupl
         try:
             if what == "split":
                 layout = layout.split(start, [other])
-                expected = [other if found == start and slot >= other else found for slot, found in enumerate(before)]
+                expected = [other if owner == start and slot >= other else owner for slot, owner in enumerate(before)]
                 tasks |= {start: 0, other: 0}
             elif what == "merge":
                 layout = layout.merge(start, last)
-                expected = [start if start <= found <= last else found for found in before]
-                tasks = {each: task for each, task in tasks.items() if not start < each <= last} | {start: 0}
+                expected = [start if start <= owner <= last else owner for owner in before]
+                tasks = {at: task for at, task in tasks.items() if not start < at <= last} | {start: 0}
             else:
                 layout = layout.move(start, other)
                 expected = before
@@ -64,7 +64,7 @@ def test_the_bounds_are_those_of_a_claim() -> None:
 
 
 @pytest.mark.parametrize(
-    ("starts", "tasks", "said"),
+    ("starts", "tasks", "text"),
     [
         ((), (), "layout.starts does not begin at 0: let the first range start at 0"),
         ((1,), (), "layout.starts does not begin at 0"),
@@ -77,14 +77,14 @@ def test_the_bounds_are_those_of_a_claim() -> None:
         ((0, 5), (1, -1), "layout.tasks has a task that is not 0 to 65536: count tasks from 1"),
     ],
 )
-def test_what_is_no_layout_is_refused_with_the_field_and_the_fix(starts: Any, tasks: Any, said: str) -> None:
-    """By the client, before anything is sent."""
-    with lowwater.connect("127.0.0.1:1") as nobody, pytest.raises(InvalidArgument, match=f"^{said}") as refused:
+def test_what_is_no_layout_is_refused_with_the_field_and_the_fix(starts: Any, tasks: Any, text: str) -> None:
+    """The client refuses it before anything is sent."""
+    with lowwater.connect("127.0.0.1:1") as nobody, pytest.raises(InvalidArgument, match=f"^{text}") as refused:
         nobody.change_layout("one", 1, Layout(0, starts, tasks))
-    assert refused.value.metadata["field"] == said.partition("=")[0].partition(" ")[0]
+    assert refused.value.metadata["field"] == text.partition("=")[0].partition(" ")[0]
     assert refused.value.metadata["fix"]
     if not isinstance(starts, str):
-        assert re.match(said.removeprefix("layout."), Layout(0, tuple(starts), tuple(tasks)).wrong())
+        assert re.match(text.removeprefix("layout."), Layout(0, tuple(starts), tuple(tasks)).wrong())
 
 
 def test_a_range_that_is_not_there_is_refused_with_the_one_that_is() -> None:
@@ -124,22 +124,22 @@ def test_a_range_is_ruled_by_a_key_with_more_than_half_of_its_rows() -> None:
 def test_what_is_measured_is_what_a_count_says(ranges: int, places: list[int], chance: Random) -> None:
     cut = Cut(ranges, Layout(1, (0, 7, 500))) if ranges == 9 else Cut(ranges)
     places += [chance.choice(places) for _ in range(len(places) // 2)]
-    found = []
+    measures = []
     for handle, span in enumerate(pairwise(cut.places)):
         mine = [place - 2**63 for place in places if span[0] <= place < span[1]]
-        found.append(measured(handle, np.array(mine, np.int64), span, 10 + handle))
-    chance.shuffle(found)
-    loads = loads_of(cut, found, [0] * len(cut))
-    assert [each.micros for each in loads] == [10 + handle for handle in range(len(cut))]
-    for each, span in zip(loads, pairwise(cut.places), strict=True):
+        measures.append(measured(handle, np.array(mine, np.int64), span, 10 + handle))
+    chance.shuffle(measures)
+    loads = loads_of(cut, measures, [0] * len(cut))
+    assert [load.micros for load in loads] == [10 + handle for handle in range(len(cut))]
+    for load, span in zip(loads, pairwise(cut.places), strict=True):
         mine = [place for place in places if span[0] <= place < span[1]]
-        assert each.rows == len(mine)
-        assert each.heaviest == max(map(mine.count, mine), default=0)
+        assert load.rows == len(mine)
+        assert load.heaviest == max(map(mine.count, mine), default=0)
         if mine:
             size = (span[1] - span[0]) // 16
             parts = [sum(min(15, (place - span[0]) // size) == part for place in mine) for part in range(16)]
-            assert each.parts == tuple(parts)
-    assert [each.micros for each in hottest(loads)] == sorted((e.micros for e in loads if e.rows), reverse=True)
+            assert load.parts == tuple(parts)
+    assert [load.micros for load in hottest(loads)] == sorted((e.micros for e in loads if e.rows), reverse=True)
 
 
 def loads(layout: Layout, micros: Sequence[int], heaviest: Sequence[int] = ()) -> list[RangeLoad]:
@@ -171,7 +171,7 @@ def test_each_decision_is_one_that_the_oracle_allows(
     history = [data.draw(costs) for _ in range(3)]
     heavy = data.draw(st.lists(st.integers(1, 160), min_size=len(layout), max_size=len(layout)))
     batches = [loads(layout, micros, heavy) for micros in history]
-    made = balanced(layout, batches, tasks, workers, least, pins=pins)
+    balanced_ = balanced(layout, batches, tasks, workers, least, pins=pins)
     means = [sum(some) / 3 for some in zip(*history, strict=True)]
     fair = [sum(micros) / workers for micros in history]
     before = slowest(layout, means, tasks)
@@ -188,24 +188,24 @@ def test_each_decision_is_one_that_the_oracle_allows(
         for i in range(len(layout) - 1)
         if all(micros[i] + micros[i + 1] <= share / 8 for micros, share in zip(history, fair, strict=True))
     ]
-    if made is None:
+    if balanced_ is None:
         assert not hot or not sum(means)
         assert not cold or len(layout) <= least or not sum(means)
         return
-    assert not made.wrong()
-    assert made.version == layout.version
-    if made.starts == layout.starts:
+    assert not balanced_.wrong()
+    assert balanced_.version == layout.version
+    if balanced_.starts == layout.starts:
         assert may_pack
-        assert slowest(made, means, tasks) <= 0.8 * before
-    elif len(made) > len(layout):
-        [cut] = set(made.starts) - set(layout.starts)
+        assert slowest(balanced_, means, tasks) <= 0.8 * before
+    elif len(balanced_) > len(layout):
+        [cut] = set(balanced_.starts) - set(layout.starts)
         i = max(i for i, start in enumerate(layout.starts) if start < cut)
         assert i in hot
         assert means[i] == max(means[j] for j in hot)
     else:
         assert not hot
-        [gone] = set(layout.starts) - set(made.starts)
-        assert layout.starts.index(gone) - 1 in cold
+        [merged] = set(layout.starts) - set(balanced_.starts)
+        assert layout.starts.index(merged) - 1 in cold
         assert len(layout) > least
 
 
@@ -221,21 +221,21 @@ def test_it_settles() -> None:
         micros = [cost(start, end) for start, end in zip(layout.starts, layout.ends, strict=True)]
         parts = [
             replace(
-                each,
+                load,
                 parts=tuple(
                     cost(
-                        each.start + (each.end - each.start) * i // 16,
-                        each.start + (each.end - each.start) * (i + 1) // 16,
+                        load.start + (load.end - load.start) * i // 16,
+                        load.start + (load.end - load.start) * (i + 1) // 16,
                     )
                     for i in range(16)
                 ),
             )
-            for each in loads(layout, micros)
+            for load in loads(layout, micros)
         ]
-        made = balanced(layout, [parts] * 3, tasks, tasks, 4, pins=True)
-        if made is None:
+        balanced_ = balanced(layout, [parts] * 3, tasks, tasks, 4, pins=True)
+        if balanced_ is None:
             break
-        layout = made
+        layout = balanced_
     else:
         pytest.fail("it never does")
     micros = [cost(start, end) for start, end in zip(layout.starts, layout.ends, strict=True)]

@@ -110,17 +110,17 @@ def test_nobody_is_dead_while_the_store_was_away(now: int, dead: bool) -> None:
 
 def test_a_store_that_lost_views_gets_a_newer_one() -> None:
     lost = view_of(A, B)
-    heard = beats(100, a1=100, b1=100)
-    assert propose(lost, heard, known=2) is None
-    assert propose(lost, heard, known=3) == View(100, (A, B))
-    assert propose(lost, heard, known=500) == View(501, (A, B))
-    assert propose(View(), heard, known=500) == View(501, (A,))
+    heard_beats = beats(100, a1=100, b1=100)
+    assert propose(lost, heard_beats, known=2) is None
+    assert propose(lost, heard_beats, known=3) == View(100, (A, B))
+    assert propose(lost, heard_beats, known=500) == View(501, (A, B))
+    assert propose(View(), heard_beats, known=500) == View(501, (A,))
 
 
 @pytest.mark.parametrize(("now", "dead"), [(103, False), (104, True)])
 def test_one_that_seems_dead_is_left_out_sooner_and_nobody_else(now: int, dead: bool) -> None:
-    heard = beats(now, a1=now, b1=100, c1=100)
-    assert propose(view_of(A, B, C), heard, gone=frozenset({B.id})) == (View(now, (A, C)) if dead else None)
+    heard_beats = beats(now, a1=now, b1=100, c1=100)
+    assert propose(view_of(A, B, C), heard_beats, gone=frozenset({B.id})) == (View(now, (A, C)) if dead else None)
 
 
 PAUSE = 0.02
@@ -128,7 +128,7 @@ ME = Member("me", "127.0.0.1:1")
 
 
 class Process:
-    """What a process of another shard is to a connection: it accepts, and dies."""
+    """A process of another shard, as a connection sees it: it accepts, and dies."""
 
     def __init__(self, port: int = 0) -> None:
         self._port = port
@@ -170,7 +170,7 @@ def accepted(other: Process, count: int) -> bool:
 
 
 class Tries:
-    """How often somebody was connected to, or tried to."""
+    """A count of the connections that were tried."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done = 0
@@ -184,8 +184,8 @@ class Tries:
             self.done += 1
 
     async def more(self, count: int = 3) -> None:
-        wanted = self.done + count
-        await eventually(lambda: self.done >= wanted)
+        goal = self.done + count
+        await eventually(lambda: self.done >= goal)
 
 
 @pytest.fixture
@@ -203,19 +203,19 @@ async def lifelines() -> AsyncIterator[Lifelines]:
 async def test_who_closes_and_refuses_is_gone_and_that_is_told_once() -> None:
     other = await Process().start()
     async with lifelines() as lines:
-        told = asyncio.Queue[Member]()
-        lines.on_gone = told.put_nowait
+        deaths = asyncio.Queue[Member]()
+        lines.on_gone = deaths.put_nowait
         lines.follow([ME, other.member])
         await eventually(lambda: other.accepted)
         assert not lines.gone
         other.die()
-        assert await told.get() == other.member
+        assert await deaths.get() == other.member
         assert lines.gone == {other.member.id}
         again = await other.again()
         await eventually(lambda: not lines.gone)
-        assert told.empty()
+        assert deaths.empty()
         again.die()
-        assert await told.get() == other.member
+        assert await deaths.get() == other.member
 
 
 async def test_one_that_never_accepted_is_not_gone(tries: Tries) -> None:
@@ -239,7 +239,7 @@ async def test_one_that_only_hangs_up_is_not_gone() -> None:
 
 
 async def test_a_process_at_the_same_address_is_another_member(tries: Tries) -> None:
-    """What was said of the one before is not said of it, also where it has not accepted anybody yet."""
+    """An answer about the process before does not hold for it, also where it has not accepted anybody yet."""
     other = await Process().start()
     async with lifelines() as lines:
         lines.follow([other.member])

@@ -1,4 +1,4 @@
-"""What a scrape says is what is so: every figure against a truth that is known otherwise."""
+"""A scrape's figures agree with a truth that is known otherwise."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from tests.unit.test_shard import Gate
 
 @pytest.fixture
 async def one() -> AsyncIterator[Metered]:
-    async with metered() as each:
-        yield each
+    async with metered() as metrics:
+        yield metrics
 
 
 async def grown(one: Metered) -> dict[str, Grant]:
@@ -84,7 +84,7 @@ async def test_when_it_moved_last_what_runs_longest_and_who_owns_it(one: Metered
 async def test_the_series_of_a_computation_that_went_away_disappear(one: Metered) -> None:
     await grown(one)
     await one.survey.survey()
-    of_it = [each.name for each in FIGURES if "computation" in each.labels and one.of(each.name).keys() & {"time"}]
+    of_it = [item.name for item in FIGURES if "computation" in item.labels and one.of(item.name).keys() & {"time"}]
     assert len(of_it) >= 8
     one.shard.served.lose({"time": (one.shard.served.epoch("time"), one.shard.served.epoch("time") + 1)})
     text = one.metrics.render()[0].decode()
@@ -108,7 +108,7 @@ async def behind(one: Metered) -> None:
 
 
 async def test_lags_are_of_what_is_published_here_and_of_what_other_shards_answer(one: Metered) -> None:
-    """Nobody is asked for the root, which is served here."""
+    """The root is served here, so no shard is asked for it."""
     await behind(one)
     assert set(one.elsewhere.asked) == {("enriched",)}
     assert one.of("lowwater_local_lag_seconds") == {"hourly": 3 * 3600}
@@ -147,11 +147,11 @@ async def test_a_holder_is_named_after_a_while(one: Metered, still_for: int, inp
         await one.upstream.ask()
     grant = await one.claim("stage", b"", b"m", b"", worker="w", host="h")
     await one.report(grant, 15, 14, name="stage", incarnations=(1,))
-    found = [labels for labels, value in one.samples("lowwater_holder_info") if value == 1]
+    holders = [labels for labels, value in one.samples("lowwater_holder_info") if value == 1]
     stage = {"computation": "stage", "worker": "w", "host": "h", "range": "[m, ..)"}
-    assert [each for each in found if each["computation"] == "stage"] == [stage] * named
+    assert [holder for holder in holders if holder["computation"] == "stage"] == [stage] * named
     root = {"computation": "root", "worker": "", "host": "", "range": "all keys"}
-    assert [each for each in found if each["computation"] == "root"] == [root], (
+    assert [holder for holder in holders if holder["computation"] == "root"] == [root], (
         "it has never moved, and nothing is before it"
     )
 
@@ -160,17 +160,17 @@ def recounted(computation: Computation) -> tuple[Counter[str], int, int]:
     """States, holders and their oldest report, one range at a time."""
     ranges, _ = computation.map.all_ranges(10**6)
     of_claim: dict[object, set[bool]] = {}
-    for each in ranges:
-        of_claim.setdefault(each.owner.sequencer or each.start, set()).add(each.value == MAX)
+    for entry in ranges:
+        of_claim.setdefault(entry.owner.sequencer or entry.start, set()).add(entry.value == MAX)
     states = Counter[str]()
-    for each in ranges:
-        whole = of_claim[each.owner.sequencer or each.start] == {True}
-        if whole and each.owner.state is not GroupState.RETIRED:
+    for entry in ranges:
+        whole = of_claim[entry.owner.sequencer or entry.start] == {True}
+        if whole and entry.owner.state is not GroupState.RETIRED:
             states["finished"] += 1
         else:
-            states["never_claimed" if each.owner.state is GroupState.NEVER else each.owner.state.name.lower()] += 1
+            states["never_claimed" if entry.owner.state is GroupState.NEVER else entry.owner.state.name.lower()] += 1
     low = computation.published.low
-    holding = [each for each in ranges if each.value <= low < MAX]
+    holding = [entry for entry in ranges if entry.value <= low < MAX]
     return states, len(holding), min((e.owner.last_report for e in holding if e.owner.last_report), default=0)
 
 
@@ -178,7 +178,7 @@ def recounted(computation: Computation) -> tuple[Counter[str], int, int]:
 def test_ranges_are_counted_as_one_by_one_whatever_was_done(seed: int) -> None:
     dice = random.Random(seed)
     computation = Computation(Spec("a"))
-    seen = Counter[str]()
+    states = Counter[str]()
     for step in range(1, 120):
         now = 1000 * HOUR + step * SECOND
         owned = [s for s, group in computation.map.groups.items() if group.state is GroupState.OWNED]
@@ -191,8 +191,8 @@ def test_ranges_are_counted_as_one_by_one_whatever_was_done(seed: int) -> None:
             group = computation.map.groups[dice.choice(owned)]
             choice = [MAX] if dice.random() < 0.2 else [h * HOUR for h in range(step, step + 4)] + [MAX]
             values = np.array([dice.choice(choice) for _ in range(group.count)], dtype=np.int64)
-            said = GroupReport(group.sequencer, values, finish=True)
-            computation.report(said, sender=b"s" * 16, number=(1, step), required=NO_FOLD, now=now)
+            report = GroupReport(group.sequencer, values, finish=True)
+            computation.report(report, sender=b"s" * 16, number=(1, step), required=NO_FOLD, now=now)
         elif act == "release" and owned:
             computation.release(dice.choice(owned))
         elif act == "retire":
@@ -204,8 +204,8 @@ def test_ranges_are_counted_as_one_by_one_whatever_was_done(seed: int) -> None:
         truth = recounted(computation)
         assert (Counter({s: n for s, n in counts.states.items() if n}), counts.holding, counts.last_report) == truth
         assert sum(counts.states.values()) == len(computation.map)
-        seen.update(state for state, number in counts.states.items() if number)
-    assert len(seen) >= 4, "the run met most states"
+        states.update(state for state, number in counts.states.items() if number)
+    assert len(states) >= 4, "the run met most states"
 
 
 async def test_rule2_a_survey_waits_for_what_is_staged_to_be_durable() -> None:
@@ -298,7 +298,7 @@ async def test_the_loop_lag_has_the_stall_and_all_who_would_have_waited_in_it() 
     late = sorted(observed, reverse=True)
     assert late[0] >= 0.2, "due after 0.1 s, and woken after 0.35 s"
     assert late[1] >= 0.1
-    assert all(each >= 0 for each in observed)
+    assert all(lag >= 0 for lag in observed)
 
 
 async def test_a_scrape_has_what_is_declared_and_nothing_else(one: Metered) -> None:
@@ -353,18 +353,18 @@ SECRET = "pa:ss/wo@rd"
 
 
 class Terminal(io.StringIO):
-    """What says that it is a terminal."""
+    """A stream that says that it is a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 def logged(chosen: str | None, stream: io.StringIO | None = None) -> str:
-    """What three lines look like: one of ours, one of a library, one with a traceback."""
+    """Return the log of three lines: one of ours, one of a library, one with a traceback."""
     out = stream or io.StringIO()
     set_up(chosen, stream=out)
-    told = event("reset", computation="hourly", host="", ranges=2, inputs=["a"])
-    logging.getLogger("lowwater_authority.engine.shard").warning("%s was %s", "hourly", "reset", extra=told)
+    extra = event("reset", computation="hourly", host="", ranges=2, inputs=["a"])
+    logging.getLogger("lowwater_authority.engine.shard").warning("%s was %s", "hourly", "reset", extra=extra)
     logging.getLogger("redis").warning("cannot reach %s", f"redis://lowwater:{SECRET}@redis:6379/0")
     logging.getLogger("redis").info("of no interest")
     try:
@@ -466,8 +466,8 @@ log = logging.getLogger("a.library")
 
 def log_counts(metrics: Metrics) -> dict[tuple[str, str], float]:
     text = metrics.render()[0].decode()
-    found = re.findall(r'^lowwater_log_events_total\{event="(.*)",level="(.*)"\} (.*)$', text, re.MULTILINE)
-    return {(name, level): float(value) for name, level, value in found}
+    counts = re.findall(r'^lowwater_log_events_total\{event="(.*)",level="(.*)"\} (.*)$', text, re.MULTILINE)
+    return {(name, level): float(value) for name, level, value in counts}
 
 
 def test_lines_are_counted_by_event_and_level_while_the_process_serves() -> None:
@@ -478,10 +478,10 @@ def test_lines_are_counted_by_event_and_level_while_the_process_serves() -> None
         log.warning("a line without an event")
         log.info("news are not log_counts", extra=event("claimed"))
     log.error("behind the end", extra=event("store_lost_records"))
-    found = log_counts(metrics)
-    assert found.pop(("store_lost_records", "error")) == 2
-    assert found.pop((OTHER, "warning")) == 1
-    assert found == {pair: 0 for pair in ALERTED if pair != ("store_lost_records", "error")}, "so that 1 is an increase"
+    lines = log_counts(metrics)
+    assert lines.pop(("store_lost_records", "error")) == 2
+    assert lines.pop((OTHER, "warning")) == 1
+    assert lines == {pair: 0 for pair in ALERTED if pair != ("store_lost_records", "error")}, "so that 1 is an increase"
 
 
 def test_made_up_events_are_a_bounded_number_of_series() -> None:
@@ -489,9 +489,9 @@ def test_made_up_events_are_a_bounded_number_of_series() -> None:
     with metrics.counting_log():
         for number in range(3 * MOST_SERIES):
             log.warning("anything", extra=event(f"made_up_{number}"))
-    found = log_counts(metrics)
-    assert len(found) <= MOST_SERIES + 2
-    assert sum(found.values()) == 3 * MOST_SERIES
+    lines = log_counts(metrics)
+    assert len(lines) <= MOST_SERIES + 2
+    assert sum(lines.values()) == 3 * MOST_SERIES
 
 
 def test_what_alerts_are_about_is_documented() -> None:

@@ -33,7 +33,7 @@ WHOLE = {
     "lowwater, two ranges": ("lowwater", ("RANGES=2", "LIVES=1", "CLAIMS=3", "VIEWS=1", "EPOCHS=1")),
     "regions": ("regions", ()),
 }
-"""What is searched whole: the model and its bounds, where they are others than in the file."""
+"""The searches of whole models: the model and its bounds, where they differ from those in the file."""
 
 WIDE = {
     "two ranges over two shards": ("RANGES=2", "LIVES=1"),
@@ -63,21 +63,21 @@ def bounds(model: str, name: str) -> tuple[str, ...]:
 
 
 class Search(NamedTuple):
-    said: str
+    output: str
 
     @property
     def violated(self) -> str:
-        found = VIOLATED.search(self.said)
-        return found[1] if found else ""
+        match = VIOLATED.search(self.output)
+        return match[1] if match else ""
 
     @property
     def states(self) -> int:
-        return int(STORED.findall(self.said)[0])
+        return int(STORED.findall(self.output)[0])
 
     def is_whole(self) -> bool:
-        """Whether all states were looked at, and nothing is wrong with any of them: no assertion, and nobody stands in the middle of a step."""
+        """Return True if all states were looked at, and none is wrong: no assertion failed, and no process ended in the middle of a step."""
         cut = ("max search depth too small", "Search not completed", "out of memory", "hash table full", "aborted")
-        return "errors: 0" in self.said and not any(each in self.said for each in cut)
+        return "errors: 0" in self.output and not any(word in self.output for word in cut)
 
 
 def search(model: str, folder: Path, *switches: str, quickly: bool = True) -> Search:
@@ -102,31 +102,31 @@ def search(model: str, folder: Path, *switches: str, quickly: bool = True) -> Se
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * ("two" in name)) for name in WHOLE])
 def test_every_state_keeps_what_is_promised(name: str, tmp_path: Path) -> None:
     model, switches = WHOLE[name]
-    found = search(model, tmp_path, *switches, quickly=False)
-    assert found.is_whole(), found.said
-    assert f"{found.states:,} states" in PAGE.read_text(encoding="utf-8"), f"say so in {PAGE.name}"
+    result = search(model, tmp_path, *switches, quickly=False)
+    assert result.is_whole(), result.output
+    assert f"{result.states:,} states" in PAGE.read_text(encoding="utf-8"), f"say so in {PAGE.name}"
 
 
 @pytest.mark.process
 @pytest.mark.long
 @pytest.mark.parametrize("name", WIDE)
 def test_every_state_within_wider_bounds_does(name: str, tmp_path: Path) -> None:
-    found = search("lowwater", tmp_path, *WIDE[name], quickly=False)
-    assert found.is_whole(), found.said
+    result = search("lowwater", tmp_path, *WIDE[name], quickly=False)
+    assert result.is_whole(), result.output
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(("model", "bug"), [(model, bug) for model in MODELS for bug in bugs(model)])
 def test_a_planted_bug_is_found(model: str, bug: str, tmp_path: Path) -> None:
-    found = search(model, tmp_path, bug, *bounds(model, bug))
-    assert found.violated, found.said
+    result = search(model, tmp_path, bug, *bounds(model, bug))
+    assert result.violated, result.output
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(("model", "bug"), [(model, bug) for model in MODELS for bug in HARMFUL[model]])
 def test_a_planted_bug_does_harm(model: str, bug: str, tmp_path: Path) -> None:
-    found = search(model, tmp_path, bug, "BY_HARM", *bounds(model, bug))
-    assert found.violated, found.said
+    result = search(model, tmp_path, bug, "BY_HARM", *bounds(model, bug))
+    assert result.violated, result.output
 
 
 @pytest.mark.process
@@ -138,5 +138,5 @@ def test_a_region_that_is_not_asked_does_no_harm_where_numbers_are_compared(tmp_
 @pytest.mark.parametrize(("model", "goal"), [(model, goal) for model in MODELS for goal in goals(model)])
 def test_the_search_comes_to_what_is_worth_a_look(model: str, goal: str, tmp_path: Path) -> None:
     number = dict(NUMBER.findall(MODELS[model].read_text(encoding="utf-8")))[goal]
-    found = search(model, tmp_path, f"GOAL={goal}", *bounds(model, goal))
-    assert found.violated == f"({number}!={number})", found.said
+    result = search(model, tmp_path, f"GOAL={goal}", *bounds(model, goal))
+    assert result.violated == f"({number}!={number})", result.output

@@ -1,4 +1,4 @@
-"""What the built distributions hold, and what they ask for."""
+"""The built distributions hold and need what they should."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEMBERS = {
 INTEGRATIONS = ("airflow", "dagster", "openlineage")
 
 DATA = {"client": {".bash", ".zsh", ".fish"}, "page": {".html", ".js", ".css", ".svg", ".md", ".LICENSE"}}
-"""What else lies in a package: the completion scripts of the command, and the status page with the libraries it uses."""
+"""The other files in a package: the completion scripts of the command, and the status page with the libraries it uses."""
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_the_lock_names_only_the_public_index() -> None:
 def test_the_lock_covers_every_member_at_its_version() -> None:
     lock = tomllib.loads((ROOT / "uv.lock").read_text())
     assert {package.replace("_", "-") for package in MEMBERS.values()} <= set(lock["manifest"]["members"])
-    locked = {each["name"]: each["version"] for each in lock["package"]}
+    locked = {package["name"]: package["version"] for package in lock["package"]}
     for member, package in MEMBERS.items():
         project = tomllib.loads((ROOT / member / "pyproject.toml").read_text())["project"]
         assert locked[package.replace("_", "-")] == project["version"]
@@ -134,7 +134,7 @@ def test_the_version_is_newer_than_every_release() -> None:
     """A release keeps its contract and its wheels; the next one must not be taken for it."""
     version = tomllib.loads((ROOT / "client/pyproject.toml").read_text())["project"]["version"]
     released = [path.stem for path in (ROOT / "proto/released").glob("*.binpb")]
-    newest = max(tuple(map(int, each.split("."))) for each in released)
+    newest = max(tuple(map(int, version.split("."))) for version in released)
     assert tuple(map(int, version.split("."))) > newest
 
 

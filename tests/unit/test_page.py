@@ -1,4 +1,4 @@
-"""What the page remembers of computations, what its viewers ask, and what it recalls from the authority."""
+"""The page remembers computations, answers its viewers' questions, and recalls values from the authority."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ def test_what_a_clock_that_went_back_had_said_of_the_future_is_forgotten(span: s
     after = run(samples, 60, 30, start=START + 600 * SECOND)
     for _ in range(2):  # also when the clock has come there
         assert {lag for lag in samples.heat(SPANS[span], 10, {}).lags["c0"] if lag is not None} <= {10, 20, 30}
-        found = samples.of("c0", SPANS[span])
-        assert [time for time, _, _ in found] == sorted(time for time, _, _ in found)
-        assert {time - (low or 0) for time, low, _ in found} <= {10 * SECOND, 20 * SECOND, 30 * SECOND}
-        assert found
+        kept_samples = samples.of("c0", SPANS[span])
+        assert [time for time, _, _ in kept_samples] == sorted(time for time, _, _ in kept_samples)
+        assert {time - (low or 0) for time, low, _ in kept_samples} <= {10 * SECOND, 20 * SECOND, 30 * SECOND}
+        assert kept_samples
         run(samples, 60, 20, start=START + 4 * 3600 * SECOND)
     assert after < START + 3600 * SECOND
 
@@ -117,27 +117,27 @@ def test_memory_is_as_stated() -> None:
     tracemalloc.start()
     samples = Samples()
     run(samples, 10, *([1] * 200))
-    taken, _ = tracemalloc.get_traced_memory()
+    used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert 200 * PER_COMPUTATION <= taken < 1.1 * 200 * PER_COMPUTATION
+    assert 200 * PER_COMPUTATION <= used < 1.1 * 200 * PER_COMPUTATION
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_samples_are_those_of_the_definition(seed: int) -> None:
     """Against every sample that was ever taken, with gaps of any length."""
     chance = random.Random(seed)
-    samples, taken, now = Samples(), list[tuple[int, int]](), START
+    samples, lags, now = Samples(), list[tuple[int, int]](), START
     for _ in range(400):
         now += chance.choice([5, 5, 5, 60, 300, 4000]) * SECOND
         lag = chance.randrange(10_000)
         samples.add(now, ["a"], [(now - lag * SECOND, now - lag * SECOND)])
-        taken.append((now, lag))
+        lags.append((now, lag))
     for span in SPANS.values():
         heat = samples.heat(span, 1, {})
-        for number, found in enumerate(heat.lags["a"]):
+        for number, worst in enumerate(heat.lags["a"]):
             begin = heat.from_micros + number * span.column * SECOND
-            inside = [each for at, each in taken if begin <= at < begin + span.column * SECOND]
-            assert found == max(inside, default=None)
+            inside = [lag_ for at, lag_ in lags if begin <= at < begin + span.column * SECOND]
+            assert worst == max(inside, default=None)
 
 
 class Asked:
@@ -165,49 +165,49 @@ class Asked:
 async def asking() -> AsyncIterator[Questions]:
     # Nothing here goes over the network.
     with lowwater.connect("localhost:1") as client:
-        made = Questions(lambda: client)
-        yield made
-        made.close()
+        questions = Questions(lambda: client)
+        yield questions
+        questions.close()
 
 
 async def test_who_asks_the_same_gets_the_same_answer(asking: Questions) -> None:
-    asked = Asked()
-    waiting = [asyncio.create_task(asking.ask(("why", "a"), asked)) for _ in range(50)]
-    await eventually_async(lambda: asked.times == 1)
-    asked.free.set()
+    question = Asked()
+    waiting = [asyncio.create_task(asking.ask(("why", "a"), question)) for _ in range(50)]
+    await eventually_async(lambda: question.times == 1)
+    question.free.set()
     assert await asyncio.gather(*waiting) == [b'{"times":1}'] * 50
-    assert await asking.ask(("why", "a"), asked) == b'{"times":1}'
-    assert asked.times == 1
+    assert await asking.ask(("why", "a"), question) == b'{"times":1}'
+    assert question.times == 1
 
 
 async def test_few_are_asked_at_once_and_more_than_can_wait_are_refused(asking: Questions) -> None:
-    asked = Asked()
-    waiting = [asyncio.create_task(asking.ask(("why", f"{i}"), asked)) for i in range(MOST_ASKED)]
-    await eventually_async(lambda: asked.times == THREADS)
+    question = Asked()
+    waiting = [asyncio.create_task(asking.ask(("why", f"{i}"), question)) for i in range(MOST_ASKED)]
+    await eventually_async(lambda: question.times == THREADS)
     with pytest.raises(errors.Overloaded, match=str(MOST_ASKED)):
-        await asking.ask(("why", "another"), asked)
-    same = asyncio.create_task(asking.ask(("why", "0"), asked))  # is asked already
-    asked.free.set()
+        await asking.ask(("why", "another"), question)
+    same = asyncio.create_task(asking.ask(("why", "0"), question))  # is asked already
+    question.free.set()
     assert len(await asyncio.gather(*waiting, same)) == MOST_ASKED + 1
-    assert asked.most == THREADS
-    await asking.ask(("why", "another"), asked)
+    assert question.most == THREADS
+    await asking.ask(("why", "another"), question)
 
 
 async def test_only_so_many_answers_are_kept() -> None:
     asking = Questions(lambda: cast("lowwater.Client", None), good_seconds=60.0)
-    asked = Asked()
-    asked.free.set()
+    question = Asked()
+    question.free.set()
     for i in range(MOST_KEPT + 10):
-        await asking.ask(("why", f"{i}"), asked)
-    before = asked.times
-    await asking.ask(("why", f"{MOST_KEPT + 9}"), asked)
-    assert asked.times == before
-    await asking.ask(("why", "0"), asked)
-    assert asked.times == before + 1
+        await asking.ask(("why", f"{i}"), question)
+    before = question.times
+    await asking.ask(("why", f"{MOST_KEPT + 9}"), question)
+    assert question.times == before
+    await asking.ask(("why", "0"), question)
+    assert question.times == before + 1
 
 
 class Away:
-    """What a client answers while the shard of some computations is away."""
+    """A client's answers while the shard of some computations is away."""
 
     def __init__(self, *away: str) -> None:
         self.away = set(away)

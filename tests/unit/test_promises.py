@@ -1,4 +1,4 @@
-"""What the file of promises says, every mistake in one with the place and the fix, and who is told of it when."""
+"""The file of promises: its entries, every mistake in one with the place and the fix, and who learns of them when."""
 
 from __future__ import annotations
 
@@ -53,23 +53,23 @@ def entry(**fields: str) -> str:
 
 
 def test_the_first_entry_that_fits_counts() -> None:
-    known = promises()
-    billing = known.of("prod/billing-eu")
+    read = promises()
+    billing = read.of("prod/billing-eu")
     assert (billing.late_micros, billing.owner, billing.team) == (900_000_000, "Ana Č. <ana@example.org>", "billing")
     assert billing.runbook == "https://wiki.example.org/prod%2Fbilling-eu#late"
     assert billing.logs == "http://[::1]:5601/?q=prod%2Fbilling-eu&worker={worker}&host={host}"
-    assert known.of("hourly") == types_pb2.Promise(team="reports"), "not what the last entry says of it"
-    assert known.of("exempt") == NOTHING
-    assert known.of("daily").late_micros == 2 * HOUR
+    assert read.of("hourly") == types_pb2.Promise(team="reports"), "not what the last entry says of it"
+    assert read.of("exempt") == NOTHING
+    assert read.of("daily").late_micros == 2 * HOUR
     for nobody in ("x/billing-eu", "prod/billing", "Hourly", "zebra", ""):
-        assert known.of(nobody) is NOTHING, nobody
+        assert read.of(nobody) is NOTHING, nobody
 
 
 def test_what_is_remembered_of_names_is_bounded() -> None:
-    known = promises(entry(team="'all'"))
+    read = promises(entry(team="'all'"))
     for number in range(MOST_CACHED + 10):
-        assert known.of(f"c{number}").team == "all"
-    assert len(known._cache) <= MOST_CACHED
+        assert read.of(f"c{number}").team == "all"
+    assert len(read._cache) <= MOST_CACHED
 
 
 BAD = {
@@ -102,12 +102,12 @@ def test_a_mistake_is_refused_with_its_place_and_the_fix(name: str) -> None:
     text, problem, fix = BAD[name]
     with pytest.raises(BadFile) as refused:
         promises(text)
-    said = str(refused.value)
-    assert said.startswith("promises.toml")
-    assert problem in said
-    assert fix in said.partition(problem)[2]
-    assert "hush" not in said
-    assert len(said) < 600, "it goes into a line of the log"
+    message = str(refused.value)
+    assert message.startswith("promises.toml")
+    assert problem in message
+    assert fix in message.partition(problem)[2]
+    assert "hush" not in message
+    assert len(message) < 600, "it goes into a line of the log"
 
 
 async def test_what_cannot_be_followed_is_told_and_tried_again(
@@ -133,7 +133,7 @@ async def test_what_cannot_be_followed_is_told_and_tried_again(
     async with asyncio.timeout(60):
         await applied.wait()
     following.cancel()
-    assert next(getattr(each, ATTRIBUTE)["event"] for each in caplog.records) == "promises_failed"
+    assert next(getattr(record, ATTRIBUTE)["event"] for record in caplog.records) == "promises_failed"
 
 
 def test_a_file_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ class Served:
 
     async def got(self, *names: str) -> dict[str, types_pb2.Watermark]:
         answer = await self.watermarks.GetWatermarks(watermarks_pb2.GetWatermarksRequest(computations=names))
-        return {each.computation: each for each in answer.watermarks}
+        return {watermark.computation: watermark for watermark in answer.watermarks}
 
 
 class Heard:
@@ -176,16 +176,16 @@ class Heard:
     async def next(self) -> dict[str, types_pb2.Watermark]:
         """The watermarks of the next message that has some."""
         while True:
-            found = {each.computation: each for each in (await self.stream.read()).watermarks}
-            if found:
-                return found
+            views = {watermark.computation: watermark for watermark in (await self.stream.read()).watermarks}
+            if views:
+                return views
 
     async def reached(self, name: str, hour: int) -> list[types_pb2.Watermark]:
         """All that is told of a computation until it is at an hour."""
-        found: list[types_pb2.Watermark] = []
-        while not found or found[-1].low_micros != hour * HOUR:
-            found += [each for each in (await self.next()).values() if each.computation == name]
-        return found
+        marks: list[types_pb2.Watermark] = []
+        while not marks or marks[-1].low_micros != hour * HOUR:
+            marks += [view for view in (await self.next()).values() if view.computation == name]
+        return marks
 
 
 @asynccontextmanager
@@ -203,26 +203,26 @@ async def serving(text: str | None = GOOD) -> AsyncIterator[Served]:
 async def test_answers_have_it_and_a_stream_only_what_is_new() -> None:
     async with serving() as served:
         await served.register("hourly", "zebra")
-        found = await served.got()
-        assert found["hourly"].promise == types_pb2.Promise(team="reports")
-        assert not found["zebra"].HasField("promise")
+        views = await served.got()
+        assert views["hourly"].promise == types_pb2.Promise(team="reports")
+        assert not views["zebra"].HasField("promise")
         check = watermarks_pb2.CheckCompleteRequest(computation="hourly", until_micros=HOUR)
         assert (await served.watermarks.CheckComplete(check)).watermark.promise.team == "reports"
 
         named, everything = Heard(served, "hourly", "zebra"), Heard(served)
-        for each in (named, everything):
-            first = await each.next()
+        for follower in (named, everything):
+            first = await follower.next()
             assert first["hourly"].promise.team == "reports"
             assert not first["zebra"].HasField("promise")
         await served.reach("hourly", 5)
-        for each in (named, everything):
-            moved = await each.reached("hourly", 5)
+        for follower in (named, everything):
+            moved = await follower.reached("hourly", 5)
             assert not any(one.HasField("promise") for one in moved), "it was told, and is as it was"
 
         # Another file: who follows is told at once, of what has changed only, and no watermark is another one.
         served.authority.promise(promises(entry(computations="'zebra'", owner="'zoe'")))
-        for each in (named, everything):
-            changed = await each.next()
+        for follower in (named, everything):
+            changed = await follower.next()
             assert (changed["hourly"].HasField("promise"), changed["hourly"].promise) == (True, NOTHING)
             assert changed["zebra"].promise.owner == "zoe"
             assert changed["hourly"].low_micros == 5 * HOUR

@@ -55,7 +55,7 @@ class World:
         self.now = 0
         self.log: list[bytes] = []
         self.turns = 0
-        self.made = 0
+        self.starts = 0
         self.callers: dict[str, Caller] = {}
         self.core = self._fresh()
         self.do(self.core.begin("store"))
@@ -81,11 +81,11 @@ class World:
 
     def start(self, region: str) -> None:
         """An agent starts, over the state file of the last one."""
-        self.made += 1
+        self.starts += 1
         before = self.callers.get(region)
         run = 1 if before is None else before.agent.run + 1
         self.callers[region] = Caller(
-            region, Agent(f"agent-{region}", run, f"nonce-{self.made}"), 0, self.core.store.token
+            region, Agent(f"agent-{region}", run, f"nonce-{self.starts}"), 0, self.core.store.token
         )
 
     def caller(self, region: str) -> Caller:
@@ -93,8 +93,8 @@ class World:
         return self.callers[region]._replace(turn=self.turns, seen=len(self.log))
 
     def confirm(self, region: str, **numbers: int) -> None:
-        told = {name_of(each, ["clicks"]): number for each, number in numbers.items()}
-        self.do(self.core.confirm(self.caller(region), told, self.now, len(self.log)))
+        numbers_told = {name_of(name, ["clicks"]): number for name, number in numbers.items()}
+        self.do(self.core.confirm(self.caller(region), numbers_told, self.now, len(self.log)))
 
     def register(
         self,
@@ -104,22 +104,22 @@ class World:
         home: str = "A",
         regions: str = "AB",
     ) -> None:
-        wanted = Reference(computation, ("clicks",), tuple(regions), policy, home, sinks=sinks)
-        self.do(self.core.register(self.caller("A"), wanted, self.now, len(self.log)))
+        reference = Reference(computation, ("clicks",), tuple(regions), policy, home, sinks=sinks)
+        self.do(self.core.register(self.caller("A"), reference, self.now, len(self.log)))
 
     def report(self, region: str, number: int, low: int, batch: int = -1, *, name: str = HOURLY, **more: Any) -> Change:
-        told = Progress(name, number, more.pop("life", 1), low, batch, **more)
-        return self.do(self.core.progress(self.caller(region), [told], {}, self.now, len(self.log)))
+        progress = Progress(name, number, more.pop("life", 1), low, batch, **more)
+        return self.do(self.core.progress(self.caller(region), [progress], {}, self.now, len(self.log)))
 
     def mirror(self, region: str, frontier: int, positions: tuple[Position, ...] = (), *, name: str = HOURLY) -> Change:
         replica = Replica(region, frontier, MAX, positions, self.core.get(name).number)
         return self.do(self.core.progress(self.caller(region), [], {name: replica}, self.now, len(self.log)))
 
-    def pass_time(self, micros: int, *heard: str) -> None:
+    def pass_time(self, micros: int, *reporting: str) -> None:
         until = self.now + micros
         while self.now < until:
             self.now = min(until, self.now + SUSPECT // 2)
-            for region in heard:
+            for region in reporting:
                 self.do(self.core.progress(self.caller(region), [], {}, self.now, len(self.log)))
 
     def lose(self, region: str) -> None:
@@ -140,7 +140,7 @@ class World:
 
     def know_token(self) -> None:
         """Every agent has heard of the store as it is now."""
-        self.callers = {region: each._replace(token=self.core.store.token) for region, each in self.callers.items()}
+        self.callers = {region: caller._replace(token=self.core.store.token) for region, caller in self.callers.items()}
 
     @property
     def hourly(self) -> Reference:
@@ -150,11 +150,11 @@ class World:
 @pytest.fixture
 def world() -> World:
     """Regions A and B; A owns hourly by 1, and both are confirmed."""
-    made = World()
-    made.confirm("A")
-    made.confirm("B")
-    made.register()
-    return made
+    world_ = World()
+    world_.confirm("A")
+    world_.confirm("B")
+    world_.register()
+    return world_
 
 
 def refused(change: Change, name: str = HOURLY) -> str:
@@ -168,9 +168,9 @@ def test_row_l_is_1400_with_the_policy_local_breaks_visibly(world: World) -> Non
     assert world.core.get(DAILY).published == 1400
     assert not world.core.get(DAILY).written_off
     world.fail_over(DAILY)
-    found = world.core.get(DAILY)
-    assert found.broken == (Broken(1350, 1400, "ops", 7, "A"),)
-    assert (found.published, found.accepted, found.written_off) == (1400, 1350, True)
+    reference = world.core.get(DAILY)
+    assert reference.broken == (Broken(1350, 1400, "ops", 7, "A"),)
+    assert (reference.published, reference.accepted, reference.written_off) == (1400, 1350, True)
     assert world.core.watermarks()["daily"] == (1, 1400, True)
 
 
@@ -204,12 +204,12 @@ def test_row_a_tail_is_not_merged_after_a_write_off(world: World) -> None:
     world.report("B", 2, 60, 0, digest="y", positions=at(100))
     assert (world.hourly.published, world.hourly.accepted) == (60, 50)
     world.report("B", 2, 55, 1, digest="z", positions=at(121), life=2)
-    found = world.hourly
-    assert (found.incarnation, found.written_off, found.published) == (2, True, 55)
+    reference = world.hourly
+    assert (reference.incarnation, reference.written_off, reference.published) == (2, True, 55)
 
 
 def test_a_reset_alone_does_not_say_that_rows_are_included(world: World) -> None:
-    """It may be one of an input's, long after: the lost region is still lost, and its rows are in no window."""
+    """The reset may be one of an input's, long after: the lost region is still lost, and its rows are in no window."""
     world.register("daily", LOCAL)
     for name in (HOURLY, DAILY):
         world.mirror("B", 50, name=name)
@@ -223,27 +223,27 @@ def test_a_reset_alone_does_not_say_that_rows_are_included(world: World) -> None
         with pytest.raises(errors.RegionRefused, match="windows were closed without these rows"):
             world.core.arrived(name, world.now)
         world.report("B", 2, 70, name=name, life=2)
-        found = world.core.get(name)
-        assert (found.incarnation, found.written_off, found.accepted <= 50) == (2, True, True)
+        reference = world.core.get(name)
+        assert (reference.incarnation, reference.written_off, reference.accepted <= 50) == (2, True, True)
         with pytest.raises(errors.RegionRefused, match="A is silent"):
             world.core.arrived(name, world.now)
     world.confirm("A")
     for name in (HOURLY, DAILY):
         world.mirror("A", 70, name=name)
         world.do(world.core.arrived(name, world.now, "A"))
-        found = world.core.get(name)
-        assert (found.published, found.accepted, found.written_off) == (70, 70, False)
+        reference = world.core.get(name)
+        assert (reference.published, reference.accepted, reference.written_off) == (70, 70, False)
 
 
 def test_row_a_global_store_from_a_backup_reissues_no_number(world: World) -> None:
     backup = list(world.log)
     world.fail_over()
     records = {region: {HOURLY: json_records.encode(world.hourly)} for region in "AB"}
-    seen = len(world.log)
+    position = len(world.log)
     world.log = backup
     world.restart()
     with pytest.raises(errors.Recovering, match="has seen more of it"):
-        world.do(world.core.confirm(world.caller("A")._replace(seen=seen), {HOURLY: 1}, world.now, len(world.log)))
+        world.do(world.core.confirm(world.caller("A")._replace(seen=position), {HOURLY: 1}, world.now, len(world.log)))
     with pytest.raises(errors.Recovering):
         world.confirm("A", hourly=1)  # whoever was right before the backup is not believed either
     world.restart()
@@ -405,9 +405,9 @@ def test_a_message_that_cannot_be_read_damages_one_reference_or_is_refused_as_a_
 
 
 def test_homes_of_one_computation_share_no_input(world: World) -> None:
-    wanted = Reference("hourly", ("clicks", "views"), ("A", "B"), REPLICATED, "A")
+    reference = Reference("hourly", ("clicks", "views"), ("A", "B"), REPLICATED, "A")
     with pytest.raises(errors.RegistrationConflict, match="has the home input clicks already"):
-        world.core.register(world.caller("A"), wanted, world.now, len(world.log))
+        world.core.register(world.caller("A"), reference, world.now, len(world.log))
 
 
 def test_the_policy_that_an_operator_has_decided_takes_the_place_of_the_one_in_the_files(world: World) -> None:
@@ -416,8 +416,8 @@ def test_the_policy_that_an_operator_has_decided_takes_the_place_of_the_one_in_t
     for policy in (LOCAL, REPLICATED):
         world.do(world.core.set_policy(HOURLY, policy))
         world.restart()
-        for said in (LOCAL, REPLICATED):
-            world.register(policy=said)
+        for choice in (LOCAL, REPLICATED):
+            world.register(policy=choice)
         assert world.hourly.policy == policy
     with pytest.raises(errors.RegistrationConflict, match="forget"):
         world.register(sinks=())
@@ -440,9 +440,9 @@ def test_the_policy_that_an_operator_has_decided_takes_the_place_of_the_one_in_t
     ],
 )
 def test_a_definition_that_makes_no_sense_is_refused(world: World, field: str, value: Any) -> None:
-    wanted = replace(Reference("weekly", ("clicks",), ("A", "B"), REPLICATED, "A"), **{field: value})
+    reference = replace(Reference("weekly", ("clicks",), ("A", "B"), REPLICATED, "A"), **{field: value})
     with pytest.raises(errors.InvalidArgument, match=field):
-        world.core.register(world.caller("A"), wanted, world.now, len(world.log))
+        world.core.register(world.caller("A"), reference, world.now, len(world.log))
 
 
 def test_names_that_would_be_relayed_as_one_are_refused(world: World) -> None:
@@ -454,8 +454,8 @@ def test_names_that_would_be_relayed_as_one_are_refused(world: World) -> None:
 def test_more_than_can_be_told_every_second_is_refused_of_one_reference_alone(world: World) -> None:
     world.register("daily", LOCAL)
     many = tuple(Position("a", "clicks", partition, 1) for partition in range(1001))
-    told = [Progress(HOURLY, 1, 1, 30, positions=many), Progress(DAILY, 1, 1, 30)]
-    change = world.do(world.core.progress(world.caller("A"), told, {}, world.now, len(world.log)))
+    progress = [Progress(HOURLY, 1, 1, 30, positions=many), Progress(DAILY, 1, 1, 30)]
+    change = world.do(world.core.progress(world.caller("A"), progress, {}, world.now, len(world.log)))
     assert refused(change) == "REGION_REFUSED"
     assert world.core.get(DAILY).published == 30
     assert refused(world.report("A", 1, 30, digest="x" * 2000)) == "REGION_REFUSED"
@@ -518,9 +518,9 @@ def test_automatic_adoption_needs_everything_to_be_known(world: World) -> None:
 
 def test_a_replica_in_a_record_of_an_older_version_counts_when_it_is_told_again(world: World) -> None:
     world.mirror("B", 50)
-    told = json.loads(json_records.encode(world.hourly))
-    told["replicas"] = [each[:4] for each in told["replicas"]]
-    world.core.apply(json.dumps({"format": FORMAT, "put": {HOURLY: told}}).encode())
+    fields = json.loads(json_records.encode(world.hourly))
+    fields["replicas"] = [replica[:4] for replica in fields["replicas"]]
+    world.core.apply(json.dumps({"format": FORMAT, "put": {HOURLY: fields}}).encode())
     world.report("A", 1, 60)
     assert world.hourly.published == MIN
     world.mirror("B", 50)
@@ -544,9 +544,9 @@ def test_the_next_owner_has_to_have_read_what_it_has_of_the_owner_that_stopped(w
 def stop_to_move(world: World) -> None:
     world.report("A", 1, 20, 4, digest="d", positions=at(40))
     world.do(world.core.begin_move(HOURLY, "B", world.now))
-    told = Progress(HOURLY, 1, 1, 20, 4, "d", at(40))
+    progress = Progress(HOURLY, 1, 1, 20, 4, "d", at(40))
     for _ in range(2):
-        world.do(world.core.stop(world.caller("A"), told, world.now, len(world.log)))
+        world.do(world.core.stop(world.caller("A"), progress, world.now, len(world.log)))
 
 
 def arrive(world: World, replica: Replica, digest: str = "d") -> None:
@@ -588,9 +588,9 @@ def test_a_planned_move_loses_nothing_and_writes_nothing_off(world: World) -> No
     with pytest.raises(errors.RegionRefused, match="positions"):
         claim(world, at(39))
     claim(world)
-    found = world.hourly
-    assert (found.owner, found.number, found.move, found.holds, found.written_off) == ("B", 2, None, (), False)
-    assert found.published == 20
+    state = world.hourly
+    assert (state.owner, state.number, state.move, state.holds, state.written_off) == ("B", 2, None, (), False)
+    assert state.published == 20
     world.mirror("A", 90)
     world.report("B", 2, 30)
     assert world.hourly.published == 30
@@ -602,8 +602,8 @@ def test_a_move_is_cancelled_before_the_release(world: World, steps: int) -> Non
     world.report("A", 1, 20, 4, digest="d", positions=at(40))
     world.do(world.core.begin_move(HOURLY, "B", world.now))
     if steps > 1:
-        told = Progress(HOURLY, 1, 1, 20, 4, "d", at(40))
-        world.do(world.core.stop(world.caller("A"), told, world.now, len(world.log)))
+        progress = Progress(HOURLY, 1, 1, 20, 4, "d", at(40))
+        world.do(world.core.stop(world.caller("A"), progress, world.now, len(world.log)))
     if steps > 2:
         arrive(world, Replica("B", 20, MAX, at(40), 1))
     world.restart()
@@ -630,7 +630,7 @@ def test_a_lost_store_is_made_again_from_what_the_regions_were_told(world: World
     world.report("A", 1, 60)
     world.fail_over()
     world.do(world.core.write_off(HOURLY, "ops", 8))
-    known = json_records.encode(world.hourly)
+    record = json_records.encode(world.hourly)
     lost = World()
     lost.do(lost.core.recover("new", "store", ["A", "B"], []))
     for region in "AB":
@@ -639,7 +639,7 @@ def test_a_lost_store_is_made_again_from_what_the_regions_were_told(world: World
     with pytest.raises(errors.Recovering, match="waits for B"):
         lost.confirm("A")
     for _ in range(2):
-        lost.do(lost.core.enrol(lost.caller("B"), {HOURLY: known}, lost.now))
+        lost.do(lost.core.enrol(lost.caller("B"), {HOURLY: record}, lost.now))
     assert (lost.hourly.owner, lost.hourly.number) == ("B", 3)
     assert lost.hourly.write_offs == world.hourly.write_offs
     with pytest.raises(errors.ServerTokenMismatch):
@@ -675,13 +675,13 @@ def test_what_was_forgotten_stays_so_over_a_recovery(world: World) -> None:
     """Each region still has its record, by which it would come back with its old owner, and hold for it."""
     world.register("daily", LOCAL)
     world.report("A", 1, 30, name=DAILY)
-    known = {each: json_records.encode(world.core.get(each)) for each in (HOURLY, DAILY)}
+    records = {name: json_records.encode(world.core.get(name)) for name in (HOURLY, DAILY)}
     world.lose("A")
     world.do(world.core.forget(HOURLY, world.now))
     before = world.core.watermarks()
     world.recover("new")
     for region in "AB":
-        world.do(world.core.enrol(world.caller(region), known, world.now))
+        world.do(world.core.enrol(world.caller(region), records, world.now))
     assert world.core.watermarks() == before == {"daily": (1, 30, False)}
     with pytest.raises(errors.UnknownReference):
         world.core.get(HOURLY)
@@ -690,21 +690,21 @@ def test_what_was_forgotten_stays_so_over_a_recovery(world: World) -> None:
 @pytest.mark.parametrize("damaged", ["{", "[]", '{"number": 9}', "null", "another", "surrogate"])
 @pytest.mark.parametrize("order", ["AB", "BA"])
 def test_an_unreadable_record_is_refused_alone_when_a_region_enrols(world: World, damaged: str, order: str) -> None:
-    """It may be the newest one, with a greater number and a hold that nobody else knows: no other record of the reference counts."""
+    """The unreadable record may be the newest, with a greater number and a hold that nobody else knows: no other record of the reference counts."""
     world.register("daily", LOCAL)
     hourly, daily = json_records.encode(world.hourly), json_records.encode(world.core.get(DAILY))
     variants = {"another": daily, "surrogate": json.dumps({**json.loads(hourly), "\ud800": 1})}
-    told = {"A": {HOURLY: variants.get(damaged, damaged), DAILY: daily}, "B": {HOURLY: hourly, DAILY: daily}}
+    records = {"A": {HOURLY: variants.get(damaged, damaged), DAILY: daily}, "B": {HOURLY: hourly, DAILY: daily}}
     world.recover("new")
     for region in order:
-        change = world.do(world.core.enrol(world.caller(region), told[region], world.now))
+        change = world.do(world.core.enrol(world.caller(region), records[region], world.now))
         assert list(change.refused) == ([HOURLY] if region == "A" else [])
         world.restart(from_snapshot=region == "B")
     assert (world.core.store.state, world.core.get(DAILY).number) == ("serving", 2)
     with pytest.raises(errors.RegionRefused, match="the record that A has of it cannot be read"):
         world.core.get(HOURLY)
     world.do(world.core.recover("newer", "store", ["B"], ["A"]))
-    world.do(world.core.enrol(world.caller("B"), told["B"], world.now))
+    world.do(world.core.enrol(world.caller("B"), records["B"], world.now))
     assert world.hourly.number == 1 + 1 + GAP, "its folder was removed, and its sinks are fenced"
 
 
@@ -740,7 +740,7 @@ def test_two_that_own_it_by_one_number_own_nothing_after_a_recovery(world: World
 def test_rows_of_an_owner_that_nobody_knows_have_arrived_when_all_regions_are_heard_of(world: World) -> None:
     """Any of the regions may be the one that was lost."""
     test_two_that_own_it_by_one_number_own_nothing_after_a_recovery(world)
-    assert [(each.at, each.region) for each in world.hourly.holds] == [(MIN, "")]
+    assert [(hold.at, hold.region) for hold in world.hourly.holds] == [(MIN, "")]
     world.pass_time(SUSPECT, "B")
     with pytest.raises(errors.RegionRefused, match="A is silent"):
         world.core.arrived(HOURLY, world.now)
@@ -762,17 +762,17 @@ def everything(world: World) -> None:
 
 def test_rule8_a_late_decision_changes_nothing_of_a_reference_that_has_changed_since(world: World) -> None:
     world.register()
-    found = world.core.get(HOURLY)
-    seen = found.number, found.decision_number
+    reference = world.core.get(HOURLY)
+    state = reference.number, reference.decision_number
     for policy in (LOCAL, REPLICATED):  # the record is as it was, but for the count
-        world.core.check_decision(HOURLY, found.number, world.core.get(HOURLY).decision_number)
+        world.core.check_decision(HOURLY, reference.number, world.core.get(HOURLY).decision_number)
         world.do(world.core.decided(world.core.set_policy(HOURLY, policy)))
     assert world.core.get(HOURLY).policy == REPLICATED
     world.restart()
     with pytest.raises(errors.RegionRefused, match="it has changed since this was decided"):
-        world.core.check_decision(HOURLY, *seen)
+        world.core.check_decision(HOURLY, *state)
     world.core.check_decision(HOURLY, 0, 0)  # of a release that names none
-    world.core.check_decision("nothing:clicks", *seen)
+    world.core.check_decision("nothing:clicks", *state)
 
 
 def test_rule8_a_late_recovery_begins_no_second_one(world: World) -> None:
@@ -796,13 +796,13 @@ class Center:
     def __init__(self, owner: str, before: tuple[str, ...], holds: tuple[str, ...]) -> None:
         self.view = pb.ReferenceView(owner=owner, holds_for=before)
         self.holds = holds
-        self.said: list[tuple[Any, str]] = []
+        self.decisions: list[tuple[Any, str]] = []
 
     def list(self, _: str) -> pb.ListReferencesResponse:
         return pb.ListReferencesResponse(references=[self.view])
 
     def decide(self, decision: Any, _: Any, region: str) -> pb.ListReferencesResponse:
-        self.said.append((decision, region))
+        self.decisions.append((decision, region))
         self.view = pb.ReferenceView(owner="us", holds_for=self.holds)
         return pb.ListReferencesResponse(references=[self.view])
 
@@ -811,7 +811,7 @@ ADOPT, WRITE_OFF = (pb.DECISION_ADOPT, "us"), pb.DECISION_WRITE_OFF
 
 
 @pytest.mark.parametrize(
-    ("center", "said"),
+    ("center", "decisions"),
     [
         (Center("eu", (), ("eu",)), [ADOPT, (WRITE_OFF, "eu")]),
         (Center("eu", ("asia",), ("asia", "eu")), [ADOPT, (WRITE_OFF, "eu")]),  # not what asia has
@@ -821,7 +821,7 @@ ADOPT, WRITE_OFF = (pb.DECISION_ADOPT, "us"), pb.DECISION_WRITE_OFF
         (Center("", ("asia",), ("asia", "")), [ADOPT]),  # an empty name would mean both
     ],
 )
-def test_it_gives_up_what_the_last_owner_has(center: Center, said: list[tuple[Any, str]]) -> None:
+def test_it_gives_up_what_the_last_owner_has(center: Center, decisions: list[tuple[Any, str]]) -> None:
     args = argparse.Namespace(reference="hourly:clicks", to="us")
     adopt_and_write_off(center, args)  # type: ignore[arg-type]
-    assert center.said == said
+    assert center.decisions == decisions

@@ -1,4 +1,4 @@
-"""What a region's agent keeps and what it makes of it: the parts that need no process."""
+"""A region's agent keeps its state and acts on it: the parts that need no process."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_a_computation_goes_on_if_always_own(record: tuple[str, object] | None, 
 def test_a_file_is_read_and_its_defaults_are_those_of_the_documentation(tmp_path: Path) -> None:
     path = tmp_path / "region.toml"
     path.write_text(GOOD)
-    [kept] = read_config(path, "A")
-    assert (kept.name, kept.regions, kept.low, kept.policy) == (
+    [entry] = read_config(path, "A")
+    assert (entry.name, entry.regions, entry.low, entry.policy) == (
         "hourly:clicks+views",
         ("A", "B"),
         "hourly",
@@ -91,7 +91,7 @@ def test_a_file_is_read_and_its_defaults_are_those_of_the_documentation(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "text"),
     [
         (('replicated = "mirror"', ""), "is replicated: say with replicated"),
         (('["B", "A"]', '["B", "C"]'), "may not be owned by A"),
@@ -103,10 +103,10 @@ def test_a_file_is_read_and_its_defaults_are_those_of_the_documentation(tmp_path
         (("[[reference]]", "[[reference"), "region.toml"),
     ],
 )
-def test_a_file_that_makes_no_sense_says_what_to_change(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+def test_a_file_that_makes_no_sense_says_what_to_change(tmp_path: Path, change: tuple[str, str], text: str) -> None:
     path = tmp_path / "region.toml"
     path.write_text(GOOD.replace(*change))
-    with pytest.raises(BadConfig, match=said):
+    with pytest.raises(BadConfig, match=text):
         read_config(path, "A")
 
 
@@ -155,7 +155,7 @@ class Center:
 
     def __init__(self) -> None:
         self.views: dict[str, pb.ReferenceView] = {}
-        self.asked: list[tuple[str, Any]] = []
+        self.requests: list[tuple[str, Any]] = []
         self.away = False
 
     def own(self, name: str, number: int, owner: str = "A", moving_to: str = "", step: str = "") -> None:
@@ -169,7 +169,7 @@ class Center:
             raise AttributeError(method)
 
         async def call(request: Any, **_: Any) -> pb.RegionResponse:
-            self.asked.append((method, request))
+            self.requests.append((method, request))
             if self.away:
                 raise Failed
             return pb.RegionResponse(store_token="token", references=self.views.values())
@@ -177,7 +177,7 @@ class Center:
         return call
 
     def reported(self) -> Any:
-        return [request for method, request in self.asked if method == "Report"][-1]
+        return [request for method, request in self.requests if method == "Report"][-1]
 
 
 class World:
@@ -187,13 +187,13 @@ class World:
         self.local, self.center = Local(), Center()
         self.now = 0.0
         self.folder = StateFolder(folder, 0)
-        kept = [
+        entries = [
             ReferenceConfig(name, ("clicks",), ("A", "B"), "A", low=name, replicated="mirror")
             for name in ("hourly", "daily")
         ]
         self.agent = RegionAgent(
             "A",
-            kept,
+            entries,
             self.folder,
             self.local,  # type: ignore[arg-type]
             self.center,
@@ -212,12 +212,12 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """It owns both references by their first number."""
-    made = World(tmp_path)
+    """A world in which the agent owns both references by their first number."""
+    world_ = World(tmp_path)
     for name in ("hourly", "daily"):
-        made.center.own(name, 1)
-    yield made
-    made.folder.close()
+        world_.center.own(name, 1)
+    yield world_
+    world_.folder.close()
 
 
 async def test_a_fresh_number_is_asked_of_the_global_authority(world: World) -> None:
@@ -232,49 +232,49 @@ async def test_a_fresh_number_is_asked_of_the_global_authority(world: World) -> 
         await world.agent.confirm_owned("hourly:clicks")
     world.agent.linked = False
     assert (await world.agent.confirm_owned("daily:clicks")).number == 1
-    assert world.center.asked[-1][0] == "Confirm"
+    assert world.center.requests[-1][0] == "Confirm"
     world.center.away = True
     with pytest.raises(errors.Unavailable):
         await world.agent.confirm_owned("daily:clicks")
     world.center.away = False
     await world.agent.once()
-    assert world.center.asked[-1][0] == "Confirm", "a request had no answer"
+    assert world.center.requests[-1][0] == "Confirm", "a request had no answer"
 
 
 async def test_a_record_that_cannot_be_read_keeps_no_other_reference_from_being_confirmed(world: World) -> None:
     world.folder.state.records = {"hourly:clicks": '{"number": "x"}', "daily:clicks": '{"owner": "A", "number": 1}'}
     await world.agent.once()
-    method, request = world.center.asked[0]
+    method, request = world.center.requests[0]
     assert (method, dict(request.numbers)) == ("Confirm", {"daily:clicks": 1})
     assert world.reason("daily:clicks") == world.reason() == ""
     assert world.local.views["hourly"].incarnation == 2, "nobody knows who had it, so it begins anew"
 
 
 async def test_what_was_read_before_the_own_computation_was_reset_is_not_reported(world: World) -> None:
-    """It stems from a time when the region went on without knowing that it had been replaced."""
+    """The value stems from a time when the region went on without knowing that it had been replaced."""
     await world.agent.once()
     world.center.own("hourly", 2, owner="B")
     await world.agent.once()
     read = world.local.get
 
     async def get(*names: str) -> dict[str, WatermarkView]:
-        found = await read(*names)
+        views = await read(*names)
         # Between the read and the report another request is answered: the region is the owner again.
         world.center.own("hourly", 3)
         raising.append(asyncio.create_task(world.agent.raised("daily:clicks", 1, "lake", "")))
         for _ in range(100):
             await asyncio.sleep(0)
-        return found
+        return views
 
     raising: list[asyncio.Task[None]] = []
     world.local.get = get  # type: ignore[method-assign]
     await world.agent.once()
     await raising[0]
-    assert {each.reference for each in world.center.reported().progress} == {"daily:clicks"}
+    assert {progress.reference for progress in world.center.reported().progress} == {"daily:clicks"}
     world.local.get = read  # type: ignore[method-assign]
     await world.agent.once()
-    told = {each.reference: (each.number, each.life) for each in world.center.reported().progress}
-    assert told["hourly:clicks"] == (3, 2)
+    states = {progress.reference: (progress.number, progress.life) for progress in world.center.reported().progress}
+    assert states["hourly:clicks"] == (3, 2)
 
 
 async def test_rule9_what_was_read_under_one_owner_does_not_arrive_under_the_next_one(world: World) -> None:
@@ -293,8 +293,8 @@ async def test_rule9_what_was_read_under_one_owner_does_not_arrive_under_the_nex
     world.agent.arrived("hourly:clicks", arrival)
     world.center.own("daily", 3, "B", "A", "stopped")
     await world.agent.once()
-    told = [request.replica for method, request in world.center.asked if method == "Arrive"]
-    assert {each.reference: each.number for each in told} == {"hourly:clicks": 2, "daily:clicks": 2}
+    replicas = [request.replica for method, request in world.center.requests if method == "Arrive"]
+    assert {replica.reference: replica.number for replica in replicas} == {"hourly:clicks": 2, "daily:clicks": 2}
 
 
 async def test_a_planned_move_goes_step_by_step(world: World) -> None:
@@ -308,9 +308,9 @@ async def test_a_planned_move_goes_step_by_step(world: World) -> None:
     for out, into in (("wanted", "stopped"), ("stopped", "released"), ("arrived", "")):
         world.center.own("hourly", 1, "A", "B", out)
         world.center.own("daily", 2, "B", "A" * bool(into), into)
-        world.center.asked.clear()
+        world.center.requests.clear()
         await world.agent.once()
-        calls += [each for each in world.center.asked if each[0] != "Report"]
+        calls += [request for request in world.center.requests if request[0] != "Report"]
         assert world.reason() == "REGION_REFUSED", "it commits nothing more"
     world.agent.pipeline_reports.clear()
     assert world.reason() == "REGION_REFUSED", "nor does it when the agent was started anew"
@@ -376,7 +376,7 @@ async def test_a_computation_that_may_not_be_read_keeps_no_other_from_being_repo
     await world.agent.once()
     world.local.denied = "hourly"
     await world.agent.once()
-    assert [each.reference for each in world.center.reported().progress] == ["daily:clicks"]
+    assert [progress.reference for progress in world.center.reported().progress] == ["daily:clicks"]
 
 
 async def test_a_pipeline_that_has_stopped_gets_no_number_before_the_move_is_cancelled(world: World) -> None:
@@ -395,7 +395,7 @@ async def test_a_pipeline_that_has_stopped_gets_no_number_before_the_move_is_can
     await world.agent.once()
     await world.agent.once()
     assert world.reason() == ""
-    assert "Stop" not in [method for method, _ in world.center.asked]
+    assert "Stop" not in [method for method, _ in world.center.requests]
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ class Asked:
     """The agent: what was said to it."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, Any]] = []
+        self.commits: list[tuple[str, Any]] = []
         self.stale = 0.0
         self.linked = True
         self.idle_seconds = 0.0
@@ -438,14 +438,14 @@ class Asked:
     def owned(self, reference: str) -> pb.ReferenceView:
         return pb.ReferenceView(name=reference, number=1, batch=-1)
 
-    def committed(self, reference: str, told: Any) -> None:
-        if told.number != 1:
+    def committed(self, reference: str, commit: Any) -> None:
+        if commit.number != 1:
             raise errors.StaleAdoption("it is owned by number 1")
-        self.told.append((reference, told.batch))
+        self.commits.append((reference, commit.batch))
 
 
 @asynccontextmanager
-async def asked(*tokens: str, path: str = "") -> AsyncIterator[tuple[Asked, str]]:
+async def answering(*tokens: str, path: str = "") -> AsyncIterator[tuple[Asked, str]]:
     agent = Asked()
     listening = listen_at(path) if path else listen("127.0.0.1", 0)
     place = f"unix:{path}" if path else f"127.0.0.1:{listening.getsockname()[1]}"
@@ -480,7 +480,7 @@ async def status_of(place: str, headers: dict[str, str], body: bytes | None = BO
 
 async def test_an_agent_that_hangs_is_not_healthy() -> None:
     """The server answers in a thread of its own, so only the agent's age tells."""
-    async with asked(TOKEN) as (agent, place):
+    async with answering(TOKEN) as (agent, place):
         for idle, status, says in ((60.0, 200, b'"idle_seconds": 60.0'), (62.0, 503, b"for 62 s: it hangs")):
             agent.idle_seconds = idle
             answer, body = await answer_of(place, {}, path="/healthz")
@@ -492,8 +492,8 @@ def say(token: Token, batch: int) -> None:
 
 
 async def test_a_page_in_a_browser_says_nothing_to_the_agent() -> None:
-    """What a page of a stranger can send without asking: no token is needed on this machine, and all of it is refused."""
-    async with asked() as (agent, place):
+    """A stranger's page can send this without asking: no token is needed on this machine, and all of it is refused."""
+    async with answering() as (agent, place):
         for headers in (
             {"Content-Type": "text/plain"},
             {**JSON, "Origin": "https://evil.example"},
@@ -504,13 +504,13 @@ async def test_a_page_in_a_browser_says_nothing_to_the_agent() -> None:
         ):
             assert await status_of(place, headers) in {403, 415}
         assert await status_of(place, {"Host": "evil.example"}, None) == 403
-        assert agent.told == []
+        assert agent.commits == []
         await asyncio.to_thread(say, Token(HOURLY, place), 5)
-        assert agent.told == [(HOURLY, 5)]
+        assert agent.commits == [(HOURLY, 5)]
 
 
 async def test_with_a_token_nobody_else_is_answered() -> None:
-    async with asked(TOKEN, "o" * 32) as (agent, place):
+    async with answering(TOKEN, "o" * 32) as (agent, place):
         for wrong in ("", "w" * 32):
             with pytest.raises(errors.Unauthenticated, match="LOWWATER_REGION_TOKEN"):
                 await asyncio.to_thread(Token(HOURLY, place, token=wrong).read)
@@ -521,7 +521,7 @@ async def test_with_a_token_nobody_else_is_answered() -> None:
         )
         for batch, right in enumerate((f"{TOKEN}\n", f"{'o' * 32},\n{TOKEN}")):
             await asyncio.to_thread(say, Token(HOURLY, place, token=right), batch)
-        assert [batch for _, batch in agent.told] == [0, 1]
+        assert [batch for _, batch in agent.commits] == [0, 1]
         assert await status_of(place, {**JSON, "Authorization": f"Bearer {TOKEN}", "Host": "region.svc"}) == 200
 
 
@@ -535,24 +535,24 @@ async def test_the_token_of_agent_and_pipeline_is_in_a_file(monkeypatch: pytest.
     door = region.open_door(SimpleNamespace(listen="127.0.0.1:0", tls_cert=None, tls_key=None))  # type: ignore[arg-type]
     door.listening.close()
     assert door.tokens == (TOKEN, "o" * 32)
-    async with asked(*door.tokens) as (agent, place):
+    async with answering(*door.tokens) as (agent, place):
         token = Token(HOURLY, place)
         await asyncio.to_thread(say, token, 1)
         file.write_text("w" * 32)
         with pytest.raises(errors.Unauthenticated):
             await asyncio.to_thread(say, token, 2)
-        assert agent.told == [(HOURLY, 1)]
+        assert agent.commits == [(HOURLY, 1)]
 
 
 async def test_a_unix_socket_is_for_its_own_user(tmp_path: Path) -> None:
     path = tmp_path / "agent"
-    async with asked(path=str(path)) as (agent, place):
+    async with answering(path=str(path)) as (agent, place):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         await asyncio.to_thread(say, Token(HOURLY, place), 7)
-        assert agent.told == [(HOURLY, 7)]
+        assert agent.commits == [(HOURLY, 7)]
         with pytest.raises(OSError, match="in use"):
             listen_at(str(path))
-    async with asked(path=str(path)) as (_, place):  # what the last one left behind
+    async with answering(path=str(path)) as (_, place):  # what the last one left behind
         assert await asyncio.to_thread(Token(HOURLY, place).status) == {"store": "secret"}
     (tmp_path / "file").write_text("kept")
     with pytest.raises(OSError, match="no socket"):
@@ -658,7 +658,7 @@ async def serving(disk: MemoryDisk) -> AsyncIterator[Callers]:
 
 async def test_a_token_speaks_only_for_the_regions_it_names(disk: MemoryDisk) -> None:
     [service] = pb.DESCRIPTOR.services_by_name.values()
-    calls = [each for each in service.methods if "caller" in each.input_type.fields_by_name]
+    calls = [method for method in service.methods if "caller" in method.input_type.fields_by_name]
     async with serving(disk) as center:
         await center.register("ops")
         before = center.registry.position
@@ -672,7 +672,7 @@ async def test_a_token_speaks_only_for_the_regions_it_names(disk: MemoryDisk) ->
                     await center.ask(who, method.name, request, region, seen=10**12)
         assert (center.registry.position, center.registry.references.store.state) == (before, SERVING)
         answer = await center.ask("eu", "Confirm", pb.ConfirmRequest(), "eu")
-        assert [each.name for each in answer.references] == [SALES]
+        assert [reference.name for reference in answer.references] == [SALES]
 
 
 async def test_a_new_reference_takes_all_regions_that_it_concerns_or_an_operator(disk: MemoryDisk) -> None:
@@ -709,10 +709,10 @@ async def test_calls_of_regions_stand_in_the_audit_log(disk: MemoryDisk, caplog:
         with pytest.raises(errors.RegionRefused):
             await center.ask("ops", "Decide", decision)
         await center.ask("ops", "Recover", pb.RecoverRequest(regions=["eu", "us"]))
-    told = [getattr(each, ATTRIBUTE) for each in caplog.records if each.name == "lowwater_authority.audit"]
-    [decided] = [each for each in (getattr(each, ATTRIBUTE) for each in caplog.records) if each["event"] == "decision"]
+    lines_told = [getattr(record, ATTRIBUTE) for record in caplog.records if record.name == "lowwater_authority.audit"]
+    [decided] = [item for item in (getattr(line, ATTRIBUTE) for line in caplog.records) if item["event"] == "decision"]
     assert (decided["decision"], decided["reference"], decided["principal"]) == ("allow_automatic", SALES, "ops")
-    lines = [(each["principal"], each["act"], each.get("computation", ""), each["outcome"]) for each in told]
+    lines = [(line["principal"], line["act"], line.get("computation", ""), line["outcome"]) for line in lines_told]
     assert lines == [
         ("ops", "register_reference", SALES, "done"),
         ("eu", "confirm", "eu", "done"),
@@ -726,9 +726,9 @@ async def test_calls_of_regions_stand_in_the_audit_log(disk: MemoryDisk, caplog:
 def test_a_scrape_tells_who_is_silent_and_what_is_published() -> None:
     now, date = 100 * SECOND, 5000 * SECOND
     core = References(10 * SECOND, 0, 0)
-    made = Reference("hourly", ("clicks",), ("A", "B", "C"), LOCAL, "A", number=7, published=3 * SECOND)
+    reference = Reference("hourly", ("clicks",), ("A", "B", "C"), LOCAL, "A", number=7, published=3 * SECOND)
     unread = {"daily:clicks": Unread("no record", b"")}
-    core.apply(Change((made, Reference("weekly", ("clicks",), ("A", "B"), LOCAL, "A")), unread=unread).encode())
+    core.apply(Change((reference, Reference("weekly", ("clicks",), ("A", "B"), LOCAL, "A")), unread=unread).encode())
     core.sessions = {
         region: Session(Agent("agent", 1, "nonce"), now - silent * SECOND) for region, silent in (("A", 30), ("B", 2))
     }
@@ -745,14 +745,14 @@ def test_a_scrape_tells_who_is_silent_and_what_is_published() -> None:
     assert value("lowwater_reference_published_timestamp_seconds", reference="weekly:clicks", region="A") is None
     assert value("lowwater_reference_adoption_number", **owned) == 7
     assert value("lowwater_reference_suspect", **owned) == 1
-    heard = [value("lowwater_region_heard_timestamp_seconds", region=region) for region in "ABC"]
-    assert heard == [4970, 4998, None]
+    heard_at = [value("lowwater_region_heard_timestamp_seconds", region=region) for region in "ABC"]
+    assert heard_at == [4970, 4998, None]
     assert [value("lowwater_region_suspect", region=region) for region in "ABC"] == [1, 0, 1]
     assert (value("lowwater_damaged_references"), value("lowwater_global_serving")) == (1, 1)
     assert value("lowwater_region_refusals_total", method="Report", reason="STALE_ADOPTION") == 2
     core.apply(Change(store=core.store._replace(state=STOPPED_STORE)).encode())
     assert value("lowwater_global_serving") == 0
-    families = {each.name: each for each in metrics.collect()}
-    assert {name: (each.type, each.documentation) for name, each in families.items()} == {
-        each.name.removesuffix("_total"): (each.kind, each.says) for each in FIGURES
+    families = {family.name: family for family in metrics.collect()}
+    assert {name: (family.type, family.documentation) for name, family in families.items()} == {
+        figure.name.removesuffix("_total"): (figure.kind, figure.says) for figure in FIGURES
     }

@@ -1,4 +1,4 @@
-"""How large requests may be: what is allowed fits, what takes memory is counted whatever way it is encoded, and what is refused is freed."""
+"""Large requests have bounds: what is allowed fits, what takes memory is counted whatever way it is encoded, and what is refused is freed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LARGEST: dict[str, tuple[str, Any]] = {
         "/lowwater.v1.TopologyService/Register",
         topology_pb2.RegisterRequest(inputs=NAMES[:MAX_INPUTS], slices=[bytes(MAX_SLICE_KEY)] * (MAX_SLICES - 1)),
     ),
-    "short keys": (CLAIM, workers_pb2.ClaimRequest(bounds=[each.to_bytes(8, "big") for each in range(200_000)])),
+    "short keys": (CLAIM, workers_pb2.ClaimRequest(bounds=[number.to_bytes(8, "big") for number in range(200_000)])),
     "keys like tags": (CLAIM, workers_pb2.ClaimRequest(bounds=[b"\x1a" * 30] * 200_000)),
     "event times like tags": (
         REPORT,
@@ -202,15 +202,15 @@ async def test_what_is_refused_is_freed_at_once(access: bool) -> None:
             for call in calls:
                 with pytest.raises(grpc.aio.AioRpcError) as failure:
                     await call
-                found = error_of_call(failure.value, "here")
-                assert isinstance(found, errors.UnknownComputation | errors.InvalidArgument)
+                error = error_of_call(failure.value, "here")
+                assert isinstance(error, errors.UnknownComputation | errors.InvalidArgument)
             later = unopened(iter([b"open", b"open again, which is refused"]), metadata=right)
             assert await later.read(), "it is opened"
             with pytest.raises(grpc.aio.AioRpcError, match="open a stream once"):
                 await later.read()
         assert len(requests) == len(calls) + 2
         await server.stop(None)
-        assert [kept() for kept in requests] == [None] * (len(calls) + 2)
+        assert [alive() for alive in requests] == [None] * (len(calls) + 2)
     finally:
         gc.enable()
         await server.stop(0)
@@ -231,10 +231,10 @@ def message(bounds: list[bytes]) -> pb.ClaimRequest:
 @pytest.mark.parametrize("end", [b"", b"\xff"])
 def test_what_is_decoded_in_pieces_is_what_was_asked(count: int, end: bytes) -> None:
     bounds = [*keys(count - 1), end]
-    asked = finished(codec.claim(message(bounds)))
+    decoded = finished(codec.claim(message(bounds)))
     whole = ClaimRequest(bounds, "w", request_id=b"r" * 16, bound_micros=np.array([7], dtype=np.int64))
-    assert asked.bounds == bounds
-    assert asked.digest == whole.digest, "the journal has it: it must not depend on the pieces"
+    assert decoded.bounds == bounds
+    assert decoded.digest == whole.digest, "the journal has it: it must not depend on the pieces"
 
 
 @pytest.mark.parametrize("wrong", NEAR[1:])
@@ -242,9 +242,9 @@ def test_what_is_decoded_in_pieces_is_what_was_asked(count: int, end: bytes) -> 
 def test_bounds_that_do_not_rise_are_refused_wherever_pieces_meet(wrong: int, end: bytes) -> None:
     bounds = [*keys(2 * PIECE + 9), end]
     for bad in (bounds[wrong - 1], b""):
-        asked = message([*bounds[:wrong], bad, *bounds[wrong + 1 :]])
+        request = message([*bounds[:wrong], bad, *bounds[wrong + 1 :]])
         with pytest.raises(errors.InvalidArgument, match=rf"bounds\[{wrong}\] .* does not come after"):
-            finished(codec.claim(asked))
+            finished(codec.claim(request))
 
 
 @pytest.mark.parametrize("place", NEAR)
@@ -265,9 +265,9 @@ async def test_others_have_their_turn_while_a_claim_is_decoded() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(neighbour())
-    asked = await in_turns(codec.claim(message(keys(10 * PIECE))))
+    decoded = await in_turns(codec.claim(message(keys(10 * PIECE))))
     task.cancel()
-    assert len(asked.bounds) == 10 * PIECE
+    assert len(decoded.bounds) == 10 * PIECE
     assert turns >= 2 * 10 - 2, "one for each piece that is checked, and that is digested"
 
 

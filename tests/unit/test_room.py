@@ -1,4 +1,4 @@
-"""What streams take of a server: reports that wait, refusals that are not read, followed names; and who is let in when."""
+"""Streams take bounded room of a server: reports that wait, refusals that are not read, followed names; and who is let in when."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ class Sender:
 
     async def start(self) -> Sender:
         bounds = [b"", *(index.to_bytes(4, "big") for index in range(1, self._ranges)), b""]
-        asked = workers_pb2.ClaimRequest(computation=self._name, bounds=bounds, request_id=b"r" * 16)
-        self._sequencer = (await self._stub.Claim(asked)).sequencer
+        request = workers_pb2.ClaimRequest(computation=self._name, bounds=bounds, request_id=b"r" * 16)
+        self._sequencer = (await self._stub.Claim(request)).sequencer
         self._call = self._stub.Report()
         opening = workers_pb2.ReportOpen(sender=self._name.encode() * 16, stream=1)
         await self._call.write(workers_pb2.ReportRequest(open=opening))
@@ -260,11 +260,11 @@ async def test_rule7_the_share_of_a_stream_falls_as_others_do_not_read() -> None
     late = opened(together, 200)
     together.acknowledge(late, 1, [refused_of("late", 100)])
     (message,) = await together.take(late)
-    assert [list(each.handles) for each in message.ack.refused] == [list(range(100))]
+    assert [list(part.handles) for part in message.ack.refused] == [list(range(100))]
 
 
 def may_follow(room: rooms.Shared, count: int) -> bool:
-    """Whether one more stream may follow so many names."""
+    """Return True if one more stream may follow so many names."""
     try:
         with rooms.watched(room, ["a-name"] * count):
             return True
@@ -273,7 +273,7 @@ def may_follow(room: rooms.Shared, count: int) -> bool:
 
 
 def followed_beside(hostile: int, count: int, kind: type[rooms.Shared] = rooms.Shared) -> bool:
-    """Whether one more stream may follow so many names when others follow as many as they are let."""
+    """Return True if one more stream may follow so many names when others follow as many as they are let."""
     room = kind(rooms.WATCHED_BYTES)
     with ExitStack() as open_streams:
         for _ in range(hostile):
@@ -351,12 +351,12 @@ async def test_rule7_watch_streams_are_bounded_and_others_are_told_when_to_come_
     async with serving(Gate()) as (authority, channel):
         authority.streams.admission.open_watches.bound = 2
         stub: Any = watermarks_pb2_grpc.WatermarkServiceStub(channel)
-        asked = watermarks_pb2.WatchRequest(computations=["a"])
-        watching = [stub.Watch(asked) for _ in range(2)]
-        for each in watching:
-            assert (await each.read()).watermarks
+        request = watermarks_pb2.WatchRequest(computations=["a"])
+        watching = [stub.Watch(request) for _ in range(2)]
+        for stream in watching:
+            assert (await stream.read()).watermarks
         with pytest.raises(grpc.RpcError) as refused:
-            await stub.Watch(asked).read()
+            await stub.Watch(request).read()
         error = error_of_call(refused.value, "")
         assert isinstance(error, errors.Overloaded)
         assert error.metadata["bound"] == "watch_streams"
@@ -365,7 +365,7 @@ async def test_rule7_watch_streams_are_bounded_and_others_are_told_when_to_come_
         watching[1].cancel()
         gate: Admitting[Any] = authority.streams.admission.open_watches
         await eventually_async(lambda: gate.inside == 1)
-        assert (await stub.Watch(asked).read()).watermarks
+        assert (await stub.Watch(request).read()).watermarks
 
 
 def named(count: int, about: str = "") -> list[str]:
@@ -386,10 +386,10 @@ def test_rule7_a_principal_that_takes_all_it_may_keeps_no_neighbour_away() -> No
         {"bound": "watch_streams", "limit": "64"},
     )
     others = [f"principal {number}" for number in range(4)]
-    for each in others:
+    for other in others:
         has = 0
         while has < gate.bound - gate.inside:
-            assert gate.enter(0, 0.0, each)
+            assert gate.enter(0, 0.0, other)
             has += 1
     assert gate.enter(0, 0.0, "one who wants one stream")
     gate.leave(0.0, others[0])
@@ -519,10 +519,10 @@ def handles(*values: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
 
 
 def added(*refused: tuple[str, Refused], before: int = 0) -> Acknowledgement:
-    made = Acknowledgement(before)
-    for number, each in enumerate(refused, before + 1):
-        made.add(number, [each], {}, {})
-    return made
+    answer = Acknowledgement(before)
+    for number, refusal in enumerate(refused, before + 1):
+        answer.add(number, [refusal], {}, {})
+    return answer
 
 
 def references(**micros: int) -> dict[str, pb.ReferenceTime]:
@@ -537,11 +537,11 @@ def test_refusals_merge_by_claim_and_reason() -> None:
         ("b", Refused(1, FAR, "another computation", handles(5))),
         ("a", Refused(1, FAR, "second", handles(9, 0, 5))),
     ).messages()
-    found = {(each.computation, each.sequencer, each.reason): each for each in message.refused}
-    assert len(found) == len(message.refused) == 4
-    assert list(found["a", 1, FAR].handles) == [0, 3, 5, 9]
-    assert found["a", 1, FAR].message == "second"
-    assert list(found["a", 1, STALE].handles) == [4]
+    merged = {(part.computation, part.sequencer, part.reason): part for part in message.refused}
+    assert len(merged) == len(message.refused) == 4
+    assert list(merged["a", 1, FAR].handles) == [0, 3, 5, 9]
+    assert merged["a", 1, FAR].message == "second"
+    assert list(merged["a", 1, STALE].handles) == [4]
     assert message.number == 5
 
 
@@ -549,22 +549,22 @@ def test_handles_that_no_claim_has_are_refused_as_a_whole() -> None:
     """Merging costs a byte for each handle below the greatest."""
     refused = [("a", Refused(1, "INVALID_ARGUMENT", "", handles(value))) for value in (7, 2**32 - 1)]
     (message,) = added(*refused).messages()
-    assert [list(each.handles) for each in message.refused] == [[]]
+    assert [list(part.handles) for part in message.refused] == [[]]
 
 
 def test_the_newest_number_and_the_address_stay() -> None:
-    made = Acknowledgement(0)
+    answer = Acknowledgement(0)
     old = errors.OldStream.reason
-    made.add(1, [("a", Refused(1, old, "", newest=9))], references(a=1, b=2), {})
+    answer.add(1, [("a", Refused(1, old, "", newest=9))], references(a=1, b=2), {})
     redirect = Redirect(computation="c", address="x:1", epoch=3)
     moved = [("c", Refused(1, errors.Moved.reason, "")), ("d", Refused(1, errors.Moved.reason, ""))]
-    made.add(2, [("a", Refused(1, old, "", newest=4)), *moved], references(b=3), {"c": redirect})
-    (message,) = made.messages()
+    answer.add(2, [("a", Refused(1, old, "", newest=4)), *moved], references(b=3), {"c": redirect})
+    (message,) = answer.messages()
     first, second, third = message.refused
     assert first.newest == 9
     assert second.redirect == redirect
     assert third.redirect == Redirect(computation="d")
-    assert {each.computation: each.micros for each in message.references} == {"a": 1, "b": 3}
+    assert {reference.computation: reference.micros for reference in message.references} == {"a": 1, "b": 3}
 
 
 RANGES = 1000
@@ -577,7 +577,7 @@ def claim(reporter: ReporterState, sequencer: int) -> LeaseState:
     return lease
 
 
-def reported(messages: Iterator[pb.ReportAck], told: int) -> list[tuple[int, set[int], set[int], bool]]:
+def reported(messages: Iterator[pb.ReportAck], number: int) -> list[tuple[int, set[int], set[int], bool]]:
     """A process that reports claims 1 to 5 takes the messages of one acknowledgement.
 
     Returns, after each of them, how much is durable of claim 3, what of it is refused, what of it is lost, and whether the neighbour,
@@ -588,19 +588,19 @@ def reported(messages: Iterator[pb.ReportAck], told: int) -> list[tuple[int, set
     reporter.open()
     reporter.accepted(0.0)
     (report,) = reporter.take(0.0)
-    assert report.number == told
-    seen = []
+    assert report.number == number
+    messages_ = []
     for message in messages:
-        refused = [(each.computation, each.sequencer, wire.refusal(each)) for each in message.refused]
+        refused = [(part.computation, part.sequencer, wire.refusal(part)) for part in message.refused]
         reporter.acknowledged(message.number, refused)
         third, refusal = leases[2], leases[2].refusal
         waits = set() if refusal is None else set(range(RANGES)) if refusal.handles is None else set(refusal.handles)
-        seen.append((third.durable, waits, set(third.lost), bool(leases[5].durable)))
-    return seen
+        messages_.append((third.durable, waits, set(third.lost), bool(leases[5].durable)))
+    return messages_
 
 
 def refusals() -> list[tuple[str, Refused]]:
-    """Of claims 1 to 5 a third is lost, and a third is too far ahead; the rest, and claim 6, is taken over."""
+    """Refuse a third of claims 1 to 5 as lost, and a third as too far ahead; the rest, and claim 6, counts."""
     third = np.arange(RANGES, dtype=np.uint32)
     return [
         ("a", Refused(sequencer, reason, reason, third[third % 3 == rest]))
@@ -610,9 +610,9 @@ def refusals() -> list[tuple[str, Refused]]:
 
 
 def divided(before: int = 0) -> list[tuple[int, set[int], set[int], bool]]:
-    made = Acknowledgement(before, message_bytes=8 * RANGES)
-    made.add(1, refusals(), {}, {})
-    return reported(made.messages(), told=1)
+    answer = Acknowledgement(before, message_bytes=8 * RANGES)
+    answer.add(1, refusals(), {}, {})
+    return reported(answer.messages(), number=1)
 
 
 def test_rule7_an_acknowledgement_of_several_messages_covers_no_later_refusal() -> None:

@@ -95,8 +95,8 @@ class Running:
         self, grant: Grant, *hours: int, name: str = "a", finish: bool = False, incarnations: tuple[int, ...] = ()
     ) -> asyncio.Future[list[tuple[str, Refused]]]:
         values = np.array([h if h in (MIN, MAX) else h * HOUR for h in hours], dtype=np.int64)
-        known = name in self.shard.topology.computations
-        fold = Fold(self.shard.topology.required(name).input_version if known else 1, incarnations)
+        registered = name in self.shard.topology.computations
+        fold = Fold(self.shard.topology.required(name).input_version if registered else 1, incarnations)
         report = GroupReport(grant.sequencer, values, finish=finish, fold=fold)
         return self.shard.owners.report([(name, report)], sender=SENDER, number=(self.stream, next(self._number)))
 
@@ -168,11 +168,11 @@ async def test_rule4_a_replaced_shard_stops_and_shows_nothing(disk: MemoryDisk, 
 
 
 async def test_rule10_the_journal_learns_which_records_must_not_be_lost(disk: MemoryDisk) -> None:
-    seen: list[tuple[list[tuple[str, int]], bool]] = []
+    writes: list[tuple[list[tuple[str, int]], bool]] = []
 
     class Watching(FaultPlan):
         async def before(self, operation: Operation) -> Outcome:
-            seen.append((operation.places, operation.strong))
+            writes.append((operation.places, operation.strong))
             return await super().before(operation)
 
     one = await Running(disk, Watching()).start()
@@ -183,7 +183,7 @@ async def test_rule10_the_journal_learns_which_records_must_not_be_lost(disk: Me
     await one.report(grant, 13)
     await one.shard.owners.release("a", grant.sequencer)
     await one.shard.graph.reset("a")
-    assert seen == [
+    assert writes == [
         ([("", 1)], True),
         ([("a", 0)], True),  # who owns it
         ([("a", 1)], True),
@@ -246,7 +246,7 @@ async def test_a_reset_starts_new_incarnations_downstream_and_makes_every_sequen
 
 
 async def test_h4_an_input_behind_what_an_output_says_is_refused(disk: MemoryDisk) -> None:
-    """It says so before the batch is reported: also when that never is, and after a crash."""
+    """The output says so before the batch is reported: also when that never is, and after a crash."""
     running = await Running(disk).start()
     shard = running.shard
     await shard.graph.register(Spec("a"))
@@ -365,7 +365,7 @@ async def test_rule7_a_large_snapshot_lets_others_have_the_event_loop(running: R
 
 
 async def test_rule2_what_comes_during_a_snapshot_is_not_in(disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It speaks for one position of the log: reports that arrive meanwhile wait for it, and are in the records behind it."""
+    """A snapshot is of one position of the log: reports that arrive meanwhile wait for it, and are in the records behind it."""
     running = await Running(disk, settings=ShardSettings(snapshot_piece=1)).start()
     await running.shard.graph.register(Spec("a"))
     keys = keys_of(40)
@@ -386,29 +386,29 @@ async def test_rule2_what_comes_during_a_snapshot_is_not_in(disk: MemoryDisk, mo
     position = disk.logs["a"].last
     running.shard.rounds.snapshot(["a"])
     await begun.wait()
-    assert [await each for each in later] == [[], []]
+    assert [await report for report in later] == [[], []]
     await running.shard.held.logs.settle()
     assert running.low() == 15
-    found = await running.shard.journal.load("a")
-    assert found.snapshot is not None
-    assert found.snapshot_position == position
-    then = recovery.recover(running.shard.topology.get("a"), found.snapshot, [], epoch_base=0)
+    log_ = await running.shard.journal.load("a")
+    assert log_.snapshot is not None
+    assert log_.snapshot_position == position
+    then = recovery.recover(running.shard.topology.get("a"), log_.snapshot, [], epoch_base=0)
     assert set(then.map.columns.values[: then.map.columns.size].tolist()) == {14 * HOUR, MIN}
     now = recovery.recover(
-        running.shard.topology.get("a"), found.snapshot, [payload for _, payload in found.records], epoch_base=0
+        running.shard.topology.get("a"), log_.snapshot, [payload for _, payload in log_.records], epoch_base=0
     )
     assert now.low == 15 * HOUR
     await running.stop()
 
 
 async def test_a_snapshot_is_not_written_by_who_let_its_log_go_meanwhile(running: Running, disk: MemoryDisk) -> None:
-    """It is written beside the rounds: by then the log may be taken again, behind what another shard has written."""
-    held = running.shard.held
+    """A snapshot is written beside the rounds: by then the log may be taken again, behind what another shard has written."""
+    holdings = running.shard.held
     assert await running.report(await running.claim("a", b"", b""), 14) == []
-    log, computation = held.served["a"].log, held.served["a"].computation
-    await held.logs.snapshot(log, partial(recovery.pieces, computation))
+    log, computation = holdings.served["a"].log, holdings.served["a"].computation
+    await holdings.logs.snapshot(log, partial(recovery.pieces, computation))
     log.forget()
-    await held.logs.settle()
+    await holdings.logs.settle()
     assert disk.logs["a"].snapshot is None
     assert log.snapshotting is None
 
@@ -432,13 +432,13 @@ async def test_rule7_parts_of_all_computations_are_bounded(running: Running, mon
     """One stages parts until it is refused, then 3 neighbours one each, then it commits, and stages again: what was committed counts no more."""
     size = batches.PART_BYTES + 12
     monkeypatch.setattr(owner_requests, "ALL_PART_BYTES", 8 * size)
-    held = part({0: 5})
+    part_ = part({0: 5})
     for name in ("b", "c", "d"):
         await running.shard.graph.register(Spec(name))
     owners = {name: (await running.claim(name)).sequencer for name in "abcd"}
 
     def stage(name: str, batch: int, task: int) -> None:
-        running.shard.owners.stage_task(name, owners[name], batch, TaskAttempt(0, task, 0), held)
+        running.shard.owners.stage_task(name, owners[name], batch, TaskAttempt(0, task, 0), part_)
 
     def fill(batch: int) -> int:
         for task in range(20):
@@ -456,8 +456,8 @@ async def test_rule7_parts_of_all_computations_are_bounded(running: Running, mon
     stage("a", 0, 0)  # the repeat of a part that is kept, whose answer was lost
     tasks = [TaskAttempt(0, task, 0) for task in range(first)]
     for batch, named in ((0, tasks), (1, [])):
-        asked = Prepare(owners["a"], batch, b"", named, 5, False, NO_FOLD, 0, {})
-        assert running.shard.owners.prepare("a", asked) == []
+        request = Prepare(owners["a"], batch, b"", named, 5, False, NO_FOLD, 0, {})
+        assert running.shard.owners.prepare("a", request) == []
         await running.shard.owners.commit("a", owners["a"], batch)
     assert (first, fill(2)) == (8, 5)
 
@@ -497,8 +497,8 @@ class Plan(FaultPlan):
         self.takes.set()
         self.taking = 0
         """Takes under way."""
-        self.left: dict[bool, int] = {}
-        """How many more writes begin, or end: behind these, nothing does."""
+        self.remaining: dict[bool, int] = {}
+        """The number of writes that still begin, or end: behind these, none does."""
 
     async def before(self, operation: Operation) -> Outcome:
         await self._stop(begins=True)
@@ -516,10 +516,10 @@ class Plan(FaultPlan):
         await self._stop(begins=False)
 
     async def _stop(self, *, begins: bool) -> None:
-        if begins in self.left:
-            if not self.left[begins]:
+        if begins in self.remaining:
+            if not self.remaining[begins]:
                 await asyncio.Event().wait()
-            self.left[begins] -= 1
+            self.remaining[begins] -= 1
 
 
 class One(Running):
@@ -548,14 +548,14 @@ class One(Running):
 
 @pytest.fixture
 async def one() -> AsyncIterator[One]:
-    made = await One(MemoryDisk()).start()
-    yield made
-    await made.kill()
+    one_ = await One(MemoryDisk()).start()
+    yield one_
+    await one_.kill()
 
 
 async def outcomes(tasks: Sequence[asyncio.Task[Spec]]) -> list[str]:
-    found = await asyncio.gather(*tasks, return_exceptions=True)
-    return [each.name if isinstance(each, Spec) else getattr(each, "reason", repr(each)) for each in found]
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    return [result.name if isinstance(result, Spec) else getattr(result, "reason", repr(result)) for result in results]
 
 
 async def test_one_that_fails_as_it_never_should_is_refused_alone(one: One, caplog: pytest.LogCaptureFixture) -> None:
@@ -618,31 +618,31 @@ async def test_a_crash_at_any_write_keeps_what_was_acknowledged(begins: bool) ->
     while True:
         disk = MemoryDisk()
         one = await One(disk, graph_bytes=60).start()
-        one.plan.left[begins] = crashes
-        told: dict[str, Spec | None] = {}
+        one.plan.remaining[begins] = crashes
+        answers: dict[str, Spec | None] = {}
 
-        async def live(one: One, told: dict[str, Spec | None]) -> None:
+        async def live(one: One, answers: dict[str, Spec | None]) -> None:
             for name in "abcdef":
-                told[name] = await one.register(name)
-            [told["b"]] = await one.shard.graph.reset("b")
+                answers[name] = await one.register(name)
+            [answers["b"]] = await one.shard.graph.reset("b")
             await one.shard.graph.drop("c", force=True)
-            told["c"] = None
+            answers["c"] = None
             await one.register("g")
             await one.shard.held.logs.settle()
 
-        task = asyncio.create_task(live(one, told))
+        task = asyncio.create_task(live(one, answers))
         await turns(300)
         done = task.done()
         task.cancel()
         await one.kill()
         disk.crash()
         again = await One(disk, graph_bytes=60).start()
-        for name, spec in told.items():
-            known = again.shard.topology.computations.get(name)
-            assert known == spec or name in "bc", f"{name} behind write {crashes}"
-        if (b := told.get("b")) is not None and b.incarnation == 2:
+        for name, spec in answers.items():
+            spec_now = again.shard.topology.computations.get(name)
+            assert spec_now == spec or name in "bc", f"{name} behind write {crashes}"
+        if (b := answers.get("b")) is not None and b.incarnation == 2:
             assert again.shard.topology.get("b").incarnation == 2
-        if "c" in told and told["c"] is None:
+        if "c" in answers and answers["c"] is None:
             assert "c" in again.shard.topology.dropped
         assert (await again.register("new")).name == "new"
         await again.kill()
@@ -653,7 +653,7 @@ async def test_a_crash_at_any_write_keeps_what_was_acknowledged(begins: bool) ->
 
 
 async def test_a_journal_of_whole_graphs_is_gone_on_with(one: One) -> None:
-    """As 0.1 has written it."""
+    """Release 0.1 wrote the graph whole."""
     await one.kill()
     graphs = [Topology().register(Spec("a"))]
     graphs.append(graphs[-1].register(Spec("b", ("a",))))
@@ -661,8 +661,8 @@ async def test_a_journal_of_whole_graphs_is_gone_on_with(one: One) -> None:
     disk = MemoryDisk()
     journal = MemoryJournal(disk)
     await journal.open()
-    for position, each in enumerate(graphs, 1):
-        await journal.append([Entry(GRAPH, position, each.encode(), strong=True)])
+    for position, graph in enumerate(graphs, 1):
+        await journal.append([Entry(GRAPH, position, graph.encode(), strong=True)])
     again = await One(disk).start()
     assert again.shard.topology == graphs[-1]
     await again.register("c", "b")

@@ -14,18 +14,18 @@ from lowwater._drive.threads.signal import Signal
 
 
 class _ToldToStop(BaseException):
-    """What the handler of a signal of the system raises."""
+    """The exception that the handler of a signal of the system raises."""
 
 
 @pytest.mark.parametrize("at", ["_release_save", "_acquire_restore"])
 def test_a_handler_that_raises_at_the_edge_of_a_wait_is_what_the_waiter_sees(at: str) -> None:
     """Between two instructions of ``wait``: it has just let go of the lock, or has not got it back yet."""
     signal = Signal()
-    given: Any = getattr(signal, at)
+    original: Any = getattr(signal, at)
 
     def interrupted(*arguments: Any) -> None:
         if at == "_release_save":
-            given(*arguments)
+            original(*arguments)
         raise _ToldToStop
 
     setattr(signal, at, interrupted)

@@ -51,22 +51,22 @@ def breaks(why: str) -> pytest.MarkDecorator:
 
 @pytest.fixture
 async def tree(disk: MemoryDisk) -> AsyncIterator[Tree]:
-    made = await Tree(disk).start()
-    yield made
-    await made.stop()
+    tree_ = await Tree(disk).start()
+    yield tree_
+    await tree_.stop()
 
 
 @pytest.fixture
 async def reader(disk: MemoryDisk) -> AsyncIterator[Tree]:
     """One that reads ``x``, which stands at 100; ``y`` stands at 50, and ``z`` at 42."""
-    made = await Tree(disk).start(inputs=("x",))
+    tree_ = await Tree(disk).start(inputs=("x",))
     for name in ("y", "z"):
-        await made.top.shard.graph.register(Spec(name))
+        await tree_.top.shard.graph.register(Spec(name))
     for name, hour in (("x", 100), ("y", 50), ("z", 42)):
-        grant = await made.top.claim(name)
-        assert await made.top.report(name, grant, hour) == []
-    yield made
-    await made.stop()
+        grant = await tree_.top.claim(name)
+        assert await tree_.top.report(name, grant, hour) == []
+    yield tree_
+    await tree_.stop()
 
 
 @pytest.mark.parametrize("hour", [15, 10])
@@ -95,8 +95,8 @@ async def test_a_claim_that_a_reset_has_ended_is_not_answered_as_one_of_the_next
     assert await tree.below.report("a~0", first, MAX, finish=True) == []
     await until(lambda: tree.stands(0) == MAX)
     tree.way.hold("say")
-    asked = ClaimRequest([b"", KEY], request_id=b"r" * 16, bound_micros=np.array([HOUR], dtype=np.int64))
-    claim = asyncio.create_task(tree.below.shard.owners.claim("a~0", asked))
+    request = ClaimRequest([b"", KEY], request_id=b"r" * 16, bound_micros=np.array([HOUR], dtype=np.int64))
+    claim = asyncio.create_task(tree.below.shard.owners.claim("a~0", request))
     await rest()
     assert not claim.done()
     await tree.top.shard.graph.reset("a")
@@ -105,7 +105,7 @@ async def test_a_claim_that_a_reset_has_ended_is_not_answered_as_one_of_the_next
     with pytest.raises(errors.Unavailable, match="began a new incarnation before this claim"):
         await claim
     with pytest.raises(errors.StaleSequencer):
-        await tree.below.shard.owners.claim("a~0", asked)
+        await tree.below.shard.owners.claim("a~0", request)
 
 
 @pytest.mark.parametrize("between", ["nothing", "a snapshot", "a fail-over", "a fail-over of the root"])
@@ -180,7 +180,7 @@ async def test_T4_breaks_when_outputs_wait_for_their_slice_alone(reader: Tree, m
 
 
 async def test_T4_a_process_that_is_alone_does_not_read_its_graph_again(disk: MemoryDisk) -> None:
-    """It has all of it in memory. What it reads while it writes would be another process's to it, and end it."""
+    """The process has all of the graph in memory. If it read its own new record, it would take that for another process's, and end."""
     read: list[str] = []
 
     class Noting(FaultPlan):
@@ -320,16 +320,16 @@ async def test_rule7_while_the_root_is_away_an_advancing_slice_and_its_neighbour
 
 @pytest.mark.parametrize("first", [0, 1])
 async def test_an_acknowledgement_covers_no_report_in_front_of_it_that_waits(first: int) -> None:
-    outbox, told = Outbox(), list[int]()
+    outbox, order = Outbox(), list[int]()
     waiting = [asyncio.get_running_loop().create_future() for _ in range(2)]
-    for number, each in enumerate(waiting):
-        how: Callable[[object], None] = lambda _, number=number: told.append(number)  # type: ignore[misc]  # noqa: E731
-        outbox.answer(each, how)
-    for each in (waiting[first], waiting[1 - first]):
-        each.set_result([])
+    for number, future in enumerate(waiting):
+        how: Callable[[object], None] = lambda _, number=number: order.append(number)  # type: ignore[misc]  # noqa: E731
+        outbox.answer(future, how)
+    for future in (waiting[first], waiting[1 - first]):
+        future.set_result([])
         await rest()
-        assert told == list(range(len(told)))
-    assert told == [0, 1]
+        assert order == list(range(len(order)))
+    assert order == [0, 1]
 
 
 def test_a_lease_tells_how_a_slice_keeps_its_budgets_and_not_what_it_counts_itself() -> None:
@@ -338,11 +338,11 @@ def test_a_lease_tells_how_a_slice_keeps_its_budgets_and_not_what_it_counts_itse
     state.advance(Fold(MAX, (), 1, ()), 7, now=0.0)
     assert state.arrivals is not None
     state.arrivals.raise_marks({50_000: 3})
-    said = state.take()
-    assert said is not None
-    assert said.lateness is not None
-    assert said.lateness.behind == ((50_000, 1, 5),)
-    assert said.lateness.counts == ((0, 10),)
+    group = state.take()
+    assert group is not None
+    assert group.lateness is not None
+    assert group.lateness.behind == ((50_000, 1, 5),)
+    assert group.lateness.counts == ((0, 10),)
     assert state.take() is None
     repeated = state.beat()
     assert repeated is not None
@@ -440,9 +440,9 @@ async def test_a_slice_goes_on_after_a_failure_that_cannot_be(tree: Tree, caplog
     await until(lambda: "in a way it never should" in caplog.text)
     del tree.way.lost["say"]
     await until(lambda: tree.stands(0) == 11)
-    told = [each for each in caplog.records if getattr(each, "lowwater", {}).get("event") == "slice_failed"]
-    assert {each.levelname for each in told} == {"ERROR"}
-    assert told[0].__dict__["lowwater"] == {"event": "slice_failed", "computation": "a~0", "root": "a"}
+    failures = [record for record in caplog.records if getattr(record, "lowwater", {}).get("event") == "slice_failed"]
+    assert {record.levelname for record in failures} == {"ERROR"}
+    assert failures[0].__dict__["lowwater"] == {"event": "slice_failed", "computation": "a~0", "root": "a"}
 
 
 async def test_a_slice_pauses_when_it_cannot_follow_the_inputs(reader: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,11 +483,11 @@ async def test_a_retirement_that_the_store_has_lost_is_made_again(tree: Tree) ->
 
 
 async def claimed_by(one: One, name: str, identity: str) -> bool:
-    asked = ClaimRequest(
+    request = ClaimRequest(
         list(one.shard.topology.get(name).keys.span), identity=identity, request_id=next(ids).to_bytes(16)
     )
     try:
-        await one.shard.owners.claim(name, asked)
+        await one.shard.owners.claim(name, request)
     except errors.IdentityMismatch:
         return False
     return True
@@ -570,10 +570,10 @@ async def test_rule4_a_made_up_ownership_number_is_not_taken(tree: Tree) -> None
 async def claim_as(one: One, name: str, identity: str, bound: int | None = None) -> None:
     """Claim all of a slice. Raises as Shard.claim does."""
     span, bounds = list(one.shard.topology.get(name).keys.span), [] if bound is None else [bound]
-    asked = ClaimRequest(
+    request = ClaimRequest(
         span, identity=identity, request_id=next(ids).to_bytes(16), bound_micros=np.array(bounds, dtype=np.int64)
     )
-    await one.shard.owners.claim(name, asked)
+    await one.shard.owners.claim(name, request)
 
 
 async def test_a_claim_for_which_there_is_no_room_binds_nothing(tree: Tree) -> None:
@@ -581,9 +581,9 @@ async def test_a_claim_for_which_there_is_no_room_binds_nothing(tree: Tree) -> N
         msg = f"there is no room for {ranges}"
         raise errors.Overloaded(msg)
 
-    asked = ClaimRequest([b"", KEY], identity="X", request_id=next(ids).to_bytes(16))
+    request = ClaimRequest([b"", KEY], identity="X", request_id=next(ids).to_bytes(16))
     with pytest.raises(errors.Overloaded):
-        await tree.below.shard.owners.claim("a~0", asked, room=none)
+        await tree.below.shard.owners.claim("a~0", request, room=none)
     await claim_as(tree.below, "a~0", "Y")
 
 
@@ -592,10 +592,10 @@ def test_slices_take_no_more_of_the_graph_than_others_can_read_beside_them() -> 
     inputs = [f"i{number}" for number in range(101)]
     with pytest.raises(errors.InvalidArgument, match=r"1000 slices with 101 inputs each.*may have 100000"):
         Topology().register(Spec("a", inputs=tuple(inputs), slicing=Cut(keys)))
-    made = Topology().register(Spec("a", inputs=tuple(inputs[1:]), slicing=Cut(keys)))
+    topology = Topology().register(Spec("a", inputs=tuple(inputs[1:]), slicing=Cut(keys)))
     with pytest.raises(errors.InvalidArgument, match="cut it into fewer slices, or read fewer inputs"):
-        made.set_inputs("a", inputs)
-    assert len(made.set_inputs("a", inputs[:100]).computations) == 1001
+        topology.set_inputs("a", inputs)
+    assert len(topology.set_inputs("a", inputs[:100]).computations) == 1001
     full = Topology().register(Spec("a", inputs=tuple(f"i{number}" for number in range(200)), slicing=Cut(keys[:499])))
     with pytest.raises(errors.InvalidArgument, match="slice: '501 slices with 200 inputs each") as refused:
         full.split("a", "a~0", b"\x00")
@@ -605,11 +605,11 @@ def test_slices_take_no_more_of_the_graph_than_others_can_read_beside_them() -> 
 def test_a_graph_that_is_put_together_has_the_newest_inputs_and_the_newest_cut() -> None:
     """Each changed by a process that did not know of the other: the logs of the slices have these keys, and no reset is needed to go on."""
     before = Topology().register(Spec("x")).register(Spec("y")).register(Spec("a", inputs=("x",), slicing=Cut((b"m",))))
-    made, new = before.split("a", "a~1", b"t")
+    cut, new = before.split("a", "a~1", b"t")
     fed = before.set_inputs("a", ["x", "y"])
-    for merged in (made.received(new).merged(fed), fed.merged(made.received(new))):
+    for merged in (cut.received(new).merged(fed), fed.merged(cut.received(new))):
         assert merged.get("a").inputs == ("x", "y")
-        assert merged.get("a").cut.parts == made.received(new).get("a").cut.parts
+        assert merged.get("a").cut.parts == cut.received(new).get("a").cut.parts
         assert {name: merged.get(name) for name in ("a~0", "a~1", "a~2")} == merged.get("a").slice_specs()
         assert Topology.decode(merged.encode()) == merged
 
@@ -621,16 +621,16 @@ async def test_a_root_that_another_process_takes_meanwhile_is_a_reason_to_try_ag
         return answer
 
     graph = SimpleNamespace(get=lambda _: SimpleNamespace(incarnation=1), required=lambda _: NO_FOLD)
-    asked = SliceClaim(
+    claim = SliceClaim(
         "hourly", "hourly~0", (b"", KEY), host="", epoch=1, claims=1, bound=0, request_id=b"id", identity="hourly~"
     )
-    told = SliceReport(
+    message = SliceReport(
         1, NO_FOLD, current=True, vouched=MIN, low=5, retired=False, budgets=(), oldest_operation=0, waiting_for=""
     )
     served: Any = SimpleNamespace(topology=graph)
     owners: Any = SimpleNamespace(report=report)
     with pytest.raises(errors.Unavailable, match="has taken hourly over"):
-        await RangeHere(served, owners, asked, 1, 0).report(told, None)
+        await RangeHere(served, owners, claim, 1, 0).report(message, None)
 
 
 AT = b"\xc0"
@@ -639,9 +639,9 @@ AT = b"\xc0"
 
 @pytest.fixture
 async def wide() -> AsyncIterator[Tree]:
-    made = await Tree(MemoryDisk(), beside=True).start()
-    yield made
-    await made.stop()
+    tree_ = await Tree(MemoryDisk(), beside=True).start()
+    yield tree_
+    await tree_.stop()
 
 
 async def settled(wide: Tree, *names: str) -> None:
@@ -662,7 +662,7 @@ async def test_workers_lose_what_moved_and_are_told_where_to_claim(wide: Tree) -
     wide.below.shard.rounds.on_fenced = lost.append
     await wide.split("a~1", AT)
     await settled(wide, "a~2")
-    assert [(each.sequencer, "claim them again" in each.reason) for each in lost] == [(grant.sequencer, True)]
+    assert [(refusal.sequencer, "claim them again" in refusal.reason) for refusal in lost] == [(grant.sequencer, True)]
     [(_, refused)] = await wide.below.report("a~1", grant, 8)
     assert refused.reason == "STALE_SEQUENCER"
     with pytest.raises(errors.OtherSlice) as caught:
@@ -709,9 +709,9 @@ async def test_an_answer_that_is_given_all_the_same_is_noticed(wide: Tree, monke
 async def test_nothing_is_granted_before_the_keys_are_taken_in(wide: Tree) -> None:
     await wide.both(9, 7)
     await wide.below.stop()  # so that nobody hands anything over
-    made = await wide.top.shard.graph.split("a", "a~1", AT)
+    slice_ = await wide.top.shard.graph.split("a", "a~1", AT)
     await wide.beside.shard.confirmation.refresh()
-    await wide.beside.shard.takeover.serve_those([made.name])
+    await wide.beside.shard.takeover.serve_those([slice_.name])
     for refused in (wide.beside.claim("a~2"), wide.beside.shard.owners.retire("a~2", AT, b"", force=True)):
         with pytest.raises(errors.Unavailable, match="taking its keys over"):
             await refused
@@ -738,9 +738,9 @@ async def test_rule3_what_is_taken_in_goes_by_the_inputs_of_who_handed_it_over(d
         await rest()
         wide.below = await wide.another("below:2", wide.below.placement.names)
         await settled(wide, "a~1", "a~2")
-        taken = wide.beside.shard.held.computation("a~2")
-        assert taken is not None
-        assert taken.map.minimum() <= 50 * HOUR
+        received = wide.beside.shard.held.computation("a~2")
+        assert received is not None
+        assert received.map.minimum() <= 50 * HOUR
         assert [wide.stands(number) for number in (1, 2)] == [50, 50]
     finally:
         await wide.stop()
@@ -829,16 +829,16 @@ async def test_records_are_counted_once_though_a_new_half_is_first_and_retired(m
     def counted() -> list[tuple[int, int]]:
         view = wide.top.shard.served.view("a")
         assert view is not None
-        return [(kept.records, kept.behind) for kept in view.budgets]
+        return [(budget.records, budget.behind) for budget in view.budgets]
 
     await until(lambda: counted() == [(2000, 6)])
     real = wide.way.claim
 
-    async def claim(asked: SliceClaim) -> Range:
-        if asked.name == "a~1" and len(wide.root.map) < 3:
+    async def claim(request: SliceClaim) -> Range:
+        if request.name == "a~1" and len(wide.root.map) < 3:
             msg = "the new one is first"
             raise errors.Unavailable(msg)
-        return await real(asked)
+        return await real(request)
 
     monkeypatch.setattr(wide.way, "claim", claim)
     await wide.split("a~1", AT)
@@ -873,8 +873,8 @@ async def test_one_process_cuts_what_it_serves_alone(disk: MemoryDisk) -> None:
     await shard.graph.register(Spec("a", slicing=Cut((b"\x80",))))
     await shard.graph.split("a", "a~1", AT)
     for number, span in enumerate(((b"", b"\x80"), (b"\x80", AT), (AT, b""))):
-        asked = ClaimRequest(span, request_id=bytes([number] * 16))
-        grant = await shard.owners.claim(f"a~{number}", asked)
+        request = ClaimRequest(span, request_id=bytes([number] * 16))
+        grant = await shard.owners.claim(f"a~{number}", request)
         report = GroupReport(grant.sequencer, np.array([5 * HOUR]))
         assert await shard.owners.report([(f"a~{number}", report)], sender=b"s" * 16, number=(1, number + 1)) == []
     await until(lambda: (view := shard.served.view("a")) is not None and view.low == 5 * HOUR)

@@ -1,4 +1,4 @@
-"""What the stage keeps on disk: written once, whole, and tied to the plan it was made from."""
+"""The stage keeps its state on disk: written once, whole, and tied to the plan it was made from."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def version(batch: int) -> Version:
     return Version(batch, f"digest{batch}", 14, entries, pending=([1, 3], [1, 1]), counted=Counted(3, 1, -4))
 
 
-def made(batch: int, _: Path) -> Version:
+def version_of(batch: int, _: Path) -> Version:
     return version(batch)
 
 
@@ -187,9 +187,9 @@ def test_the_state_of_a_checkpoint_that_was_copied_is_its_own(tmp_path: Path) ->
         assert StateStore.opened(Place(Manifest(copy), copy), root, 2, batch=1, ordinal=2).before(1) == version(0)
     StateStore.opened(place(tmp_path / "other"), elsewhere, 2, batch=0, ordinal=1)
     shutil.copytree(tmp_path / "other", tmp_path / "another")
-    kept = StateStore.existing(Place(Manifest(tmp_path / "another"), tmp_path / "another"))
-    assert kept is not None
-    assert kept.root == elsewhere, "the user has named it"
+    store = StateStore.existing(Place(Manifest(tmp_path / "another"), tmp_path / "another"))
+    assert store is not None
+    assert store.root == elsewhere, "the user has named it"
 
 
 def test_state_versions_build_on_each_other_and_are_never_changed(tmp_path: Path) -> None:
@@ -206,15 +206,15 @@ def test_state_versions_build_on_each_other_and_are_never_changed(tmp_path: Path
     with pytest.raises(StateLost, match="needs version 5"):
         store.before(6)
     for batch in range(5, 9):
-        store.build(batch, f"digest{batch}", partial(made, batch))
+        store.build(batch, f"digest{batch}", partial(version_of, batch))
     store.purge(committed=7)
     assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["6", "7", "8"]
 
 
 def test_versions_of_releases_without_segments_are_read_and_written_as_they_were(tmp_path: Path) -> None:
-    """So a stage that has none may go back to such a release; one that has some is refused by it."""
+    """A stage that has no segments may go back to such a release; one that has some is refused by it."""
     store = StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=4, ordinal=1)
-    store.build(4, "digest4", partial(made, 4))
+    store.build(4, "digest4", partial(version_of, 4))
     written = json.loads((tmp_path / "state/4/manifest.json").read_bytes())
     assert (written["format"], written["ranges"]) == (1, [["4.state", "", 5, 2], ["", "", None, 0]])
     segments = (Segment("a.segments", 1, 3, 40, 90, (1, 2)),)
@@ -224,7 +224,7 @@ def test_versions_of_releases_without_segments_are_read_and_written_as_they_were
     before = store.version(5)
     assert before is not None
     assert before.due is None
-    due = [RangeEntry(segments=segments, due=each) for each in (Due(9, None), Due(None, 4), None, Due(8, 6))]
+    due = [RangeEntry(segments=segments, due=entry) for entry in (Due(9, None), Due(None, 4), None, Due(8, 6))]
     store.build(6, "digest6", lambda _: Version(6, "digest6", 14, due))
     after = store.version(6)
     assert after is not None
@@ -245,7 +245,7 @@ def test_state_that_moved_or_was_cut_otherwise_is_refused(tmp_path: Path) -> Non
 
 def test_the_schema_of_what_is_emitted_is_compared_by_name(tmp_path: Path) -> None:
     """More columns come with the next batch. One that was interrupted has its rows already, and not in them."""
-    made, schema = {"key": "k STRING", "stamp": "event"}, {"t": "timestamp", "n": "bigint"}
+    settings, schema = {"key": "k STRING", "stamp": "event"}, {"t": "timestamp", "n": "bigint"}
     more, fewer = {"m": "int", **schema}, {"t": "timestamp"}
 
     def opened(batch: int) -> StateStore:
@@ -255,28 +255,28 @@ def test_the_schema_of_what_is_emitted_is_compared_by_name(tmp_path: Path) -> No
         entries = [RangeEntry(emitted=emitted)]
         opened(batch).build(batch, "aa", lambda _: Version(batch, "aa", MIN, entries))
 
-    opened(0).match(made, schema, 0)
+    opened(0).match(settings, schema, 0)
     build(0, "rows")
-    opened(0).match(made, dict(reversed(schema.items())), 0)
+    opened(0).match(settings, dict(reversed(schema.items())), 0)
     with pytest.raises(
         CheckpointMismatch,
         match=r"struct<m:int,t:timestamp,n:bigint>.* with the former schema until batch 0 is committed, which was",
     ):
-        opened(0).match(made, more, 0)
+        opened(0).match(settings, more, 0)
     for other in (fewer, {**schema, "n": "int"}, {**fewer, "m": "int"}):
         with pytest.raises(
             CheckpointMismatch, match=r"with the schema struct<t:timestamp,n:bigint>, .* with the former schema, or"
         ):
-            opened(1).match(made, other, 1)
+            opened(1).match(settings, other, 1)
     build(1, "")
-    opened(1).match(made, more, 1)
+    opened(1).match(settings, more, 1)
     with pytest.raises(CheckpointMismatch, match="with the schema struct<m:int,t:timestamp,n:bigint>, and"):
-        opened(1).match(made, schema, 1)
-    opened(2).match(made, {**more, "z": "int"}, 2)
+        opened(1).match(settings, schema, 1)
+    opened(2).match(settings, {**more, "z": "int"}, 2)
     # A release that kept no time zone has made it: the first one counts from now on.
-    opened(2).match({**made, "time zone": "UTC"}, {**more, "z": "int"}, 2)
+    opened(2).match({**settings, "time zone": "UTC"}, {**more, "z": "int"}, 2)
     with pytest.raises(CheckpointMismatch, match="the time zone UTC, and the stage has the time zone Asia/Tokyo"):
-        opened(2).match({**made, "time zone": "Asia/Tokyo"}, {**more, "z": "int"}, 2)
+        opened(2).match({**settings, "time zone": "Asia/Tokyo"}, {**more, "z": "int"}, 2)
 
 
 def lows_of(log: BatchLog, number: int, reading: Reading, spark_bound: int, before: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps: its versions, two runs that write at once, and the files of older releases."""
+"""A checkpoint keeps its versions; two runs write at once, and the files of older releases are read."""
 
 from __future__ import annotations
 
@@ -74,23 +74,23 @@ def write_old(checkpoint: Path, *missing: str) -> None:
 
 
 def read_old(checkpoint: Path) -> dict[str, Any]:
-    """What a release without the manifest finds; it refuses a ``query.json`` of another format."""
-    found = {}
+    """Return what a release without the manifest reads; it refuses a ``query.json`` of another format."""
+    contents = {}
     for name in OLD:
         path = checkpoint / "lowwater" / name
         if path.exists():
-            found[name] = json.loads(path.read_bytes())
-    if found.get("query.json", {"format": 1})["format"] != 1:
+            contents[name] = json.loads(path.read_bytes())
+    if contents.get("query.json", {"format": 1})["format"] != 1:
         msg = "of another format"
         raise CheckpointMismatch(msg)
-    return found
+    return contents
 
 
 def content(manifest: Manifest) -> dict[str, Any]:
     return {section: manifest[section] for section in SECTIONS}
 
 
-def left(checkpoint: Path) -> set[str]:
+def names_in(checkpoint: Path) -> set[str]:
     return {path.name for path in (checkpoint / "lowwater").iterdir() if path.is_file()}
 
 
@@ -149,19 +149,19 @@ def test_an_older_run_is_found_out_though_its_version_is_deleted_meanwhile(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "text"),
     [
         ({"format": 3}, "of format 3; this release reads"),
         ({"more": 1}, "other sections .*: more"),
         ({"sink": ...}, "other sections .*: sink"),
     ],
 )
-def test_a_manifest_of_another_release_is_refused_by_name(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_a_manifest_of_another_release_is_refused_by_name(tmp_path: Path, change: dict[str, Any], text: str) -> None:
     begun(tmp_path)
     path = tmp_path / "lowwater/manifest/1.json"
     entry = {**json.loads(path.read_text()), **change}
     path.write_text(json.dumps({key: value for key, value in entry.items() if value is not ...}))
-    with pytest.raises(CheckpointMismatch, match=f"manifest/1.json .*{said}"):
+    with pytest.raises(CheckpointMismatch, match=f"manifest/1.json .*{text}"):
         Manifest(tmp_path)
 
 
@@ -187,7 +187,7 @@ def test_the_files_of_older_releases_are_read_and_each_may_be_missing(tmp_path: 
     assert content(Manifest(tmp_path)) == expected
     assert content(begun(tmp_path)) == expected
     assert content(Manifest(tmp_path)) == expected
-    assert left(tmp_path) == KEPT - {missing} | {"query.json"}
+    assert names_in(tmp_path) == KEPT - {missing} | {"query.json"}
 
 
 def test_each_stage_of_an_older_release_has_its_state(tmp_path: Path) -> None:
@@ -214,17 +214,17 @@ class Killed(BaseException):
 
 def steps(tmp_path: Path) -> list[str]:
     write_old(tmp_path)
-    made: list[str] = []
-    Manifest(tmp_path, made.append).take_over()
-    return made
+    names: list[str] = []
+    Manifest(tmp_path, names.append).take_over()
+    return names
 
 
 def killed_at(checkpoint: Path, number: int) -> None:
-    seen: list[str] = []
+    names: list[str] = []
 
     def probe(step: str) -> None:
-        seen.append(step)
-        if len(seen) == number:
+        names.append(step)
+        if len(names) == number:
             raise Killed
 
     with pytest.raises(Killed):
@@ -232,10 +232,10 @@ def killed_at(checkpoint: Path, number: int) -> None:
 
 
 def test_a_take_over_that_is_killed_leaves_one_truth_whole(tmp_path: Path) -> None:
-    made = steps(tmp_path / "whole")
-    assert made[:2] == ["created", "decided"]
-    assert len(made) == 2 + len(OLD.keys() - KEPT)
-    for number, step in enumerate(made, 1):
+    names = steps(tmp_path / "whole")
+    assert names[:2] == ["created", "decided"]
+    assert len(names) == 2 + len(OLD.keys() - KEPT)
+    for number, step in enumerate(names, 1):
         checkpoint = tmp_path / str(number)
         write_old(checkpoint)
         killed_at(checkpoint, number)
@@ -248,7 +248,7 @@ def test_a_take_over_that_is_killed_leaves_one_truth_whole(tmp_path: Path) -> No
         assert content(begun(checkpoint)) == CONTENT
         again = Manifest(checkpoint)
         assert content(again) == CONTENT
-        assert left(checkpoint) == KEPT
+        assert names_in(checkpoint) == KEPT
 
 
 def test_what_could_not_be_made_durable_was_not_noted(tmp_path: Path) -> None:

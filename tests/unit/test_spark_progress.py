@@ -1,4 +1,4 @@
-"""What a stage claims, against a small pipeline in which everything that is still unread is known.
+"""A stage claims no more than is true, against a small pipeline in which everything that is still unread is known.
 
 Files arrive, Spark plans and commits batches in any order its options allow, the driver reads W and lists at any
 moments. The oracle knows every row.
@@ -56,7 +56,7 @@ class Pipeline:
         self.running: tuple[list[int], Reading] | None = None
         self.reading: Reading | None = None
         self.trap = newest_at_once
-        self.gone: set[File] = set()
+        self.removed: set[File] = set()
         self.progress = Progress(2, None, self.logs, Committed())
         self.now = 0.0
 
@@ -79,20 +79,20 @@ class Pipeline:
 
     def rewrite(self, which: int, ahead: int) -> None:
         """A file is written anew in its place: Spark does not read it again if it has read it before."""
-        there = [file for file in self.rows if file not in self.gone]
-        if there:
-            old = there[which % len(there)]
+        present = [file for file in self.rows if file not in self.removed]
+        if present:
+            old = present[which % len(present)]
             new = File(old.path, old.modified + 1)
             self.rows[new], self.where[new] = self.promise + ahead, self.where[old]
-            self.gone.add(old)
+            self.removed.add(old)
             if old not in self.planned:
                 del self.rows[old]
 
     def clean_up(self, which: int) -> None:
         """A file vanishes that a batch has read, which may still run."""
-        there = [p for p in self.planned if p not in self.gone]
-        if there:
-            self.gone.add(there[which % len(there)])
+        present = [p for p in self.planned if p not in self.removed]
+        if present:
+            self.removed.add(present[which % len(present)])
 
     def wait(self) -> None:
         self.now += RELIST
@@ -105,8 +105,8 @@ class Pipeline:
 
     def list_sources(self) -> None:
         if self.reading is not None and self.progress.must_list(self.reading, self.now):
-            there = self.rows.keys() - self.gone
-            heads = [Head({p for p in there if self.where[p] == i}) for i in range(len(self.logs))]
+            present = self.rows.keys() - self.removed
+            heads = [Head({p for p in present if self.where[p] == i}) for i in range(len(self.logs))]
             self.leave_out_what_is_settled(heads)
             self.progress.observe(
                 self.reading, [set()] * len(self.logs) if self.trap else heads, self.now, list(self.offsets)
@@ -124,11 +124,11 @@ class Pipeline:
         if self.running is not None:
             return
         # Spark does not forget a path that is gone.
-        known = {file.path for file in self.planned}
-        unread = [p for p in self.rows if p.path not in known]
-        taken = {unread[i % len(unread)] for i in chosen} if unread else set()
+        planned = {file.path for file in self.planned}
+        unread = [p for p in self.rows if p.path not in planned]
+        chosen_files = {unread[i % len(unread)] for i in chosen} if unread else set()
         for source, log in enumerate(self.logs):
-            mine = [path for path in taken if self.where[path] == source]
+            mine = [path for path in chosen_files if self.where[path] == source]
             if mine:
                 self.offsets[source] += 1
             for path in mine:
@@ -282,8 +282,8 @@ def test_a_reading_counts_if_and_only_if_all_there_at_the_time_is_committed(move
             committed = planned
         expected = [i for i, (_, head, after) in enumerate(model) if counts(head, after)]
         distinct = [model[i][1:] for i in range(len(model)) if i == 0 or model[i][1:] != model[i - 1][1:]]
-        found = waiting.newest_reached([committed, committed], forget=True)
-        index = None if found is None else [reading for reading, _, _ in model].index(found)
+        reading = waiting.newest_reached([committed, committed], forget=True)
+        index = None if reading is None else [reading for reading, _, _ in model].index(reading)
         assert index is None or index in expected, "it may not count yet"
         if len(distinct) <= KEPT:
             assert index == max(expected, default=None), "the newest that may counts"
@@ -300,7 +300,7 @@ def test_stamps_of_windows_are_floored_also_where_nothing_is_held() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "held", "low", "closes"),
+    ("window", "holds", "low", "closes"),
     [
         (WINDOW, [8, None], 11, False),
         (WINDOW, [8, None], 12, True),
@@ -311,9 +311,9 @@ def test_stamps_of_windows_are_floored_also_where_nothing_is_held() -> None:
     ],
 )
 def test_a_forced_batch_closes_windows(
-    window: timedelta | None, held: list[int | None], low: int, closes: bool
+    window: timedelta | None, holds: list[int | None], low: int, closes: bool
 ) -> None:
-    progress = Progress(len(held) or 1, window, [Log()], Committed(0, [0], Reading(10), held=held))
+    progress = Progress(len(holds) or 1, window, [Log()], Committed(0, [0], Reading(10), held=holds))
     progress.observe(Reading(low), [set()], 0.0, [])
     progress.renew()
     assert progress.would_close() == closes
@@ -381,7 +381,7 @@ def test_a_file_that_is_gone_before_it_was_read_does_not_hold_for_ever() -> None
 
 
 @pytest.mark.parametrize(
-    ("held", "oldest_row", "promised", "lowest"),
+    ("hold", "oldest_row", "promised", "lowest"),
     [
         (None, None, MIN, MIN),
         (None, None, 14, 12),
@@ -392,8 +392,8 @@ def test_a_file_that_is_gone_before_it_was_read_does_not_hold_for_ever() -> None
         (None, None, MAX, MAX),
     ],
 )
-def test_the_lowest_stamp_of_a_range(held: int | None, oldest_row: int | None, promised: int, lowest: int) -> None:
-    assert lowest_stamp(held, oldest_row, promised, WINDOW) == lowest
+def test_the_lowest_stamp_of_a_range(hold: int | None, oldest_row: int | None, promised: int, lowest: int) -> None:
+    assert lowest_stamp(hold, oldest_row, promised, WINDOW) == lowest
 
 
 class CountsPlans(Progress):
@@ -429,12 +429,12 @@ def test_rule6_breaks_when_switched_off() -> None:
 
 
 def test_what_spark_holds_is_stamped_as_what_comes_is() -> None:
-    """Of windows of an hour that are stamped by their day, the bound of Spark's state stands within the day, and its rows at its beginning."""
+    """For windows of an hour that are stamped by their day, the bound of Spark's state is within the day, and its rows are at its beginning."""
     day, micros = timedelta(days=1), timedelta(microseconds=1)
-    held = Committed(0, (), spark_bound=22 * HOUR // micros + day // micros)
+    committed = Committed(0, (), spark_bound=22 * HOUR // micros + day // micros)
     reading = Reading(2 * day // micros, {990_000: 2 * day // micros})
-    assert bound_of(held, reading, day) == day // micros
-    assert stamped(held, reading, day).heuristics == {990_000: day // micros}
+    assert bound_of(committed, reading, day) == day // micros
+    assert stamped(committed, reading, day).heuristics == {990_000: day // micros}
 
 
 def test_a_replay_that_was_planned_before_w_was_read_does_not_count_it() -> None:
@@ -449,8 +449,8 @@ def test_a_replay_that_was_planned_before_w_was_read_does_not_count_it() -> None
 
 def test_a_reading_found_in_another_stage_never_goes_back() -> None:
     progress = Progress(1, None, [Log()], Committed(0, [0], Reading(10)))
-    for found, stands in ((Reading(12), 12), (Reading(11), 12), (UNREAD, 12), (Reading(13), 13)):
-        progress.advance(found)
+    for reading, stands in ((Reading(12), 12), (Reading(11), 12), (UNREAD, 12), (Reading(13), 13)):
+        progress.advance(reading)
         assert progress.reading.low == stands
 
 

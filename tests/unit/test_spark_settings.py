@@ -1,4 +1,4 @@
-"""What stages are told of places: paths of Spark in their three forms, and how the authority and Kafka are reached."""
+"""Stages convert Spark's paths in their three forms, and learn how the authority and Kafka are reached."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def test_a_path_elsewhere_is_not_local() -> None:
 def test_spark_paths_are_converted_in_one_place() -> None:
     """Whoever escapes or unescapes by hand takes one form for another, sooner or later."""
     root = Path(__file__).parents[2] / "spark_listener/src/lowwater_spark"
-    found = {
+    files = {
         path.relative_to(root).as_posix()
         for path in root.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and node.module == "urllib.parse"
-        if {each.name for each in node.names} & {"unquote", "urlsplit", "urlparse"}
+        if {name.name for name in node.names} & {"unquote", "urlsplit", "urlparse"}
     }
-    assert found == {"checkpoint/spark_path.py"}
+    assert files == {"checkpoint/spark_path.py"}
 
 
 @pytest.mark.parametrize(("name", "inner"), [("attach", "attach.book"), ("drive", "drive.plan")])
@@ -88,8 +88,8 @@ def test_the_argument_goes_before_the_session_and_that_before_the_environment(mo
     assert connection(EMPTY.get).address == "environment:1"
     session = {"spark.lowwater.address": "session:1", "spark.lowwater.token": "t"}
     assert connection(session.get).address == "session:1"
-    given = connection(session.get, "argument:1")
-    assert (given.address, given.token) == ("argument:1", "t")
+    chosen = connection(session.get, "argument:1")
+    assert (chosen.address, chosen.token) == ("argument:1", "t")
     monkeypatch.delenv("LOWWATER_ADDRESS")
     assert connection(EMPTY.get).address == "localhost:7420"
     assert connection({"spark.lowwater.address": "there"}.get).addresses == ("there:7420",)
@@ -168,11 +168,11 @@ def test_both_clients_of_kafka_are_told_how_a_secured_cluster_is_reached_each_by
     for name in ("ca", "certificate", "key"):
         (tmp_path / name).write_text(f"the {name}")
     same = {"bootstrap.servers": "b:1", "security.protocol": "SASL_SSL"}
-    told = {**same, "sasl.mechanisms": "SCRAM-SHA-512", "sasl.username": "me", "sasl.password": 'a"b'}
-    told |= {f"ssl.{name}.location": str(tmp_path / name) for name in ("ca", "certificate", "key")}
-    options = {f"kafka.{name}": value for name, value in told.items()}
-    assert told.items() <= client_settings(options, "read_kafka").items()
-    found = KafkaAdmin(None, {**options, PACE: "folder"}).properties
+    secured = {**same, "sasl.mechanisms": "SCRAM-SHA-512", "sasl.username": "me", "sasl.password": 'a"b'}
+    secured |= {f"ssl.{name}.location": str(tmp_path / name) for name in ("ca", "certificate", "key")}
+    options = {f"kafka.{name}": value for name, value in secured.items()}
+    assert secured.items() <= client_settings(options, "read_kafka").items()
+    properties = KafkaAdmin(None, {**options, PACE: "folder"}).properties
     login = "org.apache.kafka.common.security.scram.ScramLoginModule required"
     jvm = {
         **same,
@@ -184,9 +184,9 @@ def test_both_clients_of_kafka_are_told_how_a_secured_cluster_is_reached_each_by
         "ssl.keystore.key": "the key",
         "ssl.keystore.type": "PEM",
     }
-    assert jvm.items() <= found.items()
-    assert not found.keys() & (told.keys() - jvm.keys())
-    assert told.items() <= KafkaAdmin(None, options).properties.items(), "Spark's own source has one client"
+    assert jvm.items() <= properties.items()
+    assert not properties.keys() & (secured.keys() - jvm.keys())
+    assert secured.items() <= KafkaAdmin(None, options).properties.items(), "Spark's own source has one client"
 
 
 def test_a_heartbeat_waits_for_each_query_that_is_still_tracked(tmp_path: Path) -> None:

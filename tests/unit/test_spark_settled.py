@@ -1,4 +1,4 @@
-"""What a listing leaves out: files that committed batches have taken, and handed-over batches of which all is taken."""
+"""A listing leaves out files that committed batches have taken, and handed-over batches of which all is taken."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Reader:
         return self.out / f"batch={number}"
 
     def head(self, offset: int) -> tuple[set[str], set[str]]:
-        """What is waited for, and which sub-directories were looked into."""
+        """Return the files that are waited for, and the sub-directories that were looked into."""
         self.looked.clear()
         [head] = self.heads.list_heads(lines(offset)) or [Head()]
         return {os.path.relpath(file.path, self.out) for file in head}, self.looked - {"out"}
@@ -207,7 +207,7 @@ def test_head_of_w_what_is_read_of_a_mount_point_ends_no_hold(query: Query) -> N
 
 
 def test_head_of_w_what_was_read_of_a_mount_point_is_no_witness_later(query: Query) -> None:
-    """It stays in the mount point while newer batches read the volume, which is then missing again."""
+    """The witness stays in the mount point while newer batches read the volume, which is then missing again."""
     query.take("a.json")
     assert not query.holds()
     volume = query.replace()
@@ -244,9 +244,7 @@ def test_head_of_w_another_volume_with_the_same_inode_is_noticed(query: Query, m
 
 def witnesses_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a file that was read vouch wherever it stands."""
-    monkeypatch.setattr(
-        roots, "_is_same", lambda known, identity, head: known.identity == identity or bool(head.settled)
-    )
+    monkeypatch.setattr(roots, "_is_same", lambda root, identity, head: root.identity == identity or bool(head.settled))
 
 
 def no_births(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a source reads: the log of a file source, ticks, lines, and listings of folders that change meanwhile."""
+"""A source reads the log of a file source, ticks, lines, and listings of folders that change meanwhile."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Log:
             (self.folder / str(self.batch)).write_text("\n".join(["v1", *lines]), encoding="utf-8")
             return self.batch
         names = [f"{self.batch - EVERY}.compact", *(str(n) for n in range(self.batch - EVERY + 1, self.batch))]
-        before = [each for name in names if (self.folder / name).exists() for each in self._lines(name)]
+        before = [line for name in names if (self.folder / name).exists() for line in self._lines(name)]
         self.copied = len(before)
         (self.folder / f"{self.batch}.compact").write_text("\n".join(["v1", *before, *lines]), encoding="utf-8")
         return self.batch
@@ -79,7 +79,7 @@ def test_a_compacted_entry_beyond_the_offset_stands_in_for_those_that_are_gone(t
             path.unlink()
     before = log.parsed
     log.read_to(25)
-    assert {taken.batch for taken in log.taken.values()} == set(range(40))
+    assert {entry.batch for entry in log.taken.values()} == set(range(40))
     assert log.parsed - before == 2 * 18 + 1
 
 
@@ -107,7 +107,7 @@ def run_ticks(ticks: Ticks, spark: Log, folder: Path, count: int) -> None:
 
 
 def test_ticks_are_forgotten(tmp_path: Path) -> None:
-    """By the driver, in their folder, and in Spark's own log of them; a run that comes later finds none either."""
+    """The driver forgets them in its memory, in their folder, and in Spark's own log; a run that comes later finds none either."""
     spark, folder = Log(tmp_path / "sources/1"), Path(str(tick_directory(tmp_path)))
     ticks = Ticks(tmp_path, 1, 1)
     copied = []
@@ -205,14 +205,14 @@ def test_a_commit_of_delta_says_who_has_written_it() -> None:
 
 
 def test_no_product_code_breaks_data_into_lines_by_other_characters() -> None:
-    found = {
+    files = {
         path.relative_to(ROOT).as_posix()
         for folder in PRODUCT
         for path in (ROOT / folder).rglob("*.py")
         if not {"v1", "records", "tests"} & {*path.relative_to(ROOT).parts}
         and BREAKS.search(path.read_text(encoding="utf-8"))
     }
-    assert found == FOR_PEOPLE.keys(), "use lowwater_spark.checkpoint.lines.lines_of, or say here for whom the text is"
+    assert files == FOR_PEOPLE.keys(), "use lowwater_spark.checkpoint.lines.lines_of, or say here for whom the text is"
 
 
 class Disturbed(Settled):
@@ -255,7 +255,7 @@ def test_a_file_that_is_renamed_into_a_directory_already_listed_is_found(root: P
 
     def move(listed: str, coming: str) -> None:
         if not moved:
-            [path] = [each for each in Path(coming).iterdir() if each.name != "other.json"]
+            [path] = [path for path in Path(coming).iterdir() if path.name != "other.json"]
             moved.append(path.name)
             path.rename(Path(listed, path.name))
 
@@ -300,6 +300,6 @@ def test_new_files_and_the_removal_of_read_ones_do_not_disturb_a_listing(root: P
             Path(folder, f"new-{len(listings)}.json").write_text("{}")
         listings.append(coming)
 
-    found = names(root, Disturbed(read, come_and_go))
-    assert {"other.json", "new-0.json"} <= found <= {"other.json", "new-0.json", "new-1.json"}
+    listed = names(root, Disturbed(read, come_and_go))
+    assert {"other.json", "new-0.json"} <= listed <= {"other.json", "new-0.json", "new-1.json"}
     assert len(listings) == 2, "listed again once, since files had gone"

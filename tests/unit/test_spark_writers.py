@@ -22,7 +22,7 @@ def reading(folder: Path, *inputs: str, recursive: bool = True, sink_log: bool =
 
 
 def named(source: FileSource) -> list[str]:
-    return sorted(found.writer for found in intruders(source) if found.writer)
+    return sorted(intruder.writer for intruder in intruders(source) if intruder.writer)
 
 
 def test_a_mark_says_who_writes_and_is_no_row(tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_a_reader_knows_the_writers_of_all_that_it_reads(tmp_path: Path) -> None
     assert named(reading(tmp_path / "out", "x", recursive=False)) == ["a"]
     assert named(reading(tmp_path / "out/year=2013/month=1", "x")) == ["a"], "a partition of what it writes"
     assert named(reading(tmp_path / "out/raw", "x")) == [], "what stands in a directory of its own is nobody else's"
-    [held] = [file for file in list_head(reading(tmp_path / "out", "b")) if MARKS in file.path]
-    assert held.path.endswith(".json (a writes here, and the inputs do not name it)")
+    [marker] = [file for file in list_head(reading(tmp_path / "out", "b")) if MARKS in file.path]
+    assert marker.path.endswith(".json (a writes here, and the inputs do not name it)")
 
 
 def test_the_log_of_a_sink_that_is_not_read_by_is_an_intruder(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ LINKS = {
     "a file of a batch": ("out/batch=0/b.json", "in/b.json"),
     "all of a writer": ("out", "in/deep"),
 }
-"""What a symbolic link leads to, and where it stands below what is read; empty: it is read itself."""
+"""The target of a symbolic link, and where it stands below what is read; empty: it is read itself."""
 
 
 @pytest.mark.parametrize("what", list(LINKS))
@@ -147,8 +147,8 @@ def found_by_links(folder: Path, what: str) -> list[Intruder]:
 
 
 def test_a_driven_frame_waits_for_its_own_inputs() -> None:
-    def waited_for(found: Checked) -> list[set[str]]:
-        return [set(each.inputs or ()) for each in found.sources if isinstance(each, FileSource)]
+    def waited_for(checked: Checked) -> list[set[str]]:
+        return [set(source.inputs or ()) for source in checked.sources if isinstance(source, FileSource)]
 
     a, b, c = (FileSource(root, recursive=False) for root in ("/a", "/b", "/c"))
     driven = Checked([ControlSource("/one"), a, b, ControlSource("/two"), c])

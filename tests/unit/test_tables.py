@@ -35,14 +35,14 @@ class Range:
     def state(self) -> pa.Table | None:
         return read_table(self.last)
 
-    def batch(self, name: str, made: Any) -> NextSegments:
+    def batch(self, name: str, change: Any) -> NextSegments:
         state = read_table(self.last)
-        after = split_table(made(state), state, self.last)
+        after = split_table(change(state), state, self.last)
         folder = self._folder / name
         folder.mkdir()
         self.last = Segments(str(folder), write_segments(after, self.last, str(folder), "00000-1"), after.facts)
         assert self.last.facts == ((TABLE,) if self.last.segments else ())
-        self.written += sum(each.table.num_rows for each in after.segments if not isinstance(each, Segment))
+        self.written += sum(segment.table.num_rows for segment in after.segments if not isinstance(segment, Segment))
         return after
 
 
@@ -50,7 +50,7 @@ class Range:
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 40)), max_size=12))
 def test_a_function_gets_the_table_that_it_has_returned(tmp_path_factory: Any, steps: list[tuple[int, int]]) -> None:
     """Against a plain table, whatever was kept, moved, merged or left out."""
-    made = Range(tmp_path_factory.mktemp("range"))
+    range_ = Range(tmp_path_factory.mktemp("range"))
     expected: pa.Table | None = None
     for at, (kind, n) in enumerate(steps):
         new = rows(1000 * at, n)
@@ -68,41 +68,41 @@ def test_a_function_gets_the_table_that_it_has_returned(tmp_path_factory: Any, s
             }[kind]()
 
         expected = change(expected)
-        made.batch(f"{at}", change)
+        range_.batch(f"{at}", change)
         if expected is not None and not expected.num_rows:
             expected = None
-        assert (made.state is None) == (expected is None)
-        assert made.state is None or made.state.equals(expected)
+        assert (range_.state is None) == (expected is None)
+        assert range_.state is None or range_.state.equals(expected)
 
 
 @pytest.mark.parametrize("at_end", [True, False])
 def test_who_appends_writes_what_is_new_and_has_few_pieces(tmp_path: Path, at_end: bool) -> None:
     """64 batches: a row is written a few times in all, and not once in each of them."""
-    made = Range(tmp_path)
-    made.batch("first", lambda _: rows(0, 10_000))
-    first = made.last.segments[0]
+    range_ = Range(tmp_path)
+    range_.batch("first", lambda _: rows(0, 10_000))
+    first = range_.last.segments[0]
     for at in range(64):
         new = rows(10_000 + 10 * at, 10)
-        made.batch(f"{at}", lambda state, new=new: pa.concat_tables([state, new] if at_end else [new, state]))
-        assert len(made.last.segments) <= 8
-    state = made.state
+        range_.batch(f"{at}", lambda state, new=new: pa.concat_tables([state, new] if at_end else [new, state]))
+        assert len(range_.last.segments) <= 8
+    state = range_.state
     assert state is not None
     assert state.num_rows == 10_640
-    kept = made.last.segments[0 if at_end else -1]
-    assert (kept.rows, kept.size) == (first.rows, first.size)
-    assert Path(made.last.folder, kept.name).stat().st_nlink == 65
-    assert made.written < 10_000 + 640 * 8
+    segment = range_.last.segments[0 if at_end else -1]
+    assert (segment.rows, segment.size) == (first.rows, first.size)
+    assert Path(range_.last.folder, segment.name).stat().st_nlink == 65
+    assert range_.written < 10_000 + 640 * 8
 
 
 def test_the_state_of_an_older_release_goes_on(tmp_path: Path) -> None:
-    """It is one file, and in segments as soon as it changes."""
+    """An older release's state is one file, and in segments as soon as it changes."""
     old = tmp_path / "00000-7.state"
     with pa.OSFile(str(old), "wb") as file, pa.ipc.new_file(file, rows(0, 5).schema) as writer:
         writer.write_table(rows(0, 5))
-    made = Range(tmp_path)
-    made.last = Segments(str(tmp_path), whole=str(old))
-    made.batch("0", lambda state: pa.concat_tables([state, rows(5, 1)]))
-    assert made.state == rows(0, 6)
+    range_ = Range(tmp_path)
+    range_.last = Segments(str(tmp_path), whole=str(old))
+    range_.batch("0", lambda state: pa.concat_tables([state, rows(5, 1)]))
+    assert range_.state == rows(0, 6)
 
 
 ROWS = st.lists(st.lists(st.integers(0, 5) | st.just(65_535), max_size=20), max_size=6)
@@ -111,19 +111,19 @@ ROWS = st.lists(st.lists(st.integers(0, 5) | st.just(65_535), max_size=20), max_
 @given(ROWS, st.sampled_from([0, 300, 1 << 20]))
 def test_each_range_has_its_rows_in_their_order_whatever_went_to_the_file(batches: list[list[int]], most: int) -> None:
     """Against a dictionary. With ``most`` 0 every batch goes to a file of its own."""
-    told: list[tuple[Any, pa.RecordBatch]] = []
+    parts_told: list[tuple[Any, pa.RecordBatch]] = []
     expected: dict[int, list[str]] = {}
     for handles in batches:
-        texts = [f"{len(told)} {i}" for i in range(len(handles))]
+        texts = [f"{len(parts_told)} {i}" for i in range(len(handles))]
         rows = {"text": pa.array(texts, pa.string()), "pair": [{"a": i, "b": [None, i]} for i in range(len(handles))]}
-        told.append((np.array(handles, np.uint16), pa.RecordBatch.from_pydict(rows, schema=_SCHEMA)))
+        parts_told.append((np.array(handles, np.uint16), pa.RecordBatch.from_pydict(rows, schema=_SCHEMA)))
         for handle, text in zip(handles, texts, strict=True):
             expected.setdefault(handle, []).append(text)
-    found = [(handle, pa.Table.from_batches(parts)) for handle, parts in by_handle(told, most)]
-    assert [handle for handle, _ in found] == sorted(expected)
-    for handle, rows in found:
+    tables = [(handle, pa.Table.from_batches(parts)) for handle, parts in by_handle(parts_told, most)]
+    assert [handle for handle, _ in tables] == sorted(expected)
+    for handle, rows in tables:
         assert rows["text"].to_pylist() == expected[handle]
-        assert [each["b"][1] for each in rows["pair"].to_pylist()] == [int(t.split()[1]) for t in expected[handle]]
+        assert [row["b"][1] for row in rows["pair"].to_pylist()] == [int(t.split()[1]) for t in expected[handle]]
 
 
 _SCHEMA = pa.schema([("text", pa.string()), ("pair", pa.struct([("a", pa.int64()), ("b", pa.list_(pa.int64()))]))])

@@ -47,17 +47,17 @@ class Master(TaskMaster):
         return await self.take("a", group, worker, nonce, wait=wait, leaving=asyncio.Event())
 
     async def lease(self, group: str = "repairs", *, worker: str = "w") -> TaskLease:
-        taken = await self.get(group, worker=worker)
-        assert taken is not None
-        return taken.lease
+        task = await self.get(group, worker=worker)
+        assert task is not None
+        return task.lease
 
     async def end(self, lease: TaskLease, *successors: NewTask, part: str = "part") -> None:
         await self.commit("a", lease, [output(lease, part)], b"", successors)
 
     async def shown(self, group: str = "repairs") -> list[tuple[int, str, str, int]]:
         """(event time in hours, name, state, version) of all tasks."""
-        _, _, found, _ = await self.tasks("a", group, None, 1000)
-        return [(task.key.at // HOUR, task.key.name, task.state.name, task.version) for task, _ in found]
+        _, _, tasks, _ = await self.tasks("a", group, None, 1000)
+        return [(task.key.at // HOUR, task.key.name, task.state.name, task.version) for task, _ in tasks]
 
 
 def task(name: str, at: int = HOUR, payload: bytes = b"") -> NewTask:
@@ -240,7 +240,7 @@ async def test_a_refused_request_leaves_its_neighbours_in_the_round(disk: Memory
     await master.create_group("b", TaskGroup("repairs"))
     lease = await master.lease()
     stale = TaskLease(1, "repairs", lease.key, 4, 1, lease.epoch, lease.nonce)
-    found = await asyncio.gather(
+    results = await asyncio.gather(
         master.end(stale),
         master.create("a", "nowhere", [task("n2")], 0),
         master.create("a", "repairs", [task("a", payload=bytes(tasks.PAYLOAD_BYTES + 1))], 0),
@@ -248,7 +248,7 @@ async def test_a_refused_request_leaves_its_neighbours_in_the_round(disk: Memory
         master.end(lease, task("n3")),
         return_exceptions=True,
     )
-    reasons = [each.reason if isinstance(each, errors.LowwaterError) else each for each in found]
+    reasons = [result.reason if isinstance(result, errors.LowwaterError) else result for result in results]
     assert reasons == ["STALE_LEASE", "UNKNOWN_GROUP", "INVALID_ARGUMENT", None, None]
     assert await master.shown() == [(1, "n1", "DONE", 2), (1, "n3", "READY", 1)]
     await running.stop()

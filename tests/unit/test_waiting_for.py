@@ -1,4 +1,4 @@
-"""What a worker tells for people: shown beside its own key ranges while it owns them, and nothing more than shown."""
+"""A worker's text for people is shown beside its own key ranges while it owns them, and does nothing else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def says(driver: Driver, sequencer: int, text: str, number: int) -> list[str]:
 
 def shown(driver: Driver) -> list[str]:
     ranges, _ = driver.core.map.all_ranges(10)
-    return [codec.key_range_message(each).waiting_for for each in sorted(ranges, key=lambda each: each.start)]
+    return [codec.key_range_message(entry).waiting_for for entry in sorted(ranges, key=lambda entry: entry.start)]
 
 
 def test_it_is_shown_beside_the_ranges_of_its_claim_until_the_next_report() -> None:
@@ -68,14 +68,14 @@ def test_it_goes_with_its_worker() -> None:
 
 
 def test_it_is_in_no_record_and_moves_no_watermark() -> None:
-    plain, told = Driver(), Driver()
-    for driver, text in ((plain, ""), (told, FILE)):
+    plain, telling = Driver(), Driver()
+    for driver, text in ((plain, ""), (telling, FILE)):
         owner = driver.claim(b"", b"").sequencer
         for number in (1, 2):
             says(driver, owner, text, number)
-    assert (told.records, told.low) == (plain.records, plain.low)
-    told.crash()
-    assert shown(told) == [""], "after a restart the worker says it again"
+    assert (telling.records, telling.low) == (plain.records, plain.low)
+    telling.crash()
+    assert shown(telling) == [""], "after a restart the worker says it again"
 
 
 def lease_of(count: int) -> LeaseState:
@@ -93,8 +93,8 @@ def test_remarks_reach_the_reader_of_the_watermark_and_go_with_their_worker() ->
         report = codec.group(sent)
         driver.core.report(report, sender=b"s", number=(1, number), required=NO_FOLD, now=driver.now)
         driver.settle()
-        [held], _ = driver.core.map.all_ranges(10)
-        assert wire.range_view(codec.key_range_message(held)).remarks == remarks
+        [range_], _ = driver.core.map.all_ranges(10)
+        assert wire.range_view(codec.key_range_message(range_)).remarks == remarks
     for text in (FILE, ""):
         lease.advance(Fold(10, (), 0, ()), MAX, waiting_for=text, now=0.0)
         alone = lease.take()
@@ -105,18 +105,18 @@ def test_remarks_reach_the_reader_of_the_watermark_and_go_with_their_worker() ->
     )
     driver.settle()
     driver.release(owner)
-    [left], _ = driver.core.map.all_ranges(10)
-    assert wire.range_view(codec.key_range_message(left)).remarks == NO_REMARKS
+    [freed], _ = driver.core.map.all_ranges(10)
+    assert wire.range_view(codec.key_range_message(freed)).remarks == NO_REMARKS
 
 
 @pytest.mark.parametrize("user", ["etl:", "u:"])
 def test_no_password_is_taken_over(user: str) -> None:
     password = "p@ss"
     url = f"jdbc://{user}{password}@db/in"
-    told = workers_pb2.GroupReport(waiting_for=f"{url}/key=5/a.json")
-    told.remarks.failure = f"{url} does not answer; token: {password}"
-    told.remarks.untimed_rows = 3
-    shown = codec.group(told)
+    report = workers_pb2.GroupReport(waiting_for=f"{url}/key=5/a.json")
+    report.remarks.failure = f"{url} does not answer; token: {password}"
+    report.remarks.untimed_rows = 3
+    shown = codec.group(report)
     assert shown.waiting_for == f"jdbc://{user}***@db/in/key=5/a.json"
     assert shown.remarks == Remarks(failure="jdbc://***@db/in does not answer; token: ***", untimed_rows=3)
 
@@ -126,16 +126,16 @@ def test_no_password_is_taken_over(user: str) -> None:
 )
 @pytest.mark.parametrize("others", [0, 1, 5])
 def test_what_a_stage_waits_for_is_always_taken(name: str, others: int) -> None:
-    said = in_short([f"/in/{name}.json (too old)", *["/in/b"] * others])
-    assert checks.words("waiting_for", said) == said
-    assert said.startswith(".../in/")
-    assert said.removesuffix(f", and {others} more").endswith(".json (too old)")
-    assert len(said.encode()) > 190, "no more is left out than has to be"
+    text = in_short([f"/in/{name}.json (too old)", *["/in/b"] * others])
+    assert checks.words("waiting_for", text) == text
+    assert text.startswith(".../in/")
+    assert text.removesuffix(f", and {others} more").endswith(".json (too old)")
+    assert len(text.encode()) > 190, "no more is left out than has to be"
 
 
 def test_a_text_without_its_password_is_no_longer_than_the_root_takes() -> None:
-    told = workers_pb2.GroupReport(waiting_for="a://:p@ " * 25)
-    told.remarks.failure = "sig=a " * 33
-    shown = codec.group(told)
-    told.waiting_for, told.remarks.failure = shown.waiting_for, shown.remarks.failure
-    codec.group(told)
+    report = workers_pb2.GroupReport(waiting_for="a://:p@ " * 25)
+    report.remarks.failure = "sig=a " * 33
+    shown = codec.group(report)
+    report.waiting_for, report.remarks.failure = shown.waiting_for, shown.remarks.failure
+    codec.group(report)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SWAP_SECONDS: Final = 0.2
 
 LOST_SECONDS: Final = 5.0
-"""How long a stream lives on when it has lost a message: no transport may lose any and go on for ever."""
+"""The time that a stream lives on when it has lost a message: no transport may lose any and go on for ever."""
 
 
 @dataclass(frozen=True, slots=True)

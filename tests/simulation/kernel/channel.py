@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.simulation.kernel.process import Process
 
 CONNECT_SECONDS: Final = 20.0
-"""How long a call that does not wait for the server stands a connection that is not accepted."""
+"""The time that a call which does not wait for the server stands a connection that is not accepted."""
 
 
 class MultiCallable:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Connection:
-    """What carries the calls of one channel to one server process, until it breaks."""
+    """A connection that carries the calls of one channel to one server process, until it breaks."""
 
     def __init__(self, network: Network, channel: SimChannel, server: SimServer) -> None:
         self.network = network

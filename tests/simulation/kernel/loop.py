@@ -287,7 +287,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._generators[id(generator)] = PROCESS.get()
 
     def _generator_dropped(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """As any loop does, close a generator that was left in the middle; but not a dead process's, nor at the end.
+        """Close a generator that was left in the middle, as any loop does; but not a dead process's, nor at the end.
 
         It is enough to do nothing then: Python does not ask twice.
         """

@@ -27,7 +27,7 @@ FROZEN_CLIENT_SECONDS: Final = 30.0
 
 @dataclass
 class Weather:
-    """What the network does to messages; may be changed at any time. Seconds, and probabilities per message."""
+    """The network's treatment of messages; may be changed at any time. Seconds, and probabilities per message."""
 
     delay: tuple[float, float] = (0.0002, 0.002)
     p_slow: float = 0.0
@@ -35,13 +35,13 @@ class Weather:
     p_lose_request: float = 0.0
     p_lose_response: float = 0.0
     p_repeat_request: float = 0.0
-    """Of a unary call: a copy arrives once more, ``slow`` later, at whoever listens there then."""
+    """Probability that a copy of a unary call arrives once more, ``slow`` later, at whoever listens there then."""
     p_break: float = 0.0
     p_late: float = 0.0
-    """Of a unary call, and of a message in a stream of requests: its connection breaks at once, and it arrives ``late``."""
+    """Probability that the connection of a unary call, or of a message in a stream of requests, breaks at once, and it arrives ``late``."""
     late: tuple[float, float] = (1.0, 30.0)
     p_report_lost: float = 0.0
-    """Of a Report stream's requests but the first: later ones arrive, until the stream breaks some seconds later."""
+    """Probability that a Report stream's request but the first is lost: later ones arrive, until the stream breaks some seconds later."""
     p_report_doubled: float = 0.0
     p_report_swapped: float = 0.0
 

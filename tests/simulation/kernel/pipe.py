@@ -19,7 +19,7 @@ WINDOW: Final = 20
 
 
 class Pipe:
-    """From one process to another. Writing ends by :meth:`finish`, reading when that arrives or by :meth:`end`."""
+    """A way from one process to another. Writing ends by :meth:`finish`, reading when that arrives or by :meth:`end`."""
 
     def __init__(self, network: Network, label: str, arrived: Callable[[Any], None]) -> None:
         self.severed = False

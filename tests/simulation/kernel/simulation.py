@@ -20,7 +20,7 @@ class Simulation:
         self.seed = seed
         self.points: Counter[str] = Counter()
         self.errors: list[tuple[float, str, BaseException | None]] = []
-        """What nobody caught, with its time and where: handlers, callbacks, tasks that nobody awaits. Empty in a
+        """The errors that were not caught, with time and place: of handlers, callbacks, tasks that nobody awaits. Empty in a
         healthy world."""
         self._rngs: dict[str, Random] = {}
         self._hash = hashlib.sha256()

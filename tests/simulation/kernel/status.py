@@ -1,4 +1,4 @@
-"""How calls end."""
+"""The ends of calls."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ GIVEN_UP_SECONDS: Final = 2.5
 
 @dataclass
 class StoreWeather:
-    """What the store does to writes; may be changed at any time. Seconds, and probabilities per write."""
+    """The store's treatment of writes; may be changed at any time. Seconds, and probabilities per write."""
 
     delay: tuple[float, float] = (0.0005, 0.003)
     """Taken twice: until the write is in the cache, and until it is on the disk."""
@@ -30,7 +30,7 @@ class StoreWeather:
     p_lost: float = 0.0
     p_written: float = 0.0
     hang: bool = False
-    """Whether writes wait, before and behind the cache, until this is False again."""
+    """True while writes wait, before and behind the cache."""
     away: bool = False
 
 
@@ -102,7 +102,7 @@ class RemoteStore:
     def __init__(self) -> None:
         self.weather = StoreWeather()
         self.fail_overs = 0
-        """How often a replica took over: who waited for the old one never learns what became of a write."""
+        """The number of times that a replica took over: who waited for the old one never learns what became of a write."""
         self.cut: set[str] = set()
         self.lagging = 0
         """Number of reasons why the replica stands still. Meanwhile the master executes writes and shows them to every reader,
@@ -128,7 +128,7 @@ class RemoteFaults(SimFaults):
     ) -> None:
         super().__init__(sim, name, weak=weak, weather=store.weather)
         self._replicated = replicated
-        """Whether a write that must survive is acknowledged only when the replica has it."""
+        """True if a write that must survive is acknowledged only when the replica has it."""
         self._store = store
         self._patience = patience
         self._sent: dict[int, int] = {}
