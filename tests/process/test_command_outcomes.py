@@ -300,7 +300,7 @@ def test_closed_streams_change_no_exit_code(lw: lowwater.Client, server: Serving
 
 
 def test_a_proxy_of_the_environment_is_no_way_to_this_machine(lw: lowwater.Client, server: Serving) -> None:
-    """Nothing listens at the proxy. Another address is looked for behind it, and the error names the variable."""
+    """No process listens at the proxy. Another address is looked for behind it, and the error names the variable."""
     environment = {**os.environ, "http_proxy": "http://user:secret@127.0.0.1:1", "no_proxy": ""}
     command = [sys.executable, "-m", "lowwater.cli", "status", "--answer-within", "2", "--address"]
     assert subprocess.run([*command, server.address], env=environment, check=False).returncode == 0
