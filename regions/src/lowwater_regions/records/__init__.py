@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/regions/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 a66a51d00ee87601e849826d3bbf774599b10c3c1dd9cbbad8c279e7f404caa8
+Made from: sha256 ddd0f46446ffc1b2c8110391c479f3b235fafc73b75e5ba794c0a72667ce1a6b
 """
