@@ -189,7 +189,8 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     expect(3, "reset", "flights", "--yes", *NOBODY)
     for answer in ("n\n", ""):
         monkeypatch.setattr(sys, "stdin", Answering(answer))
-        assert outcomes.run("reset", "flights", "--address", server.address)[0] == 1
+        for asking in ("reset", "drop"):
+            assert outcomes.run(asking, "flights", "--address", server.address)[0] == 1
     expect(0, "reset", "flights", "--yes", of=lw)
 
     expect(2, "set-inputs", "flihgts", "weather", of=lw, said="did you mean flights?")
@@ -197,7 +198,7 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     expect(0, "set-inputs", "hourly", "prod/ledger", of=lw)
     assert lw.topology().computations["hourly"].inputs == ("prod/ledger",)
     expect(2, "set-inputs", "prod/ledger", "hourly", of=lw, said="hourly")
-    expect(2, "drop", "prod/ledger", of=lw, said="lowwater set-inputs")
+    expect(2, "drop", "prod/ledger", "--yes", of=lw, said="lowwater set-inputs")
     expect(3, "set-inputs", "hourly", "flights", *NOBODY)
     expect(2, "set-inputs", "hourly", of=lw)
 
@@ -209,9 +210,9 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     expect(3, "slices", "split", "wide~1", "--at", "x", *NOBODY)
     assert outcomes.run("slices", "split", "wide~1", "--at", "x", "--address", server.address)[0] == 0
 
-    expect(2, "drop", "flihgts", of=lw, said="did you mean flights?")
-    expect(3, "drop", "flights", *NOBODY)
-    assert outcomes.run("drop", "flights", "--address", server.address)[0] == 0
+    expect(2, "drop", "flihgts", "--yes", of=lw, said="did you mean flights?")
+    expect(3, "drop", "flights", "--yes", *NOBODY)
+    assert outcomes.run("drop", "flights", "--yes", "--address", server.address)[0] == 0
 
     expect(2, "shards", of=lw)
     for command in (["shards"], ["drain", "there"], ["pin", "flights", "--off"]):
