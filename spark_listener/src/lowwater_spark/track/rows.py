@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 from lowwater import Arrived
 from lowwater.core.lateness import EDGES
 from lowwater.watermark import MIN
-from lowwater_spark.columns import column_of, columns_of
+from lowwater_spark.columns import as_timestamp, column_of, columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -132,7 +132,7 @@ def _check_time(frame: DataFrame, event_time: str | Column) -> None:
     if not isinstance(field.dataType, TimestampType):
         msg = (
             f"event_time {field.name} is of type {field.dataType.simpleString()}; an event time is a point on the time line: "
-            "use a timestamp column, for example sf.timestamp_micros(...)"
+            f"{as_timestamp(field.name, field.dataType)}"
         )
         raise TypeError(msg)
 
