@@ -175,6 +175,15 @@ def _component(package: Package) -> dict[str, Any]:
     }
 
 
+def answers(engine: str) -> bool:
+    """Return whether an engine can build: docker needs its daemon, which may not run."""
+    try:
+        done = subprocess.run((engine, "info"), capture_output=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
 def image(out: Path, commit: Commit, engine: str, base: str | None) -> Path:
     """Build the image by an engine, and save it as an archive that ``docker load`` takes.
 
@@ -245,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--engine",
         choices=(*ENGINES, "none"),
-        help="what builds the image (default: the first of these that is installed)",
+        help="what builds the image (default: the first of these that is installed and answers)",
     )
     parser.add_argument(
         "--base", help="another base image than the Dockerfile's, for example one of your registry, with its digest"
@@ -253,12 +262,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     out: Path = args.out.absolute()
     commit = Commit.here()
-    engine = args.engine or next((name for name in ENGINES if shutil.which(name)), "none")
+    engines = [args.engine] if args.engine else [name for name in ENGINES if shutil.which(name)]
     if out.is_symlink() or (
         out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / MARKER).is_file()))
     ):
         parser.error(f"--out: {out} is there, and is no folder with a {MARKER} of an earlier run; name another folder")
-    print(f"dist: lowwater {version()}, commit {commit.name[:12]}", flush=True)
+    print(
+        f"dist: lowwater {version()}, commit {commit.name[:12]}; packages, chart and bills take about a minute",
+        flush=True,
+    )
     if out.exists():
         shutil.rmtree(out)
     out.mkdir(parents=True)
@@ -272,12 +284,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, step in steps:
         step(out / name, commit)
         print(f"dist: {name}: {', '.join(path.name for path in _files(out / name))}", flush=True)
-    if engine == "none":
-        print("dist: no image: install docker, podman or buildah (docs/operate/operations.md)", file=sys.stderr)
-    else:
+    sums(out)  # counts also when the image fails
+    engine = next(filter(answers, engines), "")
+    if engine:
         print(f"dist: image, by {engine}; this takes minutes", flush=True)
         print(f"dist: {image(out / 'image', commit, engine, args.base).name}", flush=True)
-    sums(out)
+        sums(out)
+    elif engines and engines != ["none"]:
+        which = " and ".join(engines)
+        print(f"dist: no image: {which} cannot be reached; start one, or pass --engine none", file=sys.stderr)
+        if args.engine:
+            return 1
+    else:
+        print("dist: no image: install docker, podman or buildah (docs/operate/operations.md)", file=sys.stderr)
     print(f"dist: {out}, checksums in SHA256SUMS")
     return 0
 

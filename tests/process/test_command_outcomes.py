@@ -165,7 +165,8 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     expect(3, "reset", "flights", "--yes", *NOBODY)
     for answer in ("n\n", ""):
         monkeypatch.setattr(sys, "stdin", Answering(answer))
-        assert outcomes.run("reset", "flights", "--address", server.address)[0] == 1
+        for asking in ("reset", "drop"):
+            assert outcomes.run(asking, "flights", "--address", server.address)[0] == 1
     expect(0, "reset", "flights", "--yes", lw=lw)
 
     expect(2, "set-inputs", "flihgts", "weather", lw=lw, text="did you mean flights?")
@@ -173,7 +174,7 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     expect(0, "set-inputs", "hourly", "prod/ledger", lw=lw)
     assert lw.topology().computations["hourly"].inputs == ("prod/ledger",)
     expect(2, "set-inputs", "prod/ledger", "hourly", lw=lw, text="hourly")
-    expect(2, "drop", "prod/ledger", lw=lw, text="lowwater set-inputs")
+    expect(2, "drop", "prod/ledger", "--yes", lw=lw, text="lowwater set-inputs")
     expect(3, "set-inputs", "hourly", "flights", *NOBODY)
     expect(2, "set-inputs", "hourly", lw=lw)
 
@@ -185,9 +186,9 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     expect(3, "slices", "split", "wide~1", "--at", "x", *NOBODY)
     assert outcomes.run("slices", "split", "wide~1", "--at", "x", "--address", server.address)[0] == 0
 
-    expect(2, "drop", "flihgts", lw=lw, text="did you mean flights?")
-    expect(3, "drop", "flights", *NOBODY)
-    assert outcomes.run("drop", "flights", "--address", server.address)[0] == 0
+    expect(2, "drop", "flihgts", "--yes", lw=lw, text="did you mean flights?")
+    expect(3, "drop", "flights", "--yes", *NOBODY)
+    assert outcomes.run("drop", "flights", "--yes", "--address", server.address)[0] == 0
 
     expect(2, "shards", lw=lw)
     for command in (["shards"], ["drain", "there"], ["pin", "flights", "--off"]):

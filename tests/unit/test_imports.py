@@ -20,11 +20,12 @@ SPARK = {
     "sources": {"checkpoint", "errors"},
     "complete": {"checkpoint", "errors", "sources"},
     "track": {"checkpoint", "columns", "complete", "errors", "settings", "sources"},
-    "drive": {"checkpoint", "columns", "errors", "settings", "sources", "track"},
+    "drive": {"checkpoint", "columns", "errors", "settings", "sources", "track", "workers"},
     "attach": {"errors", "settings"},
     "sidecar": {"checkpoint", "errors", "settings", "sources", "track"},
     "stages": {"checkpoint", "columns", "drive", "errors", "settings", "sources", "track"},
     "prometheus": {"attach", "track"},
+    "workers": {"errors"},
 }
 """Every part but the front: a new one gets its place here."""
 

@@ -114,8 +114,12 @@ def listen_at(path: str) -> socket.socket:
 
 
 def url_of(listening: socket.socket, *, encrypted: bool) -> str:
-    """Return the URL of a listening socket, which ends with a slash."""
+    """Return the URL of a listening socket, which a browser on this machine can open.
+
+    It ends with a slash. A socket that listens on all addresses has the URL of localhost.
+    """
     host, port = listening.getsockname()[:2]
+    host = "localhost" if host in {"0.0.0.0", "::"} else host
     return f"{'https' if encrypted else 'http'}://{f'[{host}]' if ':' in host else host}:{port}/"
 
 

@@ -7,16 +7,28 @@ text is read as Spark reads it: in any case, in backticks, and with a dot before
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from lowwater.core.text import did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
     ArrowMap = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-__all__ = ["check_column", "column_of", "columns_of", "event_micros", "map_in_arrow", "own_name", "quoted", "unquoted"]
+__all__ = [
+    "as_timestamp",
+    "check_column",
+    "column_of",
+    "columns_of",
+    "event_micros",
+    "map_in_arrow",
+    "own_name",
+    "quoted",
+    "unquoted",
+]
 
 
 def quoted(name: str) -> str:
@@ -85,8 +97,27 @@ def check_column(frame: DataFrame, text: str | Column, argument: str) -> None:
     except AnalysisException as failure:
         if "AMBIGUOUS" in (failure.getCondition() or ""):
             raise
-        msg = f"{argument} is {text!r}, and the frame has no such column; its columns are {', '.join(frame.columns)}"
+        msg = f"{argument} is {text!r}, and the frame has no such column; its columns are {', '.join(frame.columns)}{did_you_mean(text, frame.columns)}"
         raise ValueError(msg) from failure
+
+
+_TO_TIMESTAMP: Final = {
+    "timestamp_ntz": 'use {column}.cast("timestamp"), which reads it in the time zone of the session',
+    "date": 'use {column}.cast("timestamp"), the midnight in the time zone of the session',
+    "string": "use sf.to_timestamp({column}, \"yyyy-MM-dd'T'HH:mm:ssXXX\"), with the format of the texts",
+    "struct": 'use a field of it, such as sf.col("{name}.start") of a window',
+    **dict.fromkeys(
+        ("long", "integer"),
+        "use sf.timestamp_micros({column}), or timestamp_millis() or timestamp_seconds(), by the unit of the numbers",
+    ),
+}
+"""Words that make a timestamp of a column, by the name of its type."""
+
+
+def as_timestamp(name: str, kind: DataType) -> str:
+    """Return what to write to get a timestamp from a column of another type."""
+    words = _TO_TIMESTAMP.get(kind.typeName(), "use a timestamp column, for example sf.timestamp_micros(...)")
+    return words.format(name=name, column=f'sf.col("{name}")')
 
 
 def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
@@ -105,7 +136,7 @@ def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
     if not isinstance(field.dataType, TimestampType):
         msg = (
             f"event_time {field.name} is of type {field.dataType.simpleString()}; an event time is a point on the time line: "
-            "use a timestamp column, for example sf.timestamp_micros(...)"
+            f"{as_timestamp(field.name, field.dataType)}"
         )
         raise TypeError(msg)
     return sf.unix_micros(column_of(frame, event_time))

@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import lowwater
+from lowwater import errors
+from lowwater.core import checks
 from lowwater.core.calls import full_name
+from lowwater.core.text import did_you_mean
 from lowwater_spark.checkpoint.identity import check_names, home_of, identity, new_ordinal
 from lowwater_spark.checkpoint.location import Location, glance, local_directory, real
 from lowwater_spark.checkpoint.log import CheckpointLog
@@ -168,7 +171,7 @@ def stage(
     if retention is not None and retention < timedelta(0):
         msg = f"retention says how far below Spark's watermark rows can come out, so it is not negative: {retention!r}"
         raise ValueError(msg)
-    declared = _declare(spark, name, tuple(inputs), key, event_time, options)
+    declared = _declare(spark, name, tuple(checks.names("inputs", inputs)), key, event_time, options)
     keyed = dataclasses.replace(declared.keyed, balance=options.get("balance", False))
     return dataclasses.replace(declared, keyed=keyed, retention=retention)
 
@@ -234,7 +237,7 @@ def injector(
 def _check_names(function: str, options: Mapping[str, object], names: type) -> None:
     """Raise TypeError for an option that a function does not have."""
     for name in options.keys() - names.__annotations__.keys():
-        msg = f"{function}() got an unexpected keyword argument {name!r}"
+        msg = f"{function}() got an unexpected keyword argument {name!r}{did_you_mean(name, names.__annotations__)}"
         raise TypeError(msg)
 
 
@@ -412,6 +415,11 @@ class Stage:
         removed batches that the checkpoint has not read). When the authority is away the query
         starts all the same, holds, and claims as soon as it answers.
         """
+        if isinstance(also, Stage | str):
+            msg = (
+                f"also={also.name if isinstance(also, Stage) else also!r} is no list: pass a list of stages, also=[...]"
+            )
+            raise TypeError(msg)
         stages = (self, *also)
         if budget := [stage.name for stage in also if stage.lateness_budgets]:
             raise Unsupported(
@@ -592,7 +600,10 @@ class Stage:
                 driving.reserve(run.authority.registration, run.heads)
                 if run.reader is not None:
                     run.reader.driven_holdback = driving.holdback(run.reader.keyed.window)
-            run.start()
+            try:
+                run.start()
+            except errors.IdentityMismatch as refused:
+                raise _other_checkpoint(refused, run.checkpoint) from None
             if driving is not None:
                 driving.open(run.authority)
                 run.drive = driving
@@ -732,6 +743,15 @@ class Stage:
             lateness_budgets=self.lateness_budgets,
             max_skew=self.max_skew,
         )
+
+
+def _other_checkpoint(refused: errors.IdentityMismatch, checkpoint: Location) -> errors.IdentityMismatch:
+    """Return the refusal of a checkpoint that does not own the name; it says which does."""
+    msg = (
+        f"{refused.message} This query's checkpoint is {checkpoint}; the owner's is the one whose file lowwater/identity "
+        f"has {refused.metadata.get('bound_to', 'another identity')}. Start from that one, or pass adopt=True to begin anew with this one."
+    )
+    return errors.IdentityMismatch(msg, metadata=refused.metadata | {"checkpoint": str(checkpoint)})
 
 
 def _check_bounds(df: DataFrame, checked: Checked, declared: Sequence[Bounds]) -> Checked:

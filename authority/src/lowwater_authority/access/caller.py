@@ -232,7 +232,8 @@ class Caller:
             f"{error.metadata.get('computation', 'it')} is registered with other inputs or options, of which you may "
             "not know all. Register the same, or use another name."
         )
-        return errors.RegistrationConflict(msg, metadata=error.metadata)
+        metadata = {key: value for key, value in error.metadata.items() if key not in {"differ", "fix"}}
+        return errors.RegistrationConflict(msg, metadata=metadata)
 
 
 CALLER: Final[ContextVar[Caller | None]] = ContextVar("lowwater_caller", default=None)

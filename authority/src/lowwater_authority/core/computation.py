@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
@@ -179,7 +180,7 @@ class Computation:
         wall = now if wall is None else wall
         if request.request_id in self.granted:
             return self._granted_before(request)
-        identity = self._check_claim(request)
+        identity = self._check_claim(request, now)
         self._check_bounds(request, wall)
         prepared = self.batches.prepared
         if prepared is not None and prepared.request.batch < request.generation:
@@ -210,16 +211,16 @@ class Computation:
         if self.identity is not None or request.request_id in self.granted:
             return False
         try:
-            self._check_claim(request)
+            self._check_claim(request, wall)
             self._check_bounds(request, wall)
         except errors.LowwaterError:
             return False
         return True
 
-    def _check_claim(self, request: ClaimRequest) -> str:
+    def _check_claim(self, request: ClaimRequest, now: int) -> str:
         """Refuse a claim, or return the identity to which it binds the computation."""
         identity = self._check_keys(request)
-        self._check_identity(identity)
+        self._check_identity(identity, now)
         self._check_order(request)
         self._check_place(request)
         return identity
@@ -257,18 +258,30 @@ class Computation:
         del start, end
         return True
 
-    def _check_identity(self, identity: str) -> None:
+    def _check_identity(self, identity: str, now: int) -> None:
         """Raise IdentityMismatch for another identity than that of the first claim."""
         if self.identity is not None and identity != self.identity:
-            raise self._mismatch(identity, self.identity)
+            raise self._mismatch(identity, self.identity, now)
 
-    def _mismatch(self, identity: str, bound: str, fix: str = "claim with adopt") -> errors.IdentityMismatch:
+    def _mismatch(
+        self, identity: str, bound: str, now: int, fix: str = "claim with adopt=True"
+    ) -> errors.IdentityMismatch:
         root = whole(self.spec.name)
         msg = (
             f"{root} is bound to the identity {bound!r}, not {identity!r}: two owners of one "
-            f"name would fence each other. Use another name, or {fix} to start a new incarnation of it."
+            f"name would fence each other. {self._owner(now)}Use another name or another namespace, or {fix} to start a "
+            "new incarnation of it."
         )
         return errors.IdentityMismatch(msg, metadata=self._about(identity=identity, bound_to=bound))
+
+    def _owner(self, now: int) -> str:
+        """Return a sentence about the worker that reported last, alive or not; empty for none."""
+        owned = [g for g in self.map.groups.values() if g.state is GroupState.OWNED]
+        if not owned:
+            return ""
+        last = max(owned, key=attrgetter("last_report"))
+        host = f" on {last.host}" if last.host else ""
+        return f"{last.worker or 'An unnamed worker'}{host} owns it, {_heard(last.last_report, now)}. "
 
     def _check_order(self, request: ClaimRequest) -> None:
         order = (request.generation, request.ordinal)
@@ -312,8 +325,8 @@ class Computation:
         ahead = bounds[(bounds > wall + self.spec.max_skew) & (bounds != MAX)]
         if len(ahead):
             msg = (
-                f"bound_micros has {int(ahead[0])}, more than {self.spec.max_skew // 1_000_000} s ahead of the clock: is it in "
-                "microseconds? Claim without a bound when nothing is known."
+                f"bound_micros has {int(ahead[0])}: {self.spec.too_far(int(ahead[0]))}. Is it in microseconds? "
+                "Claim without a bound when nothing is known."
             )
             fix = "event times up to max_skew ahead of the clock, or none"
             raise errors.TooFarAhead(msg, metadata=self._about(field="bound_micros", fix=fix))
@@ -440,9 +453,7 @@ class Computation:
         workers = sorted({group.worker or "unnamed" for group in owned})
         some = ", ".join(workers[:NAMED]) + (f" and {len(workers) - NAMED} more" if len(workers) > NAMED else "")
         last_report = max(group.last_report for group in owned)
-        last = (
-            f"last heard of {duration(max(0, now - last_report) / 1e6)} ago" if last_report else "not heard of lately"
-        )
+        last = _heard(last_report, now)
         own, them, they = ("owns", "it", "it reports") if len(workers) == 1 else ("own", "them", "they report")
         msg = (
             f"{some} {own} key ranges of {self.spec.name}, {last}. Stop {them} in good order, which releases the ranges, or drop "
@@ -675,6 +686,7 @@ class Computation:
         named = None if handles is None else handles.astype(np.intp)
         wrong = np.zeros(0, dtype=np.bool_)
         refused: list[Refused] = []
+        too_far = ""
         if group.live is not None:
             wrong = group.lost(named)
             if wrong.any():
@@ -687,12 +699,13 @@ class Computation:
             if len(wrong):
                 ahead &= ~wrong  # ranges of another claim are refused for that, not by the clock
             if ahead.any():
-                least = Watermark(int(np.broadcast_to(values, len(ahead))[ahead].min()))
+                least = int(np.broadcast_to(values, len(ahead))[ahead].min())
+                too_far = self.spec.too_far(least)
                 skew = duration(self.spec.max_skew / 1_000_000)
-                words = f"the clock: {least} is ahead of it by more than its max_skew of {skew}"
+                words = f"the clock: {Watermark(least)} is ahead of it by more than its max_skew of {skew}"
                 group.refuse_ahead(np.flatnonzero(ahead) if named is None else named[ahead], words)
             for mask, reason, text in (
-                (ahead, errors.TooFarAhead.reason, f"more than {self.spec.max_skew // 1_000_000} s ahead of the clock"),
+                (ahead, errors.TooFarAhead.reason, too_far),
                 (
                     finished & (not finish),
                     errors.FinishRequired.reason,
@@ -746,10 +759,7 @@ class Computation:
             mass = mass.at_most(limit)  # see RootComputation._take_lateness
         for share, micros in chain.from_iterable(part.frontiers.items() for part in mass.parts):
             if limit < micros != MAX:
-                msg = (
-                    f"the frontier of the share {share} ppm is more than {self.spec.max_skew // 1_000_000} s ahead of the clock; "
-                    "the mass is left as it was"
-                )
+                msg = f"the frontier of the share {share} ppm: {self.spec.too_far(micros)}; the mass is left as it was"
                 return [Refused(group.sequencer, errors.TooFarAhead.reason, msg)]
         self._set_mass(group, mass)
         return []
@@ -862,7 +872,7 @@ class Computation:
         if through <= self.vouched:
             return
         if wall + self.spec.max_skew < through != MAX:
-            msg = f"through_micros has {through}, more than {self.spec.max_skew // 1_000_000} s ahead of the clock: is it in microseconds?"
+            msg = f"through_micros has {through}: {self.spec.too_far(through)}. Is it in microseconds?"
             fix = "event times up to max_skew ahead of the clock"
             raise errors.TooFarAhead(msg, metadata=self._about(field="through_micros", fix=fix))
         self.staged.flush(self.map)
@@ -1244,3 +1254,8 @@ def _distinct(handles: npt.NDArray[np.uint32]) -> bool:
 def _named(handles: npt.NDArray[np.intp] | None, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
     chosen = np.flatnonzero(mask) if handles is None else handles[mask]
     return chosen.astype(np.uint32)
+
+
+def _heard(last_report: int, now: int) -> str:
+    """Return when a worker was heard of last; 0: not since the authority restarted."""
+    return f"last heard of {duration(max(0, now - last_report) / 1e6)} ago" if last_report else "not heard of lately"

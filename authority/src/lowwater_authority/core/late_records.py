@@ -79,10 +79,8 @@ class LateRecords:
         limit = wall + spec.max_skew
         far = limit < reported.frontier != MAX
         if far or (records and reported.reference > limit):
-            msg = (
-                f"lateness.{'frontier' if far else 'reference'}_micros is more than {spec.max_skew // 1_000_000} s ahead of the clock; "
-                "nothing of it counts"
-            )
+            field, micros = ("frontier", reported.frontier) if far else ("reference", reported.reference)
+            msg = f"lateness.{field}_micros: {spec.too_far(micros)}; nothing of it counts"
             return Refused(group.sequencer, errors.TooFarAhead.reason, msg)
         if not records and group.arrivals is not None and reported.frontier == before.frontier:
             return None

@@ -89,7 +89,7 @@ class RootComputation(Computation):
         bound = carried(self.spec.name, self.incarnation, identity) is not None
         return identity if bound else slicing(self.spec.name)
 
-    def _check_identity(self, identity: str) -> None:
+    def _check_identity(self, identity: str, now: int) -> None:
         """Raise IdentityMismatch unless workers of one identity claim in all slices.
 
         A slice claims by an identity that carries the one of its workers.
@@ -99,7 +99,12 @@ class RootComputation(Computation):
         of_worker = carried(self.spec.name, self.incarnation, identity)
         bound = carried(self.spec.name, self.incarnation, self.identity)
         if of_worker is not None and bound is not None and of_worker != bound:
-            raise self._mismatch(of_worker, bound, f"reset {self.spec.name}")
+            raise self._mismatch(of_worker, bound, now, f"reset {self.spec.name}")
+
+    def _owner(self, now: int) -> str:
+        """Return nothing: slices own the root's ranges, and no worker does."""
+        del now
+        return ""
 
     def _bind(self, identity: str) -> None:
         if self.identity is None or identity != slicing(self.spec.name):
@@ -275,8 +280,8 @@ class SliceComputation(Computation):
         self._check_own(start, end, "retire")
         super()._check_retire(start, end, sequencer)
 
-    def _mismatch(self, identity: str, bound: str, fix: str = "") -> errors.IdentityMismatch:
-        return super()._mismatch(identity, bound, fix or f"reset {self.spec.slice_of}")
+    def _mismatch(self, identity: str, bound: str, now: int, fix: str = "") -> errors.IdentityMismatch:
+        return super()._mismatch(identity, bound, now, fix or f"reset {self.spec.slice_of}")
 
     def _apply_revoke(self, op: pb.Revoke, now: int) -> None:
         # A completeness that the root has not confirmed by now was acknowledged to no output, and

@@ -15,7 +15,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from lowwater import errors
-from lowwater.core.text import counted
+from lowwater.core.text import counted, duration
+from lowwater.watermark import Watermark
 from lowwater_authority.core.budget import LEAST, MOST
 from lowwater_authority.core.cut import ALL_KEYS, MAX_SLICE_KEY, MAX_SLICES, UNCUT, WHOLE, Cut, Part, SliceKeys
 from lowwater_authority.core.heuristics import PPM
@@ -26,7 +27,7 @@ from lowwater_authority.core.times import ANY_SKEW, DAY
 from lowwater_authority.records import journal_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 MAX_INPUTS: Final = 1000
 MAX_SLICE_INPUTS: Final = 100_000
@@ -174,10 +175,49 @@ class Spec:
         slicing = self.slicing.renewed() if isinstance(self.slicing, Cut) else self.slicing
         return replace(self, incarnation=self.incarnation + 1, slicing=slicing)
 
+    def too_far(self, micros: int) -> str:
+        """Return in words that a time is further ahead of the clock than this spec allows."""
+        skew = duration(self.max_skew / 1_000_000)
+        return f"{Watermark(micros)} is ahead of the clock by more than the max_skew of {self.name}, {skew}"
+
     def same_registration(self, other: Spec) -> bool:
         """Return True when another registration asks for the same."""
         unregistered = {name: getattr(self, name) for name in UNREGISTERED}
         return replace(other, **unregistered) == self and other.cut.starts == self.cut.starts
+
+
+def _conflict(registered: Spec, spec: Spec) -> errors.RegistrationConflict:
+    """Return the refusal of another registration of a name: what differs, and how to change it."""
+    differ = {
+        field: f"{name} {words(registered)}, and not {words(spec)}"
+        for field, name, words in _REGISTERED
+        if getattr(registered, field) != getattr(spec, field)
+    }
+    change, again = (f"`lowwater {command} {spec.name}`" for command in ("set-inputs", "drop"))
+    fixes: list[str] = []
+    if "inputs" in differ and spec.inputs:
+        fixes.append(f"{change[:-1]} {' '.join(spec.inputs)}` changes the inputs")
+    if len(differ) > len(fixes):
+        fixes.append(f"to change {'the rest' if fixes else 'that'}, drop it ({again}) and register it anew")
+    fix = "; ".join(["register the same", *fixes])
+    msg = f"{spec.name} is registered with {'; '.join(differ.values())}: {fix}."
+    return errors.RegistrationConflict(msg, metadata={"computation": spec.name, "differ": " ".join(differ), "fix": fix})
+
+
+def _shares(ppm: Iterable[int]) -> str:
+    return ", ".join(f"{share / 1_000_000:g}" for share in ppm) or "none"
+
+
+_REGISTERED: Final[tuple[tuple[str, str, Callable[[Spec], str]], ...]] = (
+    ("inputs", "inputs", lambda spec: ", ".join(spec.inputs) or "none"),
+    ("heuristics", "heuristics", lambda spec: _shares(spec.heuristics)),
+    ("key_hash", "key hash", lambda spec: repr(spec.key_hash)),
+    ("budgets", "lateness budgets", lambda spec: _shares(spec.budgets)),
+    ("all_pending", "all_pending", lambda spec: str(spec.all_pending)),
+    ("history_step", "history step", lambda spec: duration(spec.history_step / 1_000_000)),
+    ("estimated", "estimated", lambda spec: str(spec.estimated)),
+)
+"""What a later registration may not change: the field, its name for people, its words."""
 
 
 @dataclass(frozen=True)
@@ -312,12 +352,7 @@ class Topology:
                     "register the same, and cut slices in two as `lowwater slices split` does, or drop it and register it anew."
                 )
                 raise errors.RegistrationConflict(msg, metadata={"computation": spec.name, "slices": str(slices)})
-            msg = (
-                f"{spec.name} is registered with inputs {list(registered.inputs)}, heuristics {list(registered.heuristics)} ppm, key hash "
-                f"{registered.key_hash!r}, lateness budgets {list(registered.budgets)} ppm{' by all that is pending' if registered.all_pending else ''}, max skew {registered.max_skew} us and history step {registered.history_step} us, as "
-                f"{'estimated' if registered.estimated else 'exact'}. Register the same, or change the inputs with set_inputs."
-            )
-            raise errors.RegistrationConflict(msg, metadata={"computation": spec.name})
+            raise _conflict(registered, spec)
         before = self.dropped.get(spec.name) or Spec(spec.name, incarnation=0, input_version=0)
         first = max(before.incarnation, self.forgotten) + 1
         version = max(before.input_version, self.forgotten) + 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import tomllib
 from datetime import UTC, date, datetime
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
+
+from lowwater.core.text import did_you_mean
 
 if TYPE_CHECKING:
     import re
@@ -69,9 +70,8 @@ class Table:
         allowed = tuple(keys)
         for key in values:
             if key not in allowed:
-                near = get_close_matches(key, allowed, 1)
-                guess = f"; did you mean {near[0]}?" if near else ""
-                raise BadFile(self._at(key), "is unknown", f"write one of {', '.join(allowed)}{guess}")
+                fix = f"write one of {', '.join(allowed)}{did_you_mean(key, allowed)}"
+                raise BadFile(self._at(key), "is unknown", fix)
 
     def bad(self, key: str, problem: str, fix: str) -> BadFile:
         """Return an error about a key, or about the table if ``key`` is empty."""

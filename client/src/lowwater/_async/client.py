@@ -18,7 +18,7 @@ from lowwater._drive.tasks.connection import MakeChannel
 from lowwater._drive.tasks.runtimes import Runtimes
 from lowwater.core.call import Call, Gather
 from lowwater.core.calls import Calls, Published, based_on, full_name
-from lowwater.core.checks import known_name
+from lowwater.core.checks import known_name, offering
 from lowwater.core.claims import CLOSE_TIMEOUT, Claimant
 from lowwater.core.intervals import Closings, Gap, Interval, IntervalView, bounds_of, gap_of, upstream_below
 from lowwater.core.settings import Settings
@@ -598,7 +598,17 @@ class Client:
         return self._runtime().calls
 
     async def _call(self, call: Call[Result] | Gather[Result], within: float = math.inf) -> Result:
-        return await self._runtime().call(call, within)
+        try:
+            return await self._runtime().call(call, within)
+        except errors.UnknownComputation as error:
+            # A question of the caller's, and not one that is part of a longer answer.
+            if within < math.inf or error.metadata.get("near"):
+                raise
+            failure = error
+        names: Iterable[str] = ()
+        with suppress(errors.LowwaterError):
+            names = (await self._runtime().call(self._calls.get(()), ASK_SECONDS)).views
+        raise offering(failure, tuple(names)) from None
 
     async def _change(self, name: str, call: Call[Result]) -> Result:
         """Make a change that the authority refuses once the computation is registered anew."""

@@ -12,7 +12,8 @@ from typing import Any, Final, NoReturn
 
 from lowwater import errors
 from lowwater.cli.examples import EXAMPLES, TOP
-from lowwater.cli.failures import fail, near
+from lowwater.cli.failures import fail
+from lowwater.core.text import did_you_mean
 from lowwater.layout import SLOTS
 from lowwater.watermark import Watermark
 
@@ -35,6 +36,25 @@ SHELLS: Final = ("bash", "zsh", "fish")
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
+_GROUPS: Final = {
+    "everyday": ("status", "watch", "why", "wait", "complete", "publish", "ranges", "history", "tasks", "completion"),
+    "operate": (
+        *("serve", "journal", "access", "set-inputs", "reset", "drop", "retire"),
+        *("hot", "split", "merge", "move"),
+    ),
+    "cluster": ("shards", "drain", "pin", "slices", "global", "region", "references"),
+}
+"""Commands by the heading under which ``lowwater --help`` lists them."""
+
+
+class _Grouped(argparse.RawDescriptionHelpFormatter):
+    """Help with a heading above the first command of each group."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        heading = next((f"\n  {group}:\n" for group, names in _GROUPS.items() if names[0] == action.dest), "")
+        return heading + super()._format_action(action)
+
+
 class CommandParser(argparse.ArgumentParser):
     """Parser of a command and its subcommands: options in full only, examples as they were written.
 
@@ -42,7 +62,8 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **settings)
         self._as_json = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  # overloads
@@ -54,8 +75,7 @@ class CommandParser(argparse.ArgumentParser):
         """Check as argparse does; the error for an unknown command offers similar commands only."""
         commands: Any = action.choices
         if action.dest == "command" and value not in commands:
-            offered = near(value, tuple(commands))
-            fix = f"did you mean {' or '.join(offered)}?" if offered else f"see {self.prog} --help"
+            fix = did_you_mean(value, tuple(commands), "") or f"see {self.prog} --help"
             raise argparse.ArgumentError(None, f"there is no command {value!r}: {fix}")
         super()._check_value(action, value)
 
@@ -169,6 +189,7 @@ def parser() -> CommandParser:
         prog="lowwater",
         description="Low watermarks across jobs: what is complete, and who holds up the rest.",
         epilog=TOP,
+        formatter_class=_Grouped,
     )
     top.add_argument("--version", action="version", version=f"lowwater {version('lowwater')}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -314,6 +335,7 @@ def parser() -> CommandParser:
     inputs.add_argument("inputs", nargs="+", metavar="INPUT", help="all inputs from now on")
 
     drop = _named(commands, "drop", "remove a computation that is gone for good; its alerts end")
+    drop.add_argument("--yes", action="store_true", help="do not ask")
     drop.add_argument(
         "--force", action="store_true", help="even if a worker owns key ranges; the worker is refused then"
     )
@@ -350,6 +372,8 @@ def parser() -> CommandParser:
     what = "print a script that completes commands, options and names in a shell"
     completion = add_command(commands, "completion", what, EXAMPLES["completion"])
     completion.add_argument("shell", choices=SHELLS, help="which shell")
+    order = [name for names in _GROUPS.values() for name in names]
+    commands._choices_actions.sort(key=lambda action: order.index(action.dest))  # pyright: ignore[reportPrivateUsage]  # what the help lists
     return top
 
 

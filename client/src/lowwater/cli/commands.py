@@ -57,9 +57,10 @@ def run(args: argparse.Namespace) -> int:
         try:
             return COMMANDS[args.command](lw, args)
         except errors.UnknownComputation as error:
-            names: Iterable[str] = ()
-            with suppress(errors.LowwaterError):
-                names = lw.get()
+            names: Iterable[str] = filter(None, error.metadata.get("near", "").split(", "))
+            if not error.metadata.get("near"):
+                with suppress(errors.LowwaterError):
+                    names = lw.get()
             raise unknown(error.metadata.get("computation", ""), names) from None
 
 
@@ -466,6 +467,9 @@ def set_inputs(lw: Client, args: argparse.Namespace) -> int:
 
 def drop(lw: Client, args: argparse.Namespace) -> int:
     """Take a computation out of the graph."""
+    question = f"{args.name} leaves the graph for good, with its history and its tasks."
+    if not args.yes and not agreed(question, args):
+        return 1
     incarnation = lw.drop(args.name, args.force)
     record = {"computation": args.name, "dropped": True, "incarnation": incarnation}
     return answer(args, record, f"dropped {args.name}, in incarnation {incarnation}")

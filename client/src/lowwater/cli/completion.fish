@@ -454,6 +454,7 @@ complete -c lowwater -n '_shtab_lowwater_using drop' -l server-token -x -d 'toke
 complete -c lowwater -n '_shtab_lowwater_using drop' -l ca -xka "(__fish_complete_path (commandline -ct))" -d 'certificates to trust; turns TLS on (default: LOWWATER_CA)'
 complete -c lowwater -n '_shtab_lowwater_using drop' -l cert -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s certificates (default: LOWWATER_CERT)'
 complete -c lowwater -n '_shtab_lowwater_using drop' -l key -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s key (default: LOWWATER_KEY)'
+complete -c lowwater -n '_shtab_lowwater_using drop' -l yes -d 'do not ask'
 complete -c lowwater -n '_shtab_lowwater_using drop' -l force -d 'even if a worker owns key ranges; the worker is refused then'
 complete -c lowwater -n '_shtab_lowwater_using drop; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
 complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a shards -d 'The shards of the deployment, and which computations each serves.'

@@ -194,6 +194,7 @@ _shtab_lowwater_drop_options=(
   "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
   "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  "--yes[do not ask]"
   "--force[even if a worker owns key ranges\; the worker is refused then]"
   ":the computation:_lowwater_names"
 )

@@ -177,6 +177,7 @@ workers have claimed again and folded the new inputs.
 examples:
   lowwater drop old-report
   lowwater drop old-report --force
+  lowwater drop old-report --yes             in a script, without a question
 
 For a job that is gone for good: its watermarks, metrics and alerts end. The
 drop is refused while another computation, which the error names, reads this

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Collection, Iterable
-from difflib import get_close_matches
+from collections.abc import Iterable
 from typing import Any, Final
 
 from lowwater import errors
 from lowwater.cli.render import to_json
+from lowwater.core.checks import unknown_computation
 from lowwater.core.text import on_one_line
 
-__all__ = ["AWAY", "agreed", "answer", "error_record", "exit_code", "fail", "near", "say", "unknown"]
+__all__ = ["AWAY", "agreed", "answer", "error_record", "exit_code", "fail", "say", "unknown"]
 
 AWAY: Final = (
     errors.JournalFailed,
@@ -24,9 +24,6 @@ AWAY: Final = (
     errors.Unavailable,
 )
 """Errors after which the answer is unknown; another attempt may help."""
-
-_MOST_NEAR: Final = 3
-"""Number of names that are offered for one that does not exist."""
 
 _OPTIONS: Final = {
     "address": "--address or LOWWATER_ADDRESS",
@@ -141,24 +138,4 @@ def _spoken(text: str) -> str:
 
 def unknown(name: str, names: Iterable[str]) -> errors.UnknownComputation:
     """Return the error for a name that is not registered; it offers similar names."""
-    offered = near(name, tuple(names))
-    fix = f"did you mean {' or '.join(offered)}?" if offered else _FIXES["UNKNOWN_COMPUTATION"]
-    metadata = {"computation": name, "near": ", ".join(offered), "fix": fix}
-    return errors.UnknownComputation(f"there is no computation {name!r}: {fix}", metadata=metadata)
-
-
-def near(name: str, names: Collection[str]) -> tuple[str, ...]:
-    """Return similar names, the best first; the namespace may be the mistake.
-
-    >>> near("flihgts", ["flights"]), near("ledger", ["prod/ledger"]), near("x", ["hourly"])
-    (('flights',), ('prod/ledger',), ())
-    """
-    spelt: dict[str, dict[str, None]] = {}
-    for full_name in names:
-        for part in (full_name, full_name.rpartition("/")[2]):
-            spelt.setdefault(part.lower(), {})[full_name] = None
-    matches: dict[str, None] = {}
-    for part in (name, name.rpartition("/")[2]):
-        for close in get_close_matches(part.lower(), spelt, _MOST_NEAR):
-            matches.update(spelt[close])
-    return tuple(matches)[:_MOST_NEAR]
+    return unknown_computation(name, tuple(names), _FIXES["UNKNOWN_COMPUTATION"])

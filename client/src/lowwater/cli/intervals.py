@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final
 
 from lowwater import errors
 from lowwater._sync.client import Client
 from lowwater.cli.render import range_record, times, to_json, view_record
 from lowwater.core.causes import Cause
 from lowwater.core.intervals import Gap, IntervalView
-from lowwater.core.text import counted, on_one_line
+from lowwater.core.text import counted, describe_range, on_one_line
 from lowwater.core.why import HIDDEN, held_words
-from lowwater.views import WatermarkView
+from lowwater.views import RangeView, WatermarkView
 
 __all__ = ["gaps_text", "interval", "interval_record"]
+
+_LINES: Final = 20
+"""Most lines of key ranges for one computation."""
+
+_READ: Final = 1000
+"""Most key ranges to read for these lines: many ranges of one worker are one line."""
 
 
 def interval(lw: Client, args: argparse.Namespace) -> int:
@@ -28,7 +36,8 @@ def interval(lw: Client, args: argparse.Namespace) -> int:
         fix = "pass a --to that is later than --from"
         msg = f"--to: {args.to} is not after --from, {args.start}; {fix}"
         raise errors.InvalidArgument(msg, metadata={"field": "to", "fix": fix})
-    view, now = lw.interval(args.name, args.start, args.to), time.time_ns() // 1_000
+    limit = _LINES if args.json else _READ
+    view, now = lw.interval(args.name, args.start, args.to, limit), time.time_ns() // 1_000
     if args.json:
         print(to_json(interval_record(view, now)))
     elif view.complete:
@@ -48,11 +57,26 @@ def gaps_text(view: IntervalView, now_micros: int) -> str:
         lines.append(f"  {on_one_line(view.why.sentence)}")
     for gap in view.gaps:
         lines.append(f"  {_head(gap)}")
-        lines += [f"    {held_words(key_range, now_micros)}" for key_range in gap.ranges or ()]
-        more = 0 if gap.ranges is None else gap.ranges.total - len(gap.ranges)
-        if more:
-            lines.append(f"    and {counted(more, 'more key range')}")
+        lines += [f"    {line}" for line in _holders(gap, now_micros)]
     return "\n".join(lines)
+
+
+def _holders(gap: Gap, now_micros: int) -> Iterator[str]:
+    """Yield a line for each key range; those of which the same is to be said share one."""
+    if gap.ranges is None:
+        return
+    places: dict[str, list[RangeView]] = {}
+    for key_range in gap.ranges:
+        place = f"{describe_range(key_range.start, key_range.end)} "
+        places.setdefault(held_words(key_range, now_micros).removeprefix(place), []).append(key_range)
+    told = 0
+    for words, alike in islice(places.items(), _LINES):
+        told += len(alike)
+        every = "all " if len(alike) == gap.watermark.ranges else ""
+        first = describe_range(alike[0].start, alike[0].end)
+        yield f"{first if len(alike) == 1 else f'{every}{len(alike)} key ranges'} {words}"
+    if gap.ranges.total > told:
+        yield f"and {counted(gap.ranges.total - told, 'more key range')}"
 
 
 def _head(gap: Gap) -> str:

@@ -65,7 +65,7 @@ class Published:
     def require(self, name: str) -> None:
         """Raise UnknownComputation unless a computation, by its full name, is published."""
         if name not in self.views:
-            raise checks.unknown_computation(name)
+            raise checks.unknown_computation(name, self.views)
 
 
 class Calls:
@@ -99,7 +99,7 @@ class Calls:
         return Call(method, request, admit, computation, repeatable)
 
     def _inputs(self, inputs: Iterable[str]) -> list[str]:
-        return [self.full(name, f"inputs[{i}]") for i, name in enumerate(checks.listed("inputs", inputs))]
+        return [self.full(name, f"inputs[{i}]") for i, name in enumerate(checks.names("inputs", inputs))]
 
     # -- the graph ---------------------------------------------------------------------------------
 
@@ -579,4 +579,4 @@ def _computation_in(answer: topology_pb2.GetTopologyResponse, computation: str) 
     for candidate in answer.computations:
         if candidate.name == computation:
             return candidate
-    raise checks.unknown_computation(computation)
+    raise checks.unknown_computation(computation, [candidate.name for candidate in answer.computations])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numbers
 import operator
 import re
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any, Final
 
 from lowwater import errors
 from lowwater.core.lateness import EDGES, Arrived
+from lowwater.core.text import did_you_mean, near
 from lowwater.histogram import MOST_RECORDS, Histogram
 from lowwater.views import Remarks, slice_of
 from lowwater.watermark import MAX, MIN, to_micros
@@ -27,6 +29,8 @@ __all__ = [
     "listed",
     "micros",
     "name_part",
+    "names",
+    "offering",
     "operation",
     "other_incarnation",
     "records",
@@ -67,10 +71,25 @@ def refused(field: str, value: object, fix: str) -> errors.InvalidArgument:
     return errors.InvalidArgument(f"{field}={shown} is refused: pass {fix}", metadata={"field": field, "fix": fix})
 
 
-def unknown_computation(name: str) -> errors.UnknownComputation:
-    """Return the error of a name that is not registered."""
-    msg = f"there is no computation {name!r}; register it first, or check the spelling and the namespace"
-    return errors.UnknownComputation(msg, metadata={"computation": name})
+def unknown_computation(
+    name: str,
+    names: Collection[str] = (),
+    otherwise: str = "register it first, or check the spelling and the namespace",
+) -> errors.UnknownComputation:
+    """Return the error of a name that is not registered; it offers similar ones of ``names``."""
+    fix = did_you_mean(name, names, "") or otherwise
+    metadata = {"computation": name, "near": ", ".join(near(name, names)), "fix": fix}
+    return errors.UnknownComputation(f"there is no computation {name!r}: {fix}", metadata=metadata)
+
+
+def offering(error: errors.UnknownComputation, names: Collection[str]) -> errors.UnknownComputation:
+    """Return an error of the authority with similar names that are registered, if there are any."""
+    name = error.metadata.get("computation", "")
+    offer = did_you_mean(name, names, ": ")
+    if not offer:
+        return error
+    metadata = {"near": ", ".join(near(name, names)), "fix": offer.removeprefix(": ")}
+    return errors.UnknownComputation(error.message.rstrip(".") + offer, metadata=error.metadata | metadata)
 
 
 def other_incarnation(
@@ -145,6 +164,13 @@ def listed(field: str, values: Any) -> list[Any]:
     except TypeError:
         raise refused(field, values, fix) from None
     return list(iterator)
+
+
+def names(field: str, values: Any) -> list[Any]:
+    """Return several names; a str is refused, since its letters would count as names."""
+    if isinstance(values, str):
+        raise refused(field, values, f'a list: {field}=["{values}"]')
+    return listed(field, values)
 
 
 def whole(field: str, value: object, least: int, most: int, fix: str = "") -> int:

@@ -181,7 +181,7 @@ def commit(granted: Granted, outputs: Iterable[str], digest: bytes, successors: 
     """Commit a task."""
     request = pb.CommitTaskRequest(
         **granted.identity,
-        outputs=[checks.text(f"outputs[{i}]", output) for i, output in enumerate(checks.listed("outputs", outputs))],
+        outputs=[checks.text(f"outputs[{i}]", output) for i, output in enumerate(checks.names("outputs", outputs))],
         digest=checks.key("digest", digest),
         successors=_new_tasks("successors", successors),
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from difflib import get_close_matches
 from typing import Final
 
 from lowwater.views import RangeState, RangeView, WatermarkView
@@ -15,14 +17,19 @@ __all__ = [
     "describe_key",
     "describe_owner",
     "describe_range",
+    "did_you_mean",
     "duration",
     "lag",
+    "near",
     "on_one_line",
     "without_passwords",
     "without_secrets",
 ]
 
 _DAY = 86_400_000_000
+
+_MOST_NEAR: Final = 3
+"""Number of names that are offered for one that does not exist."""
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
@@ -53,6 +60,33 @@ _SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 """End of a name whose value is secret, the separator, and the value."""
+
+
+def near(name: str, names: Collection[str]) -> tuple[str, ...]:
+    """Return similar names, the best first; the namespace may be the mistake.
+
+    >>> near("flihgts", ["flights"]), near("ledger", ["prod/ledger"]), near("x", ["hourly"])
+    (('flights',), ('prod/ledger',), ())
+    """
+    spelt: dict[str, dict[str, None]] = {}
+    for full_name in names:
+        for part in (full_name, full_name.rpartition("/")[2]):
+            spelt.setdefault(part.lower(), {})[full_name] = None
+    matches: dict[str, None] = {}
+    for part in (name, name.rpartition("/")[2]):
+        for close in get_close_matches(part.lower(), spelt, _MOST_NEAR):
+            matches.update(spelt[close])
+    return tuple(matches)[:_MOST_NEAR]
+
+
+def did_you_mean(name: str, names: Collection[str], before: str = "; ") -> str:
+    """Return a question that offers similar names, after ``before``; empty when none is similar.
+
+    >>> did_you_mean("flihgts", ["flights", "weather"])
+    '; did you mean flights?'
+    """
+    offered = near(name, names)
+    return f"{before}did you mean {' or '.join(offered)}?" if offered else ""
 
 
 def on_one_line(text: str) -> str:

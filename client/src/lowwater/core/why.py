@@ -11,7 +11,16 @@ from typing import Final
 from lowwater import errors
 from lowwater.core.causes import Cause, cause_of, cause_of_range, is_silent, seconds_since
 from lowwater.core.slices import slices_of
-from lowwater.core.text import clock_time, counted, describe_owner, describe_range, duration, lag, on_one_line
+from lowwater.core.text import (
+    clock_time,
+    counted,
+    describe_owner,
+    describe_range,
+    did_you_mean,
+    duration,
+    lag,
+    on_one_line,
+)
 from lowwater.views import Promise, Ranges, RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 
@@ -548,7 +557,7 @@ def _end(
         sentence = f"{view.computation} {HIDDEN}"
         return Hop(view.computation, view.low, None, None, (), sentence, Cause.HIDDEN)
     if not view.registered:
-        sentence = f"{view.computation} is not registered, so no worker has promised anything: start what writes it, or remove the input."
+        sentence = f"{view.computation} is not registered, so no worker has promised anything: start what writes it, or remove the input{_offer(view.computation, graph)}"
         return Hop(view.computation, view.low, None, None, (), sentence, Cause.NOT_REGISTERED)
     if view.low.finished:
         sentence = f"{view.computation} is finished: nothing will ever come."
@@ -625,12 +634,19 @@ def _about(holder: RangeView, now_micros: int) -> str:
         return f"{words}{_UNHEARD}" if holder.state is RangeState.OWNED else words
     silent = seconds_since(holder.last_report_micros, now_micros)
     if holder.state is RangeState.UNOWNED or is_silent(silent):
-        return f"{words}, silent for {duration(silent)}"
+        return f"{words}, {_silent(holder, silent)}"
     waits = f", waiting for {on_one_line(holder.waiting_for)}" if holder.waiting_for else ""
     if not holder.since_micros:
         return f"{words}, which is alive{waits}"
     stood = duration(seconds_since(holder.since_micros, now_micros))
     return f"{words}, which is alive and has stood there for {stood}{waits}"
+
+
+def _silent(holder: RangeView, silent: float) -> str:
+    """Return how long a worker has been silent, or that it has promised nothing since its claim."""
+    if holder.state is RangeState.OWNED and holder.watermark.unknown and not holder.since_micros:
+        return f"which claimed it and has promised nothing yet, last heard of {duration(silent)} ago"
+    return f"silent for {duration(silent)}"
 
 
 def _ended(holder: RangeView, now_micros: int) -> str:
@@ -664,7 +680,7 @@ def _cause_sentence(
     sentence += "".join(f"; {_adds(name, way.lags[name], graph, now_micros)}" for name in _also(way, root))
     if way.others:
         sentence += f"; and just as much by {_listed([_briefly(views.get(name), name) for name in way.others])}"
-    return f"{sentence}."
+    return sentence if sentence.endswith("?") else f"{sentence}."
 
 
 def _also(way: Way, root: Hop) -> list[str]:
@@ -709,6 +725,15 @@ def _on(holder: RangeView) -> str:
     return on_one_line(f" on {holder.worker or 'an unnamed worker'}" + (f" ({holder.host})" if holder.host else ""))
 
 
+def _offer(name: str, graph: _Graph) -> str:
+    """Return the end of a sentence about an unregistered input; it offers similar computations.
+
+    Its readers are left out, since no computation may read itself.
+    """
+    others = [other for other, view in graph.views.items() if view.registered and name not in view.inputs]
+    return did_you_mean(name, others) or "."
+
+
 def _untold(unknown: errors.LowwaterError) -> str:
     hangs = ", so its store may hang" if isinstance(unknown, errors.Timeout) else ""
     return f"nobody can tell just now which key ranges hold it: {unknown.message.rstrip('.')}{hangs}"
@@ -746,7 +771,7 @@ def _root_words(root: Hop, graph: _Graph, now_micros: int, unknown: errors.Lowwa
         case Cause.UNHEARD:
             words = _UNHEARD
         case Cause.SILENT:
-            words = f", silent for {duration(seconds_since(holder.last_report_micros, now_micros))}"
+            words = f", {_silent(holder, seconds_since(holder.last_report_micros, now_micros))}"
         case Cause.BUSY:
             running = duration(seconds_since(views[root.computation].oldest_operation_micros, now_micros))
             words = f", alive, but at one operation for {running}"
@@ -757,7 +782,11 @@ def _root_words(root: Hop, graph: _Graph, now_micros: int, unknown: errors.Lowwa
         case _ if not holder.since_micros:
             words = ", alive, but it has not moved yet"
         case _:
-            waits = "nothing newer came in" if not views[root.computation].inputs else "it has work left from then"
+            waits = (
+                "its worker has promised nothing newer"
+                if not views[root.computation].inputs
+                else "it has work left from then"
+            )
             words = f", alive, but standing there for {stood}: {waits}"
     return holder_words + _in_its_own(words, root.cause, holder.waiting_for) + more
 
@@ -765,7 +794,8 @@ def _root_words(root: Hop, graph: _Graph, now_micros: int, unknown: errors.Lowwa
 def _without_range(root: Hop, graph: _Graph, unknown: errors.LowwaterError | None) -> str:
     """Say what holds the root cause when none of its key ranges is to be named."""
     if root.cause in _ABSENT:
-        return f"which {_ABSENT[root.cause]}"
+        offer = _offer(root.computation, graph).rstrip(".") if root.cause is Cause.NOT_REGISTERED else ""
+        return f"which {_ABSENT[root.cause]}{offer}"
     if unknown is not None:
         return f"but {_untold(unknown)}"
     if root.in_flight:

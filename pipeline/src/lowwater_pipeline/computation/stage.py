@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     WriteOutputs = Callable[[Mapping[str, DataFrame], lws.Batch], object]
     """write(outputs, batch): outputs by name."""
 
-__all__ = ["ComputationUpdate", "check_whole", "pieces_of", "start", "unsent_rows", "written"]
+__all__ = ["ComputationUpdate", "check_list", "check_whole", "pieces_of", "start", "unsent_rows", "written"]
 
 _FORMAT: Final = 0x636F6D70_03
 """First fact of a range: names the code and the format that wrote its state."""
@@ -495,6 +495,7 @@ def start(
     first = _Part.of(computation, frames, state)
     parts = {computation.name: first}
     feeds: dict[str, tuple[str, str]] = {}
+    check_list("then", then)
     for fused in then:
         feeds[fused.name] = _feed(fused, parts)
         source, output = feeds[fused.name]
@@ -568,6 +569,14 @@ def _writes(
             msg = f"the outputs {', '.join(sorted(unwritten))} of {name} have no writer: pass write(outputs, batch), or None if all outputs are sent by productions = Weak(...)"
             raise TypeError(msg)
     return writes
+
+
+def check_list(argument: str, computations: object) -> None:
+    """Raise TypeError for one computation, or a text, where a list of computations is meant."""
+    if isinstance(computations, Computation | str):
+        called = computations if isinstance(computations, str) else f"{type(computations).__name__}()"
+        msg = f"{argument}={called} is no list: pass a list: {argument}=[{called}]"
+        raise TypeError(msg)
 
 
 def check_whole(computation: object) -> None:

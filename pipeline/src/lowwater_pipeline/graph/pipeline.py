@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from lowwater.core.text import did_you_mean
 from lowwater_pipeline.computation.computation import Computation, Input, Output, Weak
 from lowwater_pipeline.computation.delivery import HEADER
 from lowwater_pipeline.computation.once import UNDECIDABLE, UNDECIDABLE_OUTPUT
-from lowwater_pipeline.computation.stage import check_whole
+from lowwater_pipeline.computation.stage import check_list, check_whole
 from lowwater_pipeline.graph.columns import columns_of
 from lowwater_pipeline.graph.places import Folder, Frame, Place, Sent, Topic
 
@@ -125,6 +126,7 @@ class Pipeline:
     ) -> None:
         self.name = name
         self.ranges = ranges
+        check_list("computations", computations)
         for computation in computations:
             check_whole(computation)
         problems = [*_names(computations)]
@@ -282,7 +284,9 @@ def _writes(computations: Sequence[Computation], places: Mapping[str, Place], pr
         f"{computation.name}.{output}" for computation in computations for output in _outputs(computation)
     )
     for name in unused:
-        problems.append(f"outputs={{{name!r}: ...}} is no output of a computation; there are {declared_all}")
+        problems.append(
+            f"outputs={{{name!r}: ...}} is no output of a computation; there are {declared_all}{did_you_mean(name, declared_all.split(', '))}"
+        )
 
 
 def _reads(
@@ -311,7 +315,7 @@ def _reads(
             elif source is None:
                 problems.append(
                     f"{what} is no computation of the pipeline and in no sources=: say where its rows stand, sources={{{'+'.join(declared.names)!r}: Folder(SCHEMA, PATH)}}, or mend the name; "
-                    f"the computations are {', '.join(names)}"
+                    f"the computations are {', '.join(names)}{did_you_mean(declared.names[0], [*names, *sources])}"
                 )
             elif isinstance(source, Folder) and (source.schema is None or source.path is None):
                 problems.append(
@@ -369,7 +373,7 @@ def _check_columns(read: Reads) -> Iterator[str]:
     has_columns = f"{read.origin} has {', '.join(columns)}"
     kind = columns.get(declared.event_time.lower())
     if kind is None:
-        yield f"{what} has event_time={declared.event_time!r}, and {has_columns}: name one of these, a timestamp"
+        yield f"{what} has event_time={declared.event_time!r}, and {has_columns}: name one of these, a timestamp{did_you_mean(declared.event_time, columns)}"
     elif kind not in ("timestamp", "timestamp_ltz"):
         yield f"{what} has event_time={declared.event_time!r}, which is of {kind} in {read.origin}: make it a timestamp there"
     # Weak productions have the row's id in the message's header, so in no column.
@@ -378,14 +382,14 @@ def _check_columns(read: Reads) -> Iterator[str]:
         named.append(("key", declared.key))
     for field, column in named:
         if column is not None and column.strip("`").lower() not in columns:
-            yield f"{what} has {field}={column!r}, and {has_columns}: name one of these, or write it there"
+            yield f"{what} has {field}={column!r}, and {has_columns}: name one of these, or write it there{did_you_mean(column, columns)}"
 
 
 def _unused(reads: Sequence[Reads], sources: Mapping[str, Place]) -> Iterator[str]:
     used = {"+".join(read.input.names) for read in reads}
     for name in sources:
         if name not in used:
-            yield f"sources={{{name!r}: ...}} is read by no input; leave it out, or name it in inputs="
+            yield f"sources={{{name!r}: ...}} is read by no input; leave it out, or name it in inputs={did_you_mean(name, used)}"
 
 
 def _shared(writes: Sequence[Writes], reads: Sequence[Reads]) -> Iterator[str]:

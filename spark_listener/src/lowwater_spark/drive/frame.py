@@ -30,7 +30,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lowwater_spark.columns import check_column, own_name, quoted
+from lowwater.core import checks
+from lowwater_spark.columns import as_timestamp, check_column, own_name, quoted
 from lowwater_spark.drive.late import MET, keep_late
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.control import DIRECTORY, FORMAT, LAST, Drive, check_version
@@ -38,6 +39,7 @@ from lowwater_spark.sources.nulls import nulls_of
 from lowwater_spark.track.plan.checked import check_classic
 from lowwater_spark.track.plan.operators import is_lowered
 from lowwater_spark.track.run.events import observe_untimed
+from lowwater_spark.workers import check_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -187,7 +189,8 @@ def _check(
     budget: float | None,
     late: str | os.PathLike[str] | None,
 ) -> None:
-    if isinstance(inputs, str) or not inputs:
+    checks.names("inputs", inputs)
+    if not inputs:
         msg = "inputs is a list of the computations whose output the frame reads; without one nothing says how far it is complete"
         raise ValueError(msg)
     if step is not None and (step < timedelta(milliseconds=1) or step % timedelta(milliseconds=1)):
@@ -229,6 +232,7 @@ def _delay(within: timedelta | None) -> int:
 def _check_session(spark: SparkSession) -> None:
     check_classic(spark, "A driven query in a Spark Connect session")
     check_version(spark, "A driven query")
+    check_workers(spark, "A driven query in this session")
     if spark not in _registered:
         from lowwater_spark.sources.control_reader import ControlDataSource
 
@@ -251,7 +255,7 @@ def _event_time(df: DataFrame, event_time: str) -> str:
         msg = f"event_time {event_time} is a part of a column; make it one of its own before lws.drive(), with df.withColumn"
         raise ValueError(msg)
     if kinds[name].typeName() != "timestamp":
-        msg = f"event_time {name} is of type {kinds[name].simpleString()}; it must be a timestamp, which is a moment in UTC"
+        msg = f"event_time {name} is of type {kinds[name].simpleString()}; it must be a timestamp, which is a moment in UTC: {as_timestamp(name, kinds[name])}"
         raise TypeError(msg)
     if is_lowered(df, name):
         raise Unsupported(

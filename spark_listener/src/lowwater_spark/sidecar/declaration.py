@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from lowwater.cli.arguments import parse_duration
+from lowwater.core.text import did_you_mean
 from lowwater_spark.checkpoint.location import OBJECT_STORES
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import Unsupported
@@ -113,7 +114,7 @@ class Declaration:
             raise ValueError(msg)  # noqa: TRY004 - a value in a file
         keys = set(cls.__dataclass_fields__)
         if unknown := sorted(table.keys() - keys):
-            msg = f"{unknown[0]} is no key of a query; there are {', '.join(sorted(keys))}"
+            msg = f"{unknown[0]} is no key of a query; there are {', '.join(sorted(keys))}{did_you_mean(unknown[0], keys)}"
             raise ValueError(msg)
         name = _text(table, "name")
         where = f"the query {name}"
@@ -125,7 +126,9 @@ class Declaration:
             raise ValueError(msg)
         promises = frozenset(_texts(table, "promises", where)) if table.get("promises") else frozenset[str]()
         if wrong := sorted(promises - PROMISES.keys()):
-            msg = f"{where} promises {wrong[0]}, which is none of {', '.join(PROMISES)}"
+            msg = (
+                f"{where} promises {wrong[0]}, which is none of {', '.join(PROMISES)}{did_you_mean(wrong[0], PROMISES)}"
+            )
             raise ValueError(msg)
         for promise in needed(checkpoint):
             if promise not in promises:
@@ -209,7 +212,7 @@ def source_of(description: Any) -> SourceDeclared:
     allowed = kind_of(source.kind).allowed(source)
     if unknown := sorted(options.keys() - allowed):
         allowed_names = ", ".join(sorted(allowed)) or "none"
-        msg = f"{source.name} has the option {unknown[0]}, which says nothing here; there are {allowed_names}"
+        msg = f"{source.name} has the option {unknown[0]}, which says nothing here; there are {allowed_names}{did_you_mean(unknown[0], allowed)}"
         raise ValueError(msg)
     age = _duration(options, "maxfileage", source.name)
     if age is not None:
@@ -255,7 +258,8 @@ def _text(table: Mapping[str, Any], key: str) -> str:
 def _texts(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     values = table.get(key)
     if not values or not _are_texts(values):
-        msg = f"{where}: {key} is a list of texts with at least one, not {values!r}"
+        fix = f': pass a list: {key} = ["{values}"]' if values and isinstance(values, str) else ""
+        msg = f"{where}: {key} is a list of texts with at least one, not {values!r}{fix}"
         raise ValueError(msg)
     return tuple(values)
 

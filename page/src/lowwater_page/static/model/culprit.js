@@ -270,7 +270,11 @@ export function activity(range, now) {
     return range.failure ? `which failed ${ago}: ${range.failure}` : `which stopped ${ago}`;
   }
   if (!range.last_report_micros) return "of which the authority has not heard yet";
-  if (silent(range, now)) return `silent for ${since(range.last_report_micros)}`;
+  if (silent(range, now)) {
+    const promised = range.watermark.state !== "unknown" || range.since_micros;
+    const ago = since(range.last_report_micros);
+    return promised ? `silent for ${ago}` : `which claimed it and has promised nothing yet, last heard of ${ago} ago`;
+  }
   const stands = range.since_micros && now - range.since_micros > SILENT_SECONDS * 1e6;
   const alive = stands ? `alive, standing there for ${since(range.since_micros)}` : "alive";
   return range.waiting_for ? `${alive}, waiting for ${range.waiting_for}` : alive;
