@@ -416,9 +416,7 @@ class Stage:
         starts all the same, holds, and claims as soon as it answers.
         """
         if isinstance(also, Stage | str):
-            msg = (
-                f"also={also.name if isinstance(also, Stage) else also!r} is no list: pass a list of stages, also=[...]"
-            )
+            msg = f"also={getattr(also, 'name', also)!r} is no list: pass a list of stages, also=[...]"
             raise TypeError(msg)
         stages = (self, *also)
         if budget := [stage.name for stage in also if stage.lateness_budgets]:

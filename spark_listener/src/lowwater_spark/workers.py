@@ -36,7 +36,7 @@ def check_workers(spark: SparkSession, what: str, package: str = "lowwater_spark
     """
     context = spark.sparkContext
     python = context.pythonExec
-    if (python, package) in _found or _LOCAL.fullmatch(context.master) is None:
+    if (python, package) in _found or _LOCAL.fullmatch(context.master or "") is None:
         return
     if context.listFiles or context.listArchives:
         return
