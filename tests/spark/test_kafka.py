@@ -378,6 +378,18 @@ def test_3c_a_log_that_is_shorter_under_a_new_leader_is_found_however_long_it_is
             OpenKafka(over(answers), manifest, 0)
 
 
+def test_3c_a_log_that_was_cut_off_holds_also_when_that_cannot_be_stored(tmp_path: Path) -> None:
+    answers = Answers(end=10, epoch=3)
+    opened = OpenKafka(over(answers), begun(tmp_path / "ck"), 0)
+    waiting = opened.wait(opened.head('{"t":{"0":3}}'), None)
+    answers.epoch, answers.end, answers.common = 4, 12, 5
+    (tmp_path / "ck").rename(tmp_path / "away")
+    (tmp_path / "ck").touch()
+    with pytest.raises(NotADirectoryError):
+        opened.head('{"t":{"0":3}}')
+    assert not opened.reached(waiting, '{"t":{"0":12}}')
+
+
 def test_a_reader_names_open_transactions_first_and_a_limit_only_for_what_is_not_planned(tmp_path: Path) -> None:
     opened = OpenKafka(over(Answers(end=10), maxoffsetspertrigger="5"), begun(tmp_path), 0)
     first, second = Partition("t", 0), Partition("t", 1)

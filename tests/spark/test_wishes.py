@@ -96,7 +96,8 @@ class Owner:
         self.values = self.part.progress.values(Reading(5))
         layout, result = self.part.keyed.layout, Outcome(**outcome)
         holding = self.authority.prepare(number, "aa", [], Reading(5), 5, covers_all=False)
-        self.part.settle(Committed(number, reading=Reading(5), held=holds), result, holding)
+        state = Committed(number, reading=Reading(5), held=holds)
+        self.part.settle(state, result, self.part.commit(state, result, holding))
         return layout
 
 

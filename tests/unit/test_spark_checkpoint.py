@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, Self, cast
 
 import pytest
 
+from lowwater import errors
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint import durable
 from lowwater_spark.checkpoint.durable import write_once
@@ -26,9 +28,12 @@ from lowwater_spark.track.output.kafka_out import KafkaOut
 from lowwater_spark.track.output.outputs import KINDS, BatchOutput, OpenOutputs, OutputKind
 from lowwater_spark.track.rows.counts import Counted
 from lowwater_spark.track.rows.cut import EQUAL
+from lowwater_spark.track.rows.keyed import Keyed
+from lowwater_spark.track.run.batch import Outcome
 from lowwater_spark.track.run.batch_log import BatchEntry, BatchLog
-from lowwater_spark.track.run.hook import Hook
-from lowwater_spark.track.run.inputs import UNREAD, Reading
+from lowwater_spark.track.run.hook import Hook, _Running
+from lowwater_spark.track.run.inputs import UNREAD, Origin, Reading
+from lowwater_spark.track.run.part import Part
 from lowwater_spark.track.run.progress import Committed, Progress
 from lowwater_spark.track.segments import Due, Segment
 from lowwater_spark.track.state import handover
@@ -314,3 +319,32 @@ def test_a_batch_is_not_behind_the_one_before_when_the_retention_is_larger(tmp_p
     assert lows_of(log, 2, inputs, spark_bound=6, before=4) == (14, 10), "a retention that is larger by ten"
     assert lows_of(log, 3, inputs, spark_bound=30, before=6) == (25, 10)
     assert lows_of(log, 4, UNREAD, spark_bound=30, before=30) == (MIN, MIN), "of other inputs nothing is known"
+
+
+def test_no_stage_counts_a_batch_that_another_one_may_not_commit(tmp_path: Path) -> None:
+    """The later stage would report what the earlier one passes on, and holds rows below it. Nor does the next batch begin."""
+
+    def refuse(*_: object) -> str:
+        raise errors.InvalidArgument("refused")
+
+    def stage(commit: Callable[..., str], earlier: Sequence[Part] = ()) -> Part:
+        authority: Any = SimpleNamespace(registration=SimpleNamespace(name="stage"), commit=commit, wanted=None)
+        part = Part(authority, Keyed("key", "t", 1, injector=not earlier), tmp_path, earlier)
+        part.open([], Committed())
+        part.progress.inputs = Origin()
+        return part
+
+    first = stage(lambda *_: "")
+    last = stage(refuse, [first])
+    hook, heads = Hook(lambda *_: None, lambda *_: None), SimpleNamespace(knock=lambda _: None, settle=lambda _: None)
+    log = SimpleNamespace(committed=lambda _: True)
+    hook.run = cast("Any", SimpleNamespace(lock=threading.RLock(), heads=heads, log=log, parts=[first, last]))
+    ended = [(Committed(0, reading=Reading(10), held=held), Outcome(), "") for held in ([], [4])]
+    entry = BatchEntry(0, "aa", UNREAD, MIN, {}, 0)
+    hook._running = _Running(Plan(0, [], "aa", 0), entry, replayed=False, since=0.0, ended=ended)
+    for _ in range(2):
+        with pytest.raises(errors.InvalidArgument):
+            hook.settle(1)
+        first.advance(None)
+        last.advance(None)
+        assert last.progress.values(last.progress.reading) == [MIN]

@@ -657,6 +657,8 @@ class OpenKafka(OpenSource):
         return self._keep(Pin(now.cluster, dict(now.ids)))
 
     def _keep(self, pin: Pin) -> Pin:
+        """Adopt a pin, and store it durably; a log that was cut off holds also when this raises."""
+        self._pin = pin
         self._manifest.keep_pin(KAFKA, self._number, pin)
         return pin
 
@@ -734,12 +736,12 @@ class OpenKafka(OpenSource):
             marks: dict[str, dict[str, tuple[int, int]]] = {}
             for place, mark in self._marks.items():
                 marks.setdefault(place.topic, {})[str(place.number)] = (mark.offset, mark.epoch)
-            self._pin = self._keep(self._pin._replace(marks=marks))
+            self._keep(self._pin._replace(marks=marks))
             self._saved, self._saved_at = dict(self._marks), self._clock()
 
     def _cut_off(self, reason: str) -> None:
         with self._lock:
-            self._pin = self._keep(self._pin._replace(truncated=reason))
+            self._keep(self._pin._replace(truncated=reason))
 
     def close(self) -> None:
         """Store the marks. Raises CheckpointMismatch, OSError."""

@@ -180,9 +180,13 @@ class Hook:
             # This read comes first: if it fails, the next look repeats it, and then commits.
             self.run.heads.settle(running.plan.lines)
             self.probe("committed", number)
-            self._running = None  # a refused commit ends the run, so none is repeated
-            # Earlier stages commit before later ones, which lag and never lead after a crash.
-            holding = [part.settle(*ended) for part, ended in zip(self.run.parts, running.ended, strict=True)]
+            # Earlier stages commit before later ones, which lag and never lead after a crash. If
+            # one is refused, none records the batch: a later stage would report what an earlier
+            # one passes on, without the rows that it holds itself. No other batch begins then.
+            holding = [part.commit(*ended) for part, ended in zip(self.run.parts, running.ended, strict=True)]
+            self._running = None
+            for part, (state, outcome, _), reason in zip(self.run.parts, running.ended, holding, strict=True):
+                part.settle(state, outcome, reason)
             if not any(holding):
                 self.probe("told", number)
             self._clean(number)

@@ -346,16 +346,21 @@ class Part:
 
     # -- batches and the clock ---------------------------------------------------------------------
 
-    def settle(self, state: Committed, outcome: Outcome, holding: str) -> str:
-        """Commit a prepared batch at the authority, with its hottest ranges, and record it.
+    def commit(self, state: Committed, outcome: Outcome, holding: str) -> str:
+        """Commit a prepared batch at the authority, with its hottest ranges.
 
         ``holding``: why the authority has not prepared it, or empty. Returns why the authority does
         not know it whole, or an empty text. Raises the error that replaced the run.
         """
-        if not holding:
-            holding = self.authority.commit(state.batch, self._refused, hottest(outcome.loads))
-            if self.authority.wanted is None:
-                self._refused = ""
+        if holding:
+            return holding
+        holding = self.authority.commit(state.batch, self._refused, hottest(outcome.loads))
+        if self.authority.wanted is None:
+            self._refused = ""
+        return holding
+
+    def settle(self, state: Committed, outcome: Outcome, holding: str) -> None:
+        """Record a committed batch. ``holding``: what :meth:`commit` has returned."""
         self.progress.settle(state, holding)
         self._fixed, self.unsent, self._partitions = outcome.fixed, outcome.unsent, outcome.partitions
         self._balance(outcome)
@@ -367,7 +372,6 @@ class Part:
             )
         if holding:
             logger.warning("%s holds after batch %d: %s", self.name, state.batch, holding)
-        return holding
 
     def clean(self, committed: int, before: int) -> None:
         """Delete state versions that no replay needs, and log entries before ``before``.
