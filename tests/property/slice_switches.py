@@ -72,12 +72,6 @@ def new_owners_answer_at_once(part: Part) -> Part:
     return eager
 
 
-@bug("_fits", Slice)
-def any_life_fits(_: Part) -> Part:
-    """A slice tells its values whatever incarnation its root is in (T4)."""
-    return staticmethod(lambda told, known: True)
-
-
 @bug("slice_report", slice_module)
 def versions_are_echoed(slice_report: Part) -> Part:
     """A slice names the version of the inputs that it was granted, whatever its values were folded from (T4)."""

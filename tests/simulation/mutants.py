@@ -446,7 +446,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
         where=(is_sliced,),
         unsafe=True,
     ),
-    **_mutants(slice_switches.any_life_fits, where=(is_sliced, is_sharded), unsafe=True),
     **_mutants(keep_logs_that_are_not_served, where=(is_sharded, is_sliced)),
     **_mutants(slice_switches.keys_are_exported_early, where=(is_sliced,)),
     **_mutants(*TIMING, where=(is_timed,)),
