@@ -443,7 +443,7 @@ async def test_rule4_nothing_is_held_by_an_ownership_that_is_over(ownership: Own
     holding = among.of("x")
     with pytest.raises(JournalFailed, match="x was dropped while its log was taken"):
         holding.hold(Taken(ownership, LoadedLog(0, None, [])))
-    recovered = await holding.own()
+    recovered = await holding.own(lambda _: True)
     holding.disown(ownership)
     assert holding.hold(recovered) is holding.held
     assert holding.ownership == recovered.ownership
@@ -614,6 +614,28 @@ async def test_a_damaged_log_is_not_left_to_an_owner_that_could_not_read_it(depl
     flip_a_bit(name, deployment.disk.logs[name])
     await deployment.settle(other, one, seconds=6)
     await dropped_though_damaged(one, name)
+
+
+async def test_a_take_over_that_had_to_wait_takes_no_log_that_another_shard_is_to_serve_by_then(
+    deployment: Deployment,
+) -> None:
+    one, other, name = await taken_unread(deployment)
+    other.faults.held["owners"] = asyncio.Event()
+    await other.hear()
+    giving_back = asyncio.create_task(other.cluster.confirm())
+    await turns()
+    await other.cluster.change(lambda view: pinned(name, view))
+    taking = asyncio.create_task(other.shard.takeover.serve(name))
+    await turns()
+    await one.cluster.change(lambda view: view.pinned(name, "one:1"))
+    await deployment.settle(one)
+    owner = deployment.disk.owners[name]
+    assert owner.address == "one:1"
+    await other.hear()
+    other.faults.let("owners")
+    await giving_back
+    assert not await taking
+    assert deployment.disk.owners[name] == owner
 
 
 async def test_a_log_that_is_given_back_slowly_holds_up_no_confirmation(deployment: Deployment) -> None:
