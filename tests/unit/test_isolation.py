@@ -638,6 +638,20 @@ async def test_a_take_over_that_had_to_wait_takes_no_log_that_another_shard_is_t
     assert deployment.disk.owners[name] == owner
 
 
+async def test_a_damaged_log_is_not_left_to_the_shard_that_has_shortened_it(deployment: Deployment) -> None:
+    one, other, name = await moving(deployment)
+    await one.shard.graph.drop(name, force=True)
+    await one.shard.held.endings.ended(name)
+    await one.cluster.change(lambda view: view.draining("one:1", on=True))
+    await deployment.settle(one, other)
+    await other.shard.held.endings.ended(name)
+    deployment.disk.logs[name].damage_snapshot()
+    with contextlib.suppress(errors.Unavailable):
+        await other.shard.graph.register(Spec(name))
+    await deployment.settle(one, other, seconds=6)
+    await dropped_though_damaged(other, name)
+
+
 async def test_a_log_that_is_given_back_slowly_holds_up_no_confirmation(deployment: Deployment) -> None:
     _, other, name = await taken_unread(deployment)
     other.faults.held["take"] = asyncio.Event()

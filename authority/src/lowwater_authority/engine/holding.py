@@ -678,7 +678,7 @@ class Holding:
         while True:
             try:
                 # By the view that made this process the owner: an owner by a newer view stays.
-                return await among.logs.restore(self.log, payload, view=mine.view)
+                return await among.logs.restore(self.log, payload, view=mine.view, address=mine.address)
             except JournalOutvoted as error:
                 raise JournalFenced({name: (mine.epoch, 0)}) from error
             except JournalPosition as position:
