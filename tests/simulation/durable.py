@@ -278,8 +278,10 @@ class Durable:
             stored = self._ledger.logs.get(log)
             frame = stored.records.get(position) if stored is not None else None
             if operation.name == "append" and frame is not None:
-                payload = decode(log, position, frame, kind=Kind.RECORD).payload
-                late = position <= self._followed.get(log, 0)
+                writer, _, payload = decode(log, position, frame, kind=Kind.RECORD)
+                # A store that forgets may make an older owner, and its positions, the newest again.
+                replaced = writer != self._ledger.held([log])[log].owner[:2]
+                late = replaced and position <= self._followed.get(log, 0)
                 self._followed[log] = max(position, self._followed.get(log, 0))
                 self._recorded(who, log, journal_pb2.Record.FromString(payload), late=late)
 

@@ -14,7 +14,7 @@ import pytest
 from google.protobuf.message import Message
 
 from lowwater_authority.core.computation import Computation
-from lowwater_authority.journal import GRAPH
+from lowwater_authority.journal import GRAPH, Ownership
 from lowwater_authority.journal.frames import encode
 from lowwater_authority.journal.rules import Writer
 from lowwater_authority.records import journal_pb2
@@ -106,6 +106,17 @@ def test_late_news_of_a_retirement_take_out_nothing_that_was_claimed_since() -> 
     ops = [journal_pb2.Op(retire=journal_pb2.Retire()), journal_pb2.Op(claim=journal_pb2.Claim(bounds=[b"", b""]))]
     world = late_news("daily", *(journal_pb2.Record(incarnation=1, low_micros=MIN, ops=[op]) for op in ops))
     assert not any(cell.retired for cell in world.pipeline.nodes["daily"].cells)
+
+
+def test_a_retirement_is_no_late_news_where_the_store_has_forgotten_its_positions() -> None:
+    ops = [journal_pb2.Op(claim=journal_pb2.Claim(bounds=[b"", b""])), journal_pb2.Op(retire=journal_pb2.Retire())]
+    claimed, retired = (journal_pb2.Record(incarnation=1, low_micros=MIN, ops=[op]) for op in ops)
+    world = late_news("daily", claimed, claimed, claimed)
+    frame = encode("daily", 2, retired.SerializeToString(), writer=Writer(1, 1))
+    world.deployment.ledger.logs["daily"] = StoredLog(last=2, records={2: frame})
+    world.deployment.ledger.owners["daily"] = Ownership(1, 1)
+    world.oracle.durable("shard-1", Operation("append", [("daily", 2)], strong=True))
+    assert all(cell.retired for cell in world.pipeline.nodes["daily"].cells)
 
 
 def test_every_planted_bug_has_a_world_that_is_known_to_find_it() -> None:

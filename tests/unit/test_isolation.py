@@ -443,7 +443,7 @@ async def test_rule4_nothing_is_held_by_an_ownership_that_is_over(ownership: Own
     holding = among.of("x")
     with pytest.raises(JournalFailed, match="x was dropped while its log was taken"):
         holding.hold(Taken(ownership, LoadedLog(0, None, [])))
-    recovered = await holding.own()
+    recovered = await holding.own(lambda _: True)
     holding.disown(ownership)
     assert holding.hold(recovered) is holding.held
     assert holding.ownership == recovered.ownership
@@ -584,26 +584,84 @@ async def test_a_damaged_log_not_in_memory_is_refused(deployment: Deployment, ca
     assert lines_with(caplog, f"{name} is not served yet") == 1
 
 
-async def test_a_damaged_log_is_not_left_to_an_owner_that_could_not_read_it(deployment: Deployment) -> None:
+async def taken_unread(deployment: Deployment) -> tuple[One, One, str]:
+    """Two shards, and a computation whose log the second has taken and could not read, and which the first is to serve."""
     one, other, name = await moving(deployment)
     await one.cluster.change(lambda view: pinned(name, view))
     other.faults.held["take"] = asyncio.Event()
     taking = asyncio.create_task(deployment.settle(other))
     await turns()
     other.faults.unreadable.add("load")
-    other.faults.held.pop("take").set()
+    other.faults.let("take")
     await taking
     await deployment.settle(one)
     assert deployment.disk.owners[name].address == "other:1"
     assert name not in held(one) | held(other)
     other.faults.unreadable.clear()
-    flip_a_bit(name, deployment.disk.logs[name])
     await one.cluster.change(lambda view: view.pinned(name, "one:1"))
-    await deployment.settle(other, one, seconds=6)
+    return one, other, name
+
+
+async def dropped_though_damaged(one: One, name: str) -> None:
     with pytest.raises(errors.Unavailable, match=rf"log '{name}' at position \d+ is damaged: the checksum differs"):
         await one.shard.takeover.serve(name)
     await one.shard.graph.drop(name, force=True)
     assert name in one.shard.topology.dropped
+
+
+async def test_a_damaged_log_is_not_left_to_an_owner_that_could_not_read_it(deployment: Deployment) -> None:
+    one, other, name = await taken_unread(deployment)
+    flip_a_bit(name, deployment.disk.logs[name])
+    await deployment.settle(other, one, seconds=6)
+    await dropped_though_damaged(one, name)
+
+
+async def test_a_take_over_that_had_to_wait_takes_no_log_that_another_shard_is_to_serve_by_then(
+    deployment: Deployment,
+) -> None:
+    one, other, name = await taken_unread(deployment)
+    other.faults.held["owners"] = asyncio.Event()
+    await other.hear()
+    giving_back = asyncio.create_task(other.cluster.confirm())
+    await turns()
+    await other.cluster.change(lambda view: pinned(name, view))
+    taking = asyncio.create_task(other.shard.takeover.serve(name))
+    await turns()
+    await one.cluster.change(lambda view: view.pinned(name, "one:1"))
+    await deployment.settle(one)
+    owner = deployment.disk.owners[name]
+    assert owner.address == "one:1"
+    await other.hear()
+    other.faults.let("owners")
+    await giving_back
+    assert not await taking
+    assert deployment.disk.owners[name] == owner
+
+
+async def test_a_damaged_log_is_not_left_to_the_shard_that_has_shortened_it(deployment: Deployment) -> None:
+    one, other, name = await moving(deployment)
+    await one.shard.graph.drop(name, force=True)
+    await one.shard.held.endings.ended(name)
+    await one.cluster.change(lambda view: view.draining("one:1", on=True))
+    await deployment.settle(one, other)
+    await other.shard.held.endings.ended(name)
+    deployment.disk.logs[name].damage_snapshot()
+    with contextlib.suppress(errors.Unavailable):
+        await other.shard.graph.register(Spec(name))
+    await deployment.settle(one, other, seconds=6)
+    await dropped_though_damaged(other, name)
+
+
+async def test_a_log_that_is_given_back_slowly_holds_up_no_confirmation(deployment: Deployment) -> None:
+    _, other, name = await taken_unread(deployment)
+    other.faults.held["take"] = asyncio.Event()
+    await other.hear()
+    async with asyncio.timeout(5):
+        assert await other.cluster.confirm()
+    await turns()
+    other.faults.let("take")
+    await turns()
+    assert not deployment.disk.owners[name].address
 
 
 async def test_rule7_an_untaken_computation_of_another_shard_is_forgotten(

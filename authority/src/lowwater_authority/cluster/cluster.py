@@ -102,6 +102,8 @@ class Cluster(Placement):
         """Id of another process that has this address in a newer view, and store's time of its last
         beat when it was first seen there."""
         self._confirming: asyncio.Task[bool] | None = None
+        self._giving_back: asyncio.Task[None] | None = None
+        """Task that gives back logs which are not served. No beat waits for it."""
         self._unread_id = f"{me.id} reads no graph"
         """Id under which this process beats, beside its own, while it cannot read the graph. The
         other shards hear a stranger, and look at the graph themselves."""
@@ -194,7 +196,7 @@ class Cluster(Placement):
                 await asyncio.sleep(self._pace.beat / 4)
         except (JournalError, errors.LowwaterError) as error:
             log.warning("not all was handed over: %s", error, extra=event("hand_over_failed", reason=str(error)))
-        for task in (self._confirming, *self.unserved.tasks):
+        for task in (self._confirming, self._giving_back, *self.unserved.tasks):
             if task is not None:
                 task.cancel()
 
@@ -389,8 +391,7 @@ class Cluster(Placement):
             # The shard that dropped them has died before it could unpin them.
             with contextlib.suppress(JournalError, errors.LowwaterError):
                 await self.unpin_dropped()
-        with contextlib.suppress(JournalError):
-            await self._shard.held.give_back(self.mine)
+        self._give_back()
         if late := self._untaken.look():
             self._shard.rounds.snapshot(late)
         if self._shard.held.graph.doubted and self._monotonic() >= self._graph_at:
@@ -398,6 +399,15 @@ class Cluster(Placement):
             with contextlib.suppress(errors.LowwaterError):
                 await self._shard.confirmation.refresh()
         return True
+
+    def _give_back(self) -> None:
+        """Begin to give back the logs that are not served, unless this is under way."""
+        task, held = self._giving_back, self._shard.held
+        if task is not None and task.done():
+            task.result()
+            task = None
+        if task is None and held.unserved_logs:
+            self._giving_back = asyncio.create_task(held.give_back(self.mine))
 
     # -- where things are --------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lowwater.core.events import event
@@ -202,7 +203,9 @@ class Endings:
         async with holding.writing:
             # The take ends every earlier ownership, one of this process too.
             self._journal.release(name)
-            ownership = await self._logs.until_known(self._logs.taking(name))
+            # It has no address: if the log is damaged later, no shard waits for this one to serve.
+            take = partial(self._journal.take, name, view=self._logs.view)
+            ownership = await self._logs.until_known(take)
             try:
                 if (ending := self._of(name)) is not None:
                     ending.taken.set()

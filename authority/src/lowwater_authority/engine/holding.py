@@ -359,7 +359,7 @@ class Holding:
         while the graph cannot be read, the owner goes on. Raises JournalOutvoted if the computation
         is not ``mine``, UnknownComputation, JournalCorrupt, JournalFailed, Unavailable, ...
         """
-        among, name, shared = self.among, self.name, self.among.journal.shared
+        among, shared = self.among, self.among.journal.shared
         try:
             recovered = await self._recover_stored(refresh) if shared else None
             loaded = recovered.loaded if recovered is not None else None
@@ -369,10 +369,7 @@ class Holding:
             async def own() -> Taken:
                 if shared:
                     await refresh()
-                if not mine(name):
-                    # The members have changed since an earlier attempt of unknown outcome.
-                    raise JournalOutvoted(name, view=among.logs.view, newest=among.logs.view)
-                return await self.own(loaded)
+                return await self.own(mine, loaded)
 
             taken_log = await among.logs.until_known(own)
             try:
@@ -422,11 +419,12 @@ class Holding:
             reason = f"it has version {version} of its inputs, but the graph knows only {spec.input_version}: reset it"
             raise JournalCorrupt(self.name, None, reason)
 
-    async def own(self, before: LoadedLog | None = None) -> Taken:
+    async def own(self, mine: Callable[[str], bool], before: LoadedLog | None = None) -> Taken:
         """Become the owner of the log, and read the log, of which ``before`` is an earlier reading.
 
         The caller then calls :meth:`hold` or :meth:`give_up`. Waits while the log is being
-        shortened. Raises JournalOutvoted, JournalFailed, JournalUnknown, JournalCorrupt, ...
+        shortened. Raises JournalOutvoted, also if the computation is not ``mine`` after that wait,
+        JournalFailed, JournalUnknown, JournalCorrupt, ...
         """
         among, name = self.among, self.name
         while True:
@@ -435,6 +433,9 @@ class Holding:
             async with self._alone():
                 if self.ending is not None:
                     continue  # the computation was dropped meanwhile
+                if not mine(name):
+                    # The log would be taken by the very view that gives it to another shard.
+                    raise JournalOutvoted(name, view=among.logs.view, newest=among.logs.view)
                 self.arriving = True
                 among.unserved_logs[name].add(among.logs.view)
                 try:
@@ -677,7 +678,7 @@ class Holding:
         while True:
             try:
                 # By the view that made this process the owner: an owner by a newer view stays.
-                return await among.logs.restore(self.log, payload, view=mine.view)
+                return await among.logs.restore(self.log, payload, view=mine.view, address=mine.address)
             except JournalOutvoted as error:
                 raise JournalFenced({name: (mine.epoch, 0)}) from error
             except JournalPosition as position:

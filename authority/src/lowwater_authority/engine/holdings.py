@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
+from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +24,7 @@ from lowwater_authority.engine.endings import Endings
 from lowwater_authority.engine.graph_log import GraphLog
 from lowwater_authority.engine.holding import Holding, Recovered, recover, resumed
 from lowwater_authority.engine.logs import Log, Logs
-from lowwater_authority.journal import GRAPH, JournalCorrupt
+from lowwater_authority.journal import GRAPH, JournalCorrupt, JournalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -89,10 +90,12 @@ class Holdings:
     async def give_back(self, mine: Callable[[str], bool]) -> None:
         """Give back the logs that were taken, are not served, and are not ``mine`` to serve.
 
-        O(such logs). Raises JournalFailed, JournalUnknown.
+        O(such logs). A log that the store refuses is left to the next call.
         """
-        for name in [name for name in self.unserved_logs if not mine(name)]:
-            await self.of(name).give_back()
+        for name in list(self.unserved_logs):
+            if not mine(name):
+                with suppress(JournalError):
+                    await self.of(name).give_back()
 
     def discard(self, holding: Holding) -> None:
         """Forget a holding of which nothing must be remembered: callers may ask for any name."""

@@ -403,13 +403,21 @@ class Logs:
         return partial(self.journal.take, name, view=self.view, address=self.address, above=above)
 
     async def restore(
-        self, log: Log, payload: bytes, *, view: int | None = None, over: End | None = None, newest: bool = False
+        self,
+        log: Log,
+        payload: bytes,
+        *,
+        view: int | None = None,
+        address: str = "",
+        over: End | None = None,
+        newest: bool = False,
     ) -> Ownership:
         """Replace all of a log by a snapshot, under a new ownership.
 
-        ``view`` None: the newest. ``over`` is the end that the log must still have, if other
-        processes may write to it. An older snapshot may still be under way; its ownership and
-        position are over, so the store refuses it. Raises JournalFenced, JournalPosition, ...
+        ``view`` None: the newest. ``address`` is the owner's. ``over`` is the end that the log must
+        still have, if other processes may write to it. An older snapshot may still be under way;
+        its ownership and position are over, so the store refuses it. Raises JournalFenced,
+        JournalPosition, ...
         """
         reading, position = log.reading, log.position + 1
         log.doubted = False
@@ -421,7 +429,7 @@ class Logs:
                     position,
                     payload,
                     view=self.view if view is None else view,
-                    address=self.address,
+                    address=address,
                     over=over,
                     newest=newest,
                 )

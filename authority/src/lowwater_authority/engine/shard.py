@@ -115,7 +115,7 @@ class Shard:
         for name in held.topology.computations:
             if self.placement.mine(name):
                 try:
-                    logs[name] = await held.of(name).own()
+                    logs[name] = await held.of(name).own(self.placement.mine)
                 except JournalCorrupt as damage:
                     if damage.position is None:
                         raise  # perhaps more than this one log
