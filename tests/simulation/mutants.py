@@ -385,8 +385,8 @@ def keep_the_claim_of_a_lost_retirement(_: Part) -> Part:
 def keep_logs_that_are_not_served(_: Part) -> Part:
     """The store goes on naming a shard that has taken a log and could not read it: a damaged log is left to it for ever (rule 7)."""
 
-    async def keep(self: Holdings, mine: Callable[[str], bool]) -> None:
-        del self, mine
+    async def keep(self: Holdings, due: Mapping[str, bool]) -> None:
+        del self, due
 
     return keep
 

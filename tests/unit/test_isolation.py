@@ -612,8 +612,24 @@ async def dropped_though_damaged(one: One, name: str) -> None:
 async def test_a_damaged_log_is_not_left_to_an_owner_that_could_not_read_it(deployment: Deployment) -> None:
     one, other, name = await taken_unread(deployment)
     flip_a_bit(name, deployment.disk.logs[name])
-    await deployment.settle(other, one, seconds=6)
+    await deployment.settle(other, one, seconds=12)
     await dropped_though_damaged(one, name)
+
+
+async def test_no_log_is_given_back_before_its_next_owner_has_healed_it(deployment: Deployment) -> None:
+    one, other, name = await taken_unread(deployment)
+    before = deployment.disk.written
+    await deployment.settle(one)
+    grant = await one.claim(name)
+    assert await one.report(name, grant, 12) == []
+    deployment.disk.lose(deployment.disk.written - before)
+    assert deployment.disk.owners[name].address == "other:1"
+    await other.hear()
+    assert await other.cluster.confirm()
+    await turns()
+    await deployment.settle(other, one, seconds=12)
+    assert one.low(name) == 12
+    assert await one.report(name, grant, 13) == []
 
 
 async def test_a_take_over_that_had_to_wait_takes_no_log_that_another_shard_is_to_serve_by_then(
@@ -653,10 +669,11 @@ async def test_a_damaged_log_is_not_left_to_the_shard_that_has_shortened_it(depl
 
 
 async def test_a_log_that_is_given_back_slowly_holds_up_no_confirmation(deployment: Deployment) -> None:
-    _, other, name = await taken_unread(deployment)
+    one, other, name = await taken_unread(deployment)
+    flip_a_bit(name, deployment.disk.logs[name])
     other.faults.held["take"] = asyncio.Event()
-    await other.hear()
     async with asyncio.timeout(5):
+        await deployment.settle(one, other, seconds=6)
         assert await other.cluster.confirm()
     await turns()
     other.faults.let("take")

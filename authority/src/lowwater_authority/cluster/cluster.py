@@ -44,6 +44,12 @@ if TYPE_CHECKING:
 HAND_OVER_SECONDS: Final = 5.0
 """Seconds that a shard which leaves waits until the others have taken over what it serves."""
 
+GIVE_BACK_AFTER: Final = 3
+"""Time until a log that is not served is given back, in units of ``dead_after``.
+
+Its next owner may have taken it, and the store may have lost that. That shard puts its memory back
+``dead_after`` after the store is back; a log that was given back before would fence it."""
+
 log = logging.getLogger(__name__)
 
 
@@ -104,6 +110,8 @@ class Cluster(Placement):
         self._confirming: asyncio.Task[bool] | None = None
         self._giving_back: asyncio.Task[None] | None = None
         """Task that gives back logs which are not served. No beat waits for it."""
+        self._unserved_at: dict[str, float] = {}
+        """Time when each such log was first seen, by name."""
         self._unread_id = f"{me.id} reads no graph"
         """Id under which this process beats, beside its own, while it cannot read the graph. The
         other shards hear a stranger, and look at the graph themselves."""
@@ -407,7 +415,11 @@ class Cluster(Placement):
             task.result()
             task = None
         if task is None and held.unserved_logs:
-            self._giving_back = asyncio.create_task(held.give_back(self.mine))
+            now, before, wait = self._monotonic(), self._unserved_at, GIVE_BACK_AFTER * self._pace.dead_after
+            self._unserved_at = {name: before.get(name, now) for name in held.unserved_logs if not self.mine(name)}
+            settled = self.contact.unbroken >= wait
+            due = {name: settled and now - seen >= wait for name, seen in self._unserved_at.items()}
+            self._giving_back = asyncio.create_task(held.give_back(due))
 
     # -- where things are --------------------------------------------------------------------------
 

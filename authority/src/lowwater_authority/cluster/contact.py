@@ -33,6 +33,11 @@ class Contact:
         self._resumed_at = float("-inf")
         """Time of the first answer after a gap in which other shards could have taken over."""
 
+    @property
+    def unbroken(self) -> float:
+        """Seconds since the last gap in which other shards could have taken over."""
+        return self._monotonic() - self._resumed_at
+
     def answered(self) -> None:
         """Note that the store has just answered a beat."""
         now = self._monotonic()

@@ -480,13 +480,14 @@ class Holding:
         among.unserved_logs.pop(self.name, None)
         return computation
 
-    async def give_back(self) -> None:
+    async def give_back(self, *, due: bool) -> None:
         """Let the store name no living owner of a log that this process took and does not serve.
 
         If the log is damaged, the other shards leave it to the owner that the store names. They
         would send callers here for ever, and an operator could not drop the computation. The log is
         taken once more, without an address and by the view under which it was taken: an owner by a
-        newer view stays. Raises JournalFailed, JournalUnknown.
+        newer view stays. If it is not ``due``, only a log that has a newer owner is forgotten.
+        Raises JournalFailed, JournalUnknown.
         """
         among, name = self.among, self.name
         async with self._alone():
@@ -494,6 +495,8 @@ class Holding:
                 return
             owner = (await among.journal.owners([name]))[name]
             if owner.address == among.logs.address and owner.view in among.unserved_logs[name]:
+                if not due:
+                    return
                 with suppress(JournalOutvoted):
                     self.disown(await among.journal.take(name, view=owner.view))
             among.unserved_logs.pop(name, None)

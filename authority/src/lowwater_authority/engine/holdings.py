@@ -87,15 +87,15 @@ class Holdings:
         """Return the holding of a computation; None if there is none."""
         return self._by_name.get(name)
 
-    async def give_back(self, mine: Callable[[str], bool]) -> None:
-        """Give back the logs that were taken, are not served, and are not ``mine`` to serve.
+    async def give_back(self, due: Mapping[str, bool]) -> None:
+        """Give back logs that were taken, are not served, and are other shards' to serve.
 
-        O(such logs). A log that the store refuses is left to the next call.
+        ``due`` says of each whether its next owner has had its time; see Holding.give_back. A log
+        that the store refuses is left to the next call.
         """
-        for name in list(self.unserved_logs):
-            if not mine(name):
-                with suppress(JournalError):
-                    await self.of(name).give_back()
+        for name, is_due in due.items():
+            with suppress(JournalError):
+                await self.of(name).give_back(due=is_due)
 
     def discard(self, holding: Holding) -> None:
         """Forget a holding of which nothing must be remembered: callers may ask for any name."""
