@@ -315,7 +315,7 @@ def _reads(
             elif source is None:
                 problems.append(
                     f"{what} is no computation of the pipeline and in no sources=: say where its rows stand, sources={{{'+'.join(declared.names)!r}: Folder(SCHEMA, PATH)}}, or mend the name; "
-                    f"the computations are {', '.join(names)}{did_you_mean(declared.names[0], [*names, *sources])}"
+                    f"the computations are {', '.join(names)}{did_you_mean('+'.join(declared.names), [*names, *sources])}"
                 )
             elif isinstance(source, Folder) and (source.schema is None or source.path is None):
                 problems.append(
