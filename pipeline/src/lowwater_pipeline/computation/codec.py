@@ -54,7 +54,11 @@ class StateCodec(Protocol[S]):
         ...
 
     def encode(self, state: S) -> bytes:
-        """Return the bytes of a state. Equal states must have equal bytes."""
+        """Return the bytes of a state.
+
+        Where equal states have unequal bytes, as dicts of another order may, a state that has not
+        changed is written once more.
+        """
         ...
 
     def decode(self, data: bytes) -> S:

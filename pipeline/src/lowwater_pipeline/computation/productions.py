@@ -1,7 +1,9 @@
 """A batch's productions as one table: a column with the output's name, and all outputs' columns.
 
-A row is null in the columns of other outputs. So an output may get further columns, as a stage's
-state may: rows emitted earlier have nulls there.
+A row is null in the columns of other outputs. So an output may get further columns in a later
+release of a job, as the rows that a stage's update emits may: in the output, rows of earlier
+batches have nulls there. A batch that was interrupted with emitted rows is committed first; until
+then, StateStore.match refuses other columns.
 """
 
 from __future__ import annotations

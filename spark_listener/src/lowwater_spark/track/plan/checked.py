@@ -155,9 +155,10 @@ class Checked:
         return dataclasses.replace(self, sources=sources)
 
     def telling_ends(self) -> Checked:
-        """Return a copy for an injector that needs its sources' ends.
+        """Return a copy whose sources say where their partitions end.
 
-        Raises Unsupported for a source whose end is unknown.
+        An injector with ``across`` or ``delay`` needs that, to know of a partition whether it has
+        read all of it. Raises Unsupported for a source that cannot list its ends; only Kafka can.
         """
         return dataclasses.replace(self, sources=[source.telling_ends() for source in self.sources])
 

@@ -573,7 +573,9 @@ def _path_below(expression: Any, name: str, children: Sequence[Any], path: _Path
 def _is_moment(expression: Any, below: Any, path: _Path, searched: set[tuple[int, _Path]]) -> bool:
     """Return whether a moment comes from a source, and not from a text or number in the plan.
 
-    A parsed text can be a local time, which becomes a moment only by a time zone.
+    Moving a moment to another time zone lowers it. A parsed text does not count: it can be a local
+    time, which only a time zone makes a moment. What from_json(), from_avro() and a function of an
+    array return counts, because the plan does not show what it was made of.
     """
     name, children = expression.getClass().getSimpleName(), items(expression.children())
     kind = _at(_kind(expression), path)

@@ -438,11 +438,14 @@ class Batch:
 
     @_ends_the_batch
     def write_to(self, /, frame: DataFrame, kind: str, place: str | os.PathLike[str], **options: Any) -> bool:
-        """Write rows to an output of any kind, exactly once; False if an earlier run has done it.
+        """Write rows to an output of any kind, exactly once.
+
+        Returns False if an earlier run has written all of them, so that this call added nothing.
 
         ``kind`` is a name in ``lowwater_spark.track.output.outputs.KINDS``: ``folder``, ``kafka``,
         ``delta``, ``iceberg``, or one that was added there. ``options`` are those of the kind.
-        Raises ValueError for an unknown kind, and as :meth:`write`.
+        Raises ValueError for an unknown kind, TypeError for an option that the kind has not, and
+        as :meth:`write`. As there, call it after ``stateful()`` and ``frontier()``.
         """
         return self._write(frame, [kind], place, **options)
 

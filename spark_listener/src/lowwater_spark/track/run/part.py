@@ -209,11 +209,13 @@ class Part:
     # -- the claim ---------------------------------------------------------------------------------
 
     def claim(self, reader: Part | None, lock: threading.RLock) -> bool:
-        """Register and claim, with the committed state; False when the authority is away.
+        """Register and claim, with the committed state.
 
-        Raises the authority's refusals. ``lock`` is the run's; the caller does not hold it, because
-        the calls may take long and a batch needs it. If the state changes meanwhile, the claim
-        stays true, and the next report says the rest.
+        Returns False when the authority is away, and when a batch has changed the cut into key
+        ranges meanwhile: the caller tries again later. If only the state changes meanwhile, the
+        claim holds, because the values it began with are lower bounds; the next report says the
+        rest. Raises the authority's other refusals. ``lock`` is the run's; the caller does not hold
+        it, because the calls may take long and a batch needs it.
         """
 
         def check(registered: lowwater.Computation) -> None:
