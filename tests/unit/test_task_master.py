@@ -153,7 +153,7 @@ async def test_a_guess_has_no_intervals(disk: MemoryDisk) -> None:
 async def test_what_has_intervals_becomes_no_guess(disk: MemoryDisk) -> None:
     running, master = await begun(disk)
     await master.daily()
-    with pytest.raises(errors.RegistrationConflict, match="as exact"):
+    with pytest.raises(errors.RegistrationConflict, match="estimated False, and not True"):
         await running.shard.graph.register(Spec("a", estimated=True))
     await running.shard.graph.register(Spec("b"))
     await master.create_group("b", TaskGroup("repairs"))
