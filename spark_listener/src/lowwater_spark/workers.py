@@ -24,19 +24,19 @@ _SECONDS: Final = 30.0
 _LOCAL: Final = re.compile(r"local(\[.*\])?")
 _ENVIRONMENT: Final = "spark.executorEnv."
 
-_found: Final[set[tuple[str, str]]] = set()
+_FIT: Final[set[tuple[str, str]]] = set()
 """Interpreters and packages that were found to fit, so that a process asks once for each."""
 
 
 def check_workers(spark: SparkSession, what: str, package: str = "lowwater_spark") -> None:
     """Raise Unsupported when Spark's Python workers are known to lack a package.
 
-    Known is this only of workers that run on this machine and are sent no files. On a cluster the
+    That is known only of workers that run on this machine and are sent no files. On a cluster the
     interpreter is another machine's, and archives may bring the package.
     """
     context = spark.sparkContext
     python = context.pythonExec
-    if (python, package) in _found or _LOCAL.fullmatch(context.master or "") is None:
+    if (python, package) in _FIT or _LOCAL.fullmatch(context.master or "") is None:
         return
     if context.listFiles or context.listArchives:
         return
@@ -49,7 +49,7 @@ def check_workers(spark: SparkSession, what: str, package: str = "lowwater_spark
             f"Spark's Python workers run {path}, which has no {package}",
             f"Activate the environment of the driver before Spark starts, or set PYSPARK_PYTHON={sys.executable}.",
         )
-    _found.add((python, package))
+    _FIT.add((python, package))
 
 
 def lacking(python: str, package: str, environ: Mapping[str, str]) -> str:

@@ -69,14 +69,14 @@ def _holders(gap: Gap, now_micros: int) -> Iterator[str]:
     for key_range in gap.ranges:
         place = f"{describe_range(key_range.start, key_range.end)} "
         places.setdefault(held_words(key_range, now_micros).removeprefix(place), []).append(key_range)
-    told = 0
+    named = 0
     for words, alike in islice(places.items(), _LINES):
-        told += len(alike)
+        named += len(alike)
         every = "all " if len(alike) == gap.watermark.ranges else ""
         first = describe_range(alike[0].start, alike[0].end)
         yield f"{first if len(alike) == 1 else f'{every}{len(alike)} key ranges'} {words}"
-    if gap.ranges.total > told:
-        yield f"and {counted(gap.ranges.total - told, 'more key range')}"
+    if gap.ranges.total > named:
+        yield f"and {counted(gap.ranges.total - named, 'more key range')}"
 
 
 def _head(gap: Gap) -> str:

@@ -438,9 +438,9 @@ class Authority:
                 return str(failure)  # an older authority without this call is not away
             return ""
 
-        asked = self.lease is not None and not self.problem
+        claimed = self.lease is not None and not self.problem
         why = self._degrade(call)
-        if not asked:
+        if not claimed:
             return why
         if why not in ("", self.problem, self._unsaid):
             logger.warning("the outputs of %s do not say anew how far they are complete: %s", self.full_name, why)
