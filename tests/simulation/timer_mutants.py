@@ -14,8 +14,9 @@ import numpy as np
 
 from lowwater_pipeline.computation.keys import Keys, Piece
 from lowwater_spark.track import segments
+from lowwater_spark.track.facts import BatchFacts
 from lowwater_spark.track.run import part as parts
-from lowwater_spark.track.run.batch_log import BatchEntry, BatchLog
+from lowwater_spark.track.run.batch_log import BatchLog
 from lowwater_spark.track.run.hook import Hook
 from lowwater_spark.track.run.part import Part as Part_
 from lowwater_spark.track.run.progress import Progress
@@ -41,9 +42,8 @@ def _anew(field: str) -> Callable[[Part], Part]:
     """A batch that runs again goes by what is known now, and not by what was logged."""
 
     def wrong(begin: Part) -> Part:
-        def anew(self: BatchLog, entry: BatchEntry) -> tuple[BatchEntry, bool]:
-            kept, replayed = begin(self, entry)
-            return replace(kept, **{field: getattr(entry, field)}), replayed
+        def anew(self: BatchLog, facts: BatchFacts) -> BatchFacts:
+            return replace(begin(self, facts), **{field: getattr(facts, field)})
 
         return anew
 

@@ -20,14 +20,12 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
+from lowwater.watermark import MIN
 from lowwater_spark.complete.mark import Claim, Standing
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.track.output.outputs import (
-    BatchOutput,
-    OpenOutputs,
-    OutputTurn,
-    write_once,
-)
+from lowwater_spark.track.facts import BatchFacts
+from lowwater_spark.track.inputs import UNREAD
+from lowwater_spark.track.output.outputs import BatchOutput, OpenOutputs, OutputTurn, write_once
 from lowwater_spark.track.rows.keyed import floor_stamp
 from lowwater_spark.track.state.store import Place
 from tests.kit.times import at, mark
@@ -72,9 +70,7 @@ class OutputRun:
     ) -> tuple[BatchOutput, OutputTurn]:
         claim = Claim(self.life, 7)
         turn = OutputTurn(
-            batch,
-            plan or f"plan {batch}",
-            replayed,
+            BatchFacts(batch, plan or f"plan {batch}", UNREAD, MIN, replayed=replayed),
             self.number,
             self.name,
             self.place,

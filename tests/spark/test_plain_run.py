@@ -23,13 +23,13 @@ from lowwater_spark.sources.files import FileSource
 from lowwater_spark.sources.opaque import OpaqueSource
 from lowwater_spark.sources.sink_log import list_sink
 from lowwater_spark.sources.source_log import NOTHING
+from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, still_counts
 from lowwater_spark.track.plan.checked import Checked
 from lowwater_spark.track.plan.operators import Operator
 from lowwater_spark.track.plan.shape import check_shape
 from lowwater_spark.track.rows.keyed import Keyed
 from lowwater_spark.track.run import plain
 from lowwater_spark.track.run.authority import Authority, Registration
-from lowwater_spark.track.run.inputs import UNREAD, Change, Origin, Reading, still_counts
 from lowwater_spark.track.run.part import Part
 from lowwater_spark.track.run.plain import LastReading, Plain, Witness
 from lowwater_spark.track.run.run import Run

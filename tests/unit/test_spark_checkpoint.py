@@ -22,6 +22,8 @@ from lowwater_spark.checkpoint.durable import write_once
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost
+from lowwater_spark.track.facts import BatchFacts
+from lowwater_spark.track.inputs import UNREAD, Origin, Reading
 from lowwater_spark.track.output import folder_out
 from lowwater_spark.track.output.folder_out import FolderOut
 from lowwater_spark.track.output.kafka_out import KafkaOut
@@ -30,11 +32,10 @@ from lowwater_spark.track.rows.counts import Counted
 from lowwater_spark.track.rows.cut import EQUAL
 from lowwater_spark.track.rows.keyed import Keyed
 from lowwater_spark.track.run.batch import Outcome
-from lowwater_spark.track.run.batch_log import BatchEntry, BatchLog
+from lowwater_spark.track.run.batch_log import BatchLog
 from lowwater_spark.track.run.hook import Hook, _Running
-from lowwater_spark.track.run.inputs import UNREAD, Origin, Reading
 from lowwater_spark.track.run.part import Part
-from lowwater_spark.track.run.progress import Committed, Progress
+from lowwater_spark.track.run.progress import AfterBatch, Progress
 from lowwater_spark.track.segments import Due, Segment
 from lowwater_spark.track.state import handover
 from lowwater_spark.track.state.handover import publish_directory, sweep
@@ -47,28 +48,30 @@ READING = Reading(14, {990_000: 15, 500_000: 16}, 3, (1, 7))
 def test_s5_a_replay_runs_with_the_w_and_the_clock_of_the_first_run(tmp_path: Path) -> None:
     log = BatchLog(tmp_path)
     log.purge(before=8)  # a later stage of a chain has no folder of its own
-    first = BatchEntry(7, "aa", READING, promised=9, now=60)
-    assert log.begin(first) == (first, False)
-    newer = BatchEntry(7, "aa", Reading(99), promised=50, now=70)
-    assert log.begin(newer) == (first, True)
+    first = BatchFacts(7, "aa", READING, promised=9, now=60)
+    assert log.begin(first) == first
+    newer = BatchFacts(7, "aa", Reading(99), promised=50, now=70)
+    assert log.begin(newer) == dataclasses.replace(first, replayed=True)
     with pytest.raises(CheckpointMismatch, match="batch 7 had another plan"):
-        log.begin(BatchEntry(7, "bb", READING, promised=9))
-    log.begin(BatchEntry(8, "cc", Reading(MIN), promised=MIN))
+        log.begin(BatchFacts(7, "bb", READING, promised=9))
+    log.begin(BatchFacts(8, "cc", Reading(MIN), promised=MIN))
     log.purge(before=8)
     assert log.read(7) is None
-    assert log.read(8) == BatchEntry(8, "cc", Reading(MIN), promised=MIN)
+    assert log.read(8) == BatchFacts(8, "cc", Reading(MIN), promised=MIN)
 
 
 def test_a_batch_that_an_older_release_has_begun_is_replayed_and_none_of_this_one_by_it(tmp_path: Path) -> None:
     log = BatchLog(tmp_path)
-    entry = BatchEntry(7, "aa", READING, promised=9)
+    entry = BatchFacts(7, "aa", READING, promised=9)
     log.begin(entry)
     path = tmp_path / "lowwater/batches/7.json"
     content = json.loads(path.read_text())
     assert content["format"] == 2, "0.1 reads format 1 alone: it would pass over the manifest"
     del content["now"]
     path.write_text(json.dumps({**content, "format": 1}))
-    assert log.begin(dataclasses.replace(entry, now=5)) == (entry, True), "its clock is not known"
+    assert log.begin(dataclasses.replace(entry, now=5)) == dataclasses.replace(entry, replayed=True), (
+        "its clock is not known"
+    )
     path.write_text(json.dumps({**content, "format": 4}))
     with pytest.raises(CheckpointMismatch, match="is of format 4; this release reads 1 to 3"):
         log.begin(entry)
@@ -104,7 +107,7 @@ def test_a_run_that_was_replaced_does_not_sweep_what_its_successor_fills(tmp_pat
 def test_kafkas_staged_batches_stay_while_a_replay_or_a_later_run_needs_them(tmp_path: Path) -> None:
     for batch in range(8):
         (tmp_path / f"batch={batch}").mkdir()
-    turn: Any = SimpleNamespace(batch=5)
+    turn: Any = SimpleNamespace(facts=SimpleNamespace(batch=5))
     KafkaOut(place(tmp_path / "ck"), tmp_path, "default/a", "topic", {}, 1).remove(turn)
     assert sorted(path.name for path in tmp_path.glob("batch=*")) == [f"batch={batch}" for batch in range(3, 8)]
 
@@ -166,7 +169,7 @@ def test_a_name_already_there_is_made_durable_at_first(tmp_path: Path, monkeypat
         lambda: publish_directory(tmp_path, "batch=0", "aa", fill, ordinal=2),
         lambda: publish_directory(tmp_path, "batch=1", "bb", overtaken, ordinal=1),
         lambda: write_once(tmp_path / "x", b"2"),
-        lambda: FolderOut(tmp_path, tmp_path, "json", None).settle(nothing, nothing),
+        lambda: FolderOut(tmp_path, tmp_path, "json", None).finish(nothing, nothing),
     ):
         synced.clear()
         assert not again()
@@ -286,7 +289,7 @@ def test_the_schema_of_what_is_emitted_is_compared_by_name(tmp_path: Path) -> No
 
 def lows_of(log: BatchLog, number: int, reading: Reading, spark_bound: int, before: int) -> tuple[int, int]:
     """Begin a batch in a run of its own; return its low and its promised. ``before``: Spark's bound after the batch before."""
-    progress = Progress(1, None, [], Committed(reading=reading, spark_bound=before))
+    progress = Progress(1, None, [], AfterBatch(reading=reading, spark_bound=before))
     part: Any = SimpleNamespace(
         entries=log,
         name="stage",
@@ -301,14 +304,15 @@ def lows_of(log: BatchLog, number: int, reading: Reading, spark_bound: int, befo
         SimpleNamespace(
             lock=nullcontext(),
             reader=part,
-            heads=SimpleNamespace(counted=lambda *_: []),
+            log=SimpleNamespace(plan=lambda number: Plan(number, [], "aa", 0)),
+            heads=SimpleNamespace(counted=lambda *_: [], read_to=lambda _: None, evidence=lambda *_: []),
             lines=[],
             checked=SimpleNamespace(spark_bound=lambda _: spark_bound),
             parts=[part],
         ),
     )
-    entry = hook._choose(Plan(number, [], "aa", 0)).entry
-    return entry.reading.low, entry.promised
+    facts = hook._begin(number).facts
+    return facts.reading.low, facts.promised
 
 
 def test_a_batch_is_not_behind_the_one_before_when_the_retention_is_larger(tmp_path: Path) -> None:
@@ -330,21 +334,21 @@ def test_no_stage_counts_a_batch_that_another_one_may_not_commit(tmp_path: Path)
     def stage(commit: Callable[..., str], earlier: Sequence[Part] = ()) -> Part:
         authority: Any = SimpleNamespace(registration=SimpleNamespace(name="stage"), commit=commit, wanted=None)
         part = Part(authority, Keyed("key", "t", 1, injector=not earlier), tmp_path, earlier)
-        part.open([], Committed())
+        part.open([], AfterBatch())
         part.progress.inputs = Origin()
         return part
 
     first = stage(lambda *_: "")
     last = stage(refuse, [first])
-    hook, heads = Hook(lambda *_: None, lambda *_: None), SimpleNamespace(knock=lambda _: None, settle=lambda _: None)
+    hook, heads = Hook(lambda *_: None, lambda *_: None), SimpleNamespace(knock=lambda _: None, confirm=lambda _: None)
     log = SimpleNamespace(committed=lambda _: True)
     hook.run = cast("Any", SimpleNamespace(lock=threading.RLock(), heads=heads, log=log, parts=[first, last]))
-    ended = [(Committed(0, reading=Reading(10), held=held), Outcome(), "") for held in ([], [4])]
-    entry = BatchEntry(0, "aa", UNREAD, MIN, {}, 0)
-    hook._running = _Running(Plan(0, [], "aa", 0), entry, replayed=False, since=0.0, ended=ended)
+    outcomes = [Outcome(AfterBatch(0, reading=Reading(10), held=held)) for held in ([], [4])]
+    entry = BatchFacts(0, "aa", UNREAD, MIN, {}, 0)
+    hook._running = _Running(Plan(0, [], "aa", 0), entry, since=0.0, outcomes=outcomes)
     for _ in range(2):
         with pytest.raises(errors.InvalidArgument):
-            hook.settle(1)
+            hook.follow_commits(1)
         first.advance(None)
         last.advance(None)
         assert last.progress.values(last.progress.reading) == [MIN]

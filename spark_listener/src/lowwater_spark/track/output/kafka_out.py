@@ -189,7 +189,7 @@ class KafkaOut(BatchOutput):
 
     def begin(self, frame: DataFrame, turn: OutputTurn) -> None:
         """Open the topic: see :meth:`open`."""
-        self.open(frame.sparkSession, turn.batch, self.wanted_slots, _life(turn))
+        self.open(frame.sparkSession, turn.facts.batch, self.wanted_slots, _life(turn))
 
     def open(self, session: SparkSession, batch: int, slots: int | None, life: int = 0) -> None:
         """Open the topic for a run, and fix what stays as long as the checkpoint.
@@ -252,24 +252,24 @@ class KafkaOut(BatchOutput):
 
     def find(self, turn: OutputTurn) -> FoundBatch | None:
         """Return the batch, if its rows are staged. Some may not be published yet."""
-        staged = self.folder / f"batch={turn.batch}"
-        return FoundBatch(turn.batch, digest_of(staged), str(staged)) if staged.exists() else None
+        staged = self.folder / f"batch={turn.facts.batch}"
+        return FoundBatch(turn.facts.batch, digest_of(staged), str(staged)) if staged.exists() else None
 
     def append(self, frame: DataFrame, turn: OutputTurn, standing: Standing | None) -> bool:
         """Stage the rows, and publish them."""
         rows = frame.select(*kafka_columns(frame, self._partitions))
         staged = publish_directory(
             self.folder,
-            f"batch={turn.batch}",
-            turn.digest,
-            lambda folder: self._stage(rows, turn.batch, folder),
+            f"batch={turn.facts.batch}",
+            turn.facts.digest,
+            lambda folder: self._stage(rows, turn.facts.batch, folder),
             ordinal=self.ordinal,
         )
         if staged:
-            self.settle(frame, turn)
+            self.finish(frame, turn)
         return staged
 
-    def settle(self, frame: DataFrame, turn: OutputTurn) -> bool:
+    def finish(self, frame: DataFrame, turn: OutputTurn) -> bool:
         """Publish the staged rows that are missing; False if none were.
 
         The rows are durable and visible on return. Raises CheckpointMismatch when Kafka has another
@@ -281,16 +281,16 @@ class KafkaOut(BatchOutput):
             remember(*self._note, {**remembered(*self._note, SECTION), "life": life}, SECTION)
             self.life = life
         turn.probe("rows staged")
-        staged = self._read(turn.batch)
-        done = self._publish(frame.sparkSession, turn.batch, turn.digest, staged)
+        staged = self._read(turn.facts.batch)
+        done = self._publish(frame.sparkSession, turn.facts.batch, turn.facts.digest, staged)
         turn.probe("rows published")
-        self._verify(done, turn.batch, staged)
+        self._verify(done, turn.facts.batch, staged)
         self._confirm()
         return any(slot.wrote for slot in done)
 
     def remove(self, turn: OutputTurn) -> None:
         """Remove the staged files of batches that were committed long ago."""
-        for old in [number for number in self._batches() if number <= turn.batch][:-_KEPT]:
+        for old in [number for number in self._batches() if number <= turn.facts.batch][:-_KEPT]:
             shutil.rmtree(self.folder / f"batch={old}", ignore_errors=True)
 
     # -- what stays --------------------------------------------------------------------------------

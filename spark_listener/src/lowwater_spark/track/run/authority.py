@@ -24,9 +24,9 @@ from lowwater.core.calls import full_name
 from lowwater.views import NO_REMARKS
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.errors import AWAY
+from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.rows.cut import Cut
 from lowwater_spark.track.rows.ranges import KEY_HASH
-from lowwater_spark.track.run.inputs import Reading
 from lowwater_spark.track.run.status import in_short
 from lowwater_spark.track.state.receipt import Destination
 
@@ -325,14 +325,13 @@ class Authority:
 
     # -- batches -----------------------------------------------------------------------------------
 
-    def destination(self, batch: int) -> Destination:
-        """Return the place where the tasks of a batch stage their parts."""
+    def destination(self) -> Destination:
+        """Return the address to which the tasks of a batch send what they hold."""
         reachable = self.lease is not None and not self.problem
         return Destination(
             self._quick.settings if reachable else None,
             self.registration.name,
             0 if self.lease is None else self.lease.sequencer,
-            batch,
         )
 
     def prepare(

@@ -25,21 +25,22 @@ from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import AWAY
 from lowwater_spark.sources.base import OpenSource
+from lowwater_spark.track.facts import BatchFacts
+from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, fold, still_counts
 from lowwater_spark.track.rows.cut import EQUAL, Cut, Share, least_of
 from lowwater_spark.track.rows.frontier import Example, Seen
 from lowwater_spark.track.rows.keyed import Keyed
 from lowwater_spark.track.rows.load import BATCHES, balanced, hottest
 from lowwater_spark.track.run.authority import REPLACED, Authority
 from lowwater_spark.track.run.batch import Outcome
-from lowwater_spark.track.run.batch_log import BatchEntry, BatchLog
-from lowwater_spark.track.run.inputs import UNREAD, Change, Origin, Reading, fold, still_counts
-from lowwater_spark.track.run.progress import Committed, Progress, passed_on
+from lowwater_spark.track.run.batch_log import BatchLog
+from lowwater_spark.track.run.progress import AfterBatch, Progress, passed_on
 from lowwater_spark.track.run.status import KeyRange
 from lowwater_spark.track.segments import Unsent
 from lowwater_spark.track.state.store import Place, StateStore, Version
 from lowwater_spark.track.state.update import can_pin
 
-__all__ = ["LateRow", "Part", "committed"]
+__all__ = ["LateRow", "Part", "after_batch"]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -171,14 +172,14 @@ class Part:
 
     # -- the durable state -------------------------------------------------------------------------
 
-    def durable(self, plan: Plan, entry: BatchEntry, spark_bound: int, earlier: Sequence[Committed]) -> Committed:
+    def durable(self, plan: Plan, facts: BatchFacts, spark_bound: int, earlier: Sequence[AfterBatch]) -> AfterBatch:
         """Return what the stage's files say about a committed batch.
 
         ``earlier`` has the same for the stages that it reads. Versions of inputs in the reading are
         those of the query's reader. Raises CheckpointMismatch if the files contradict each other.
         """
         last = plan.batch
-        reading = entry.reading
+        reading = facts.reading
         if self.keyed.injector:
             frontier = self.entries.frontier(last)
             self.source_state = None if self.keyed.bounds is None else self.entries.seen(last)
@@ -190,18 +191,18 @@ class Part:
                     for part, state in zip(self.earlier, earlier, strict=True)
                 ]
             )
-        self._lay_out(entry.layouts)
+        self._lay_out(facts.layouts)
         store = StateStore.existing(self.place)
-        manifest = None if store is None or last < store.first else store.before(last + 1)
-        if store is not None and manifest is not None:
-            store.check_layout(manifest, self.keyed.layout)
-        return committed(plan, reading, manifest, spark_bound)
+        version = None if store is None or last < store.first else store.before(last + 1)
+        if store is not None and version is not None:
+            store.check_layout(version, self.keyed.layout)
+        return after_batch(plan, reading, version, spark_bound)
 
-    def open(self, sources: Sequence[OpenSource], state: Committed) -> None:
+    def open(self, sources: Sequence[OpenSource], state: AfterBatch) -> None:
         """Begin with the durable state."""
         self.progress = Progress(len(self.keyed.cut), self.keyed.window, sources, state, self.keyed.window_start)
 
-    def restart(self, state: Committed) -> None:
+    def restart(self, state: AfterBatch) -> None:
         """Begin again with a durable state and its ranges: an older run may have changed both."""
         self.progress.restart(state)
         self.progress.relay(len(self.keyed.cut), state.held)
@@ -348,22 +349,22 @@ class Part:
 
     # -- batches and the clock ---------------------------------------------------------------------
 
-    def commit(self, state: Committed, outcome: Outcome, holding: str) -> str:
+    def commit(self, outcome: Outcome) -> Outcome:
         """Commit a prepared batch at the authority, with its hottest ranges.
 
-        ``holding``: why the authority has not prepared it, or empty. Returns why the authority does
-        not know it whole, or an empty text. Raises the error that replaced the run.
+        Returns the outcome with the reason why the authority does not know the batch whole, or
+        none. Raises the error that replaced the run.
         """
-        if holding:
-            return holding
-        holding = self.authority.commit(state.batch, self._refused, hottest(outcome.loads))
+        if outcome.holding:
+            return outcome
+        holding = self.authority.commit(outcome.after.batch, self._refused, hottest(outcome.loads))
         if self.authority.wanted is None:
             self._refused = ""
-        return holding
+        return dataclasses.replace(outcome, holding=holding)
 
-    def settle(self, state: Committed, outcome: Outcome, holding: str) -> None:
-        """Record a committed batch. ``holding``: what :meth:`commit` has returned."""
-        self.progress.settle(state, holding)
+    def record(self, outcome: Outcome) -> None:
+        """Record a batch that :meth:`commit` has returned."""
+        self.progress.record(outcome.after, outcome.holding)
         self._fixed, self.unsent, self._partitions = outcome.fixed, outcome.unsent, outcome.partitions
         self._balance(outcome)
         finished = outcome.counted.finished + (self._unreported[1] if self._unreported is not None else 0)
@@ -372,8 +373,8 @@ class Part:
             self._arrived = (
                 outcome.counted.arrived if self._arrived is None else self._arrived | outcome.counted.arrived
             )
-        if holding:
-            logger.warning("%s holds after batch %d: %s", self.name, state.batch, holding)
+        if outcome.holding:
+            logger.warning("%s holds after batch %d: %s", self.name, outcome.after.batch, outcome.holding)
 
     def clean(self, committed: int, before: int) -> None:
         """Delete state versions that no replay needs, and log entries before ``before``.
@@ -492,8 +493,8 @@ class Part:
         )
 
 
-def committed(plan: Plan, reading: Reading, manifest: Version | None, spark_bound: int) -> Committed:
-    """Return the committed state after a batch."""
-    if manifest is None:
-        return Committed(plan.batch, plan.lines, reading, spark_bound=spark_bound)
-    return Committed(plan.batch, plan.lines, reading, manifest.held, manifest.pending, spark_bound, manifest.due)
+def after_batch(plan: Plan, reading: Reading, version: Version | None, spark_bound: int) -> AfterBatch:
+    """Return a stage after a batch that has made this version of its state; None: it has none."""
+    if version is None:
+        return AfterBatch(plan.batch, plan.lines, reading, spark_bound=spark_bound)
+    return AfterBatch(plan.batch, plan.lines, reading, version.held, version.pending, spark_bound, version.due)

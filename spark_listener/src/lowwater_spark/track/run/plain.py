@@ -34,10 +34,10 @@ from lowwater_spark.sources.base import OpenSource
 from lowwater_spark.sources.sink_log import DurableSink
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.sources.writers import mark_sink
+from lowwater_spark.track.inputs import UNREAD, Change, Reading
 from lowwater_spark.track.run.hook import GLANCE
-from lowwater_spark.track.run.inputs import UNREAD, Change, Reading
 from lowwater_spark.track.run.part import LateRow, Part
-from lowwater_spark.track.run.progress import Committed
+from lowwater_spark.track.run.progress import AfterBatch
 
 if TYPE_CHECKING:
     from lowwater_spark.track.output.removal import Removal
@@ -126,7 +126,7 @@ class Plain:
         self._promises = deque(maxlen=_KEPT_PROMISES)
         return ()
 
-    def durable(self) -> list[Committed]:
+    def durable(self) -> list[AfterBatch]:
         """Return the durable state after the last committed batch, from which a run starts."""
         batch, checked = self._newest(), self.run.checked
         if batch is None:
@@ -134,10 +134,10 @@ class Plain:
             if self._sink is not None:
                 self._sink.begin()
             # The reads and held rows of another process's query are unknown before its first batch.
-            return [Committed(spark_bound=checked.spark_bound(None) if self.witness is None else MIN)]
+            return [AfterBatch(spark_bound=checked.spark_bound(None) if self.witness is None else MIN)]
         plan = self._plan(batch)
         self._sync(batch)
-        return [Committed(batch, plan.lines, self._last.load(batch), spark_bound=checked.spark_bound(plan))]
+        return [AfterBatch(batch, plan.lines, self._last.load(batch), spark_bound=checked.spark_bound(plan))]
 
     def claimed(self) -> None:
         """Leave the mark of a tracked query in the output."""
@@ -206,7 +206,7 @@ class Plain:
         """False: it has no timers."""
         return False
 
-    def settle(self) -> None:
+    def follow_commits(self) -> None:
         """Record the newest batch in the commit log, and all before it."""
         progress, batch = self._part.progress, self._newest()
         if batch is None or batch == progress.committed.batch:
@@ -218,10 +218,10 @@ class Plain:
         self.run.heads.knock(plan.lines)
         with self.run.lock:
             self._promises.append((batch, self._promised()))
-            self.run.heads.settle(plan.lines)
+            self.run.heads.confirm(plan.lines)
             reading = progress.choose(plan.lines)
             self._untold = plan
-            progress.settle(Committed(batch, plan.lines, reading, spark_bound=bound), "")
+            progress.record(AfterBatch(batch, plan.lines, reading, spark_bound=bound), "")
 
     def _promised(self) -> int:
         """Return the bound that rows arriving now should keep: the inputs' promise, or the stage's.

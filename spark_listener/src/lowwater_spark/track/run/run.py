@@ -22,14 +22,14 @@ from lowwater_spark.sources.base import Line
 from lowwater_spark.sources.bookmarks import Bookmarks
 from lowwater_spark.sources.head import Heads
 from lowwater_spark.sources.source_log import NOTHING
+from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.plan.checked import Checked
 from lowwater_spark.track.run.authority import Authority
 from lowwater_spark.track.run.events import BatchEvent
 from lowwater_spark.track.run.hook import Hook
-from lowwater_spark.track.run.inputs import Reading
 from lowwater_spark.track.run.part import Part
 from lowwater_spark.track.run.plain import Plain
-from lowwater_spark.track.run.progress import Committed, Progress
+from lowwater_spark.track.run.progress import AfterBatch, Progress
 from lowwater_spark.track.run.status import KeyRange, Status
 from lowwater_spark.track.state.store import Place
 
@@ -124,7 +124,7 @@ class Run:
         self.reader = next((part for part in self.parts if part.reads), None)
         for part, state in zip(self.parts, self.batches.durable(), strict=True):
             part.open(self.heads.sources, state)
-        self.heads.settle(self.lines)
+        self.heads.confirm(self.lines)
 
     @property
     def authority(self) -> Authority:
@@ -168,7 +168,7 @@ class Run:
             for part in self.parts:
                 if part.authority.registered is not None:
                     part.check_inputs(part.authority.registered, self.reader)
-            self.heads.settle(self.lines)
+            self.heads.confirm(self.lines)
         self._bookmarks.begin(self.progress.committed.batch, self.clock())
         # The first batch may use the present watermark if it reads all rows that are there now.
         self.tick()
@@ -232,7 +232,7 @@ class Run:
         """
         reading = None
         try:
-            self.batches.settle()
+            self.batches.follow_commits()
             # If this look fails, its batch waits for the next look, and is no news until then.
             self._looked = self.progress.committed.batch
             answering = [part for part in self.parts if part.authority.probe()]
@@ -254,7 +254,7 @@ class Run:
             self.batches.report(last=last)  # due timers do not wait for the authority
         self.heads.let_go()
 
-    def _look(self, reading: Reading | None, read: int, committed: Committed, *, last: bool) -> None:
+    def _look(self, reading: Reading | None, read: int, committed: AfterBatch, *, last: bool) -> None:
         """List the sources if a reading, taken at the moment ``read``, needs it; then report."""
         now = self.clock()
         news = self.reader is not None and reading is not None and self.reader.progress.must_list(reading, now)
@@ -273,7 +273,7 @@ class Run:
                 self.heads.read_to(committed.lines if self.batches.elsewhere else planned)
                 self.reader.progress.observe(reading, heads, now, planned)
         if news or not self.batches.elsewhere:  # another process's checkpoint was not read since
-            self.batches.settle()
+            self.batches.follow_commits()
         self._looked = self.progress.committed.batch
         self.batches.report(last=last)
         if heads is not None and self._bookmarks.due(committed.batch, now, last=last):

@@ -36,7 +36,6 @@ class Destination:
     """Settings of the authority's client; None: do not call it, it was away a moment ago."""
     computation: str
     sequencer: int
-    batch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,7 @@ class Receipt:
 
 def stage_part(
     destination: Destination,
+    batch: int,
     detail: dict[str, Any],
     *,
     handles: Sequence[int],
@@ -72,7 +72,7 @@ def stage_part(
             _client(destination.settings).batches.stage_task(
                 destination.computation,
                 destination.sequencer,
-                destination.batch,
+                batch,
                 task,
                 handles=handles,
                 oldest=oldest,
