@@ -31,8 +31,8 @@ from lowwater_spark.track.rows.keyed import Keyed
 from lowwater_spark.track.rows.ranges import range_bounds, range_column
 from lowwater_spark.track.run.authority import Registration
 from lowwater_spark.track.run.batch import Batch, MicroBatch
-from lowwater_spark.track.run.part import Part
 from lowwater_spark.track.run.progress import AfterBatch
+from lowwater_spark.track.run.stage_run import StageRun
 from lowwater_spark.track.run.status import KeyRange
 from lowwater_spark.track.state.handover import publish_directory
 from lowwater_spark.track.state.receipt import Destination
@@ -54,8 +54,8 @@ def a_batch(checkpoint: Path, *, replayed: bool) -> Batch:
         lease=None,
         destination=lambda: Destination(None, "stage", 1),
     )
-    part = Part(cast(Any, authority), Keyed(["key"], "t", 2, injector=False), checkpoint)
-    part.place = place(checkpoint)
+    part = StageRun(cast(Any, authority), Keyed(["key"], "t", 2, injector=False), checkpoint)
+    part.section = place(checkpoint)
     part.open([], AfterBatch())
     run: Any = SimpleNamespace(lock=contextlib.nullcontext(), reader=None)
     facts = BatchFacts(3, "aa", Reading(14), MIN, replayed=replayed)

@@ -34,13 +34,13 @@ from lowwater_spark.track.rows.keyed import Keyed
 from lowwater_spark.track.run.batch import Outcome
 from lowwater_spark.track.run.batch_log import BatchLog
 from lowwater_spark.track.run.hook import Hook, _Running
-from lowwater_spark.track.run.part import Part
 from lowwater_spark.track.run.progress import AfterBatch, Progress
+from lowwater_spark.track.run.stage_run import StageRun
 from lowwater_spark.track.segments import Due, Segment
 from lowwater_spark.track.state import handover
 from lowwater_spark.track.state.handover import publish_directory, sweep
-from lowwater_spark.track.state.store import Place, RangeEntry, StateStore, Version
-from tests.spark.support import place
+from lowwater_spark.track.state.store import RangeEntry, StageSection, StateStore, StateVersion
+from tests.spark.support import make_version, place
 
 READING = Reading(14, {990_000: 15, 500_000: 16}, 3, (1, 7))
 
@@ -176,12 +176,12 @@ def test_a_name_already_there_is_made_durable_at_first(tmp_path: Path, monkeypat
         assert synced.count(tmp_path) == 1
 
 
-def version(batch: int) -> Version:
+def version(batch: int) -> StateVersion:
     entries = [RangeEntry(f"{batch}.state", "", 5, 2), RangeEntry()]
-    return Version(batch, f"digest{batch}", 14, entries, pending=([1, 3], [1, 1]), counted=Counted(3, 1, -4))
+    return StateVersion(batch, f"digest{batch}", 14, entries, pending=([1, 3], [1, 1]), counted=Counted(3, 1, -4))
 
 
-def version_of(batch: int, _: Path) -> Version:
+def version_of(batch: int, _: Path) -> StateVersion:
     return version(batch)
 
 
@@ -189,13 +189,15 @@ def test_the_state_of_a_checkpoint_that_was_copied_is_its_own(tmp_path: Path) ->
     """The manifest names it by the old place, which may still be there, of the checkpoint that was copied."""
     old, new = tmp_path / "old", tmp_path / "new"
     inside, elsewhere = old / "lowwater/state", tmp_path / "lowwater/state"
-    StateStore.opened(place(old), inside, 2, batch=0, ordinal=1).build(0, "digest0", lambda _: version(0))
+    make_version(StateStore.opened(place(old), inside, 2, batch=0, ordinal=1), 0, "digest0", lambda _: version(0))
     shutil.copytree(old, new)
     for copy, root in ((old, inside), (new, new / "lowwater/state")):
-        assert StateStore.opened(Place(Manifest(copy), copy), root, 2, batch=1, ordinal=2).before(1) == version(0)
+        assert StateStore.opened(StageSection(Manifest(copy), copy), root, 2, batch=1, ordinal=2).before(1) == version(
+            0
+        )
     StateStore.opened(place(tmp_path / "other"), elsewhere, 2, batch=0, ordinal=1)
     shutil.copytree(tmp_path / "other", tmp_path / "another")
-    store = StateStore.existing(Place(Manifest(tmp_path / "another"), tmp_path / "another"))
+    store = StateStore.existing(StageSection(Manifest(tmp_path / "another"), tmp_path / "another"))
     assert store is not None
     assert store.root == elsewhere, "the user has named it"
 
@@ -203,18 +205,18 @@ def test_the_state_of_a_checkpoint_that_was_copied_is_its_own(tmp_path: Path) ->
 def test_state_versions_build_on_each_other_and_are_never_changed(tmp_path: Path) -> None:
     store = StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=4, ordinal=1)
     assert store.before(4) is None
-    built = store.build(4, "digest4", lambda _: version(4))
+    built = make_version(store, 4, "digest4", lambda _: version(4))
     assert (
         built == version(4) == StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=9, ordinal=1).before(5)
     )
     assert built.held == [5, None]
-    assert store.build(4, "digest4", lambda _: pytest.fail("computed twice")) == built
+    assert make_version(store, 4, "digest4", lambda _: pytest.fail("computed twice")) == built
     with pytest.raises(CheckpointMismatch):
-        store.build(4, "other", lambda _: version(4))
+        make_version(store, 4, "other", lambda _: version(4))
     with pytest.raises(StateLost, match="needs version 5"):
         store.before(6)
     for batch in range(5, 9):
-        store.build(batch, f"digest{batch}", partial(version_of, batch))
+        make_version(store, batch, f"digest{batch}", partial(version_of, batch))
     store.purge(committed=7)
     assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["6", "7", "8"]
 
@@ -222,18 +224,20 @@ def test_state_versions_build_on_each_other_and_are_never_changed(tmp_path: Path
 def test_versions_of_releases_without_segments_are_read_and_written_as_they_were(tmp_path: Path) -> None:
     """A stage that has no segments may go back to such a release; one that has some is refused by it."""
     store = StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=4, ordinal=1)
-    store.build(4, "digest4", partial(version_of, 4))
+    make_version(store, 4, "digest4", partial(version_of, 4))
     written = json.loads((tmp_path / "state/4/manifest.json").read_bytes())
     assert (written["format"], written["ranges"]) == (1, [["4.state", "", 5, 2], ["", "", None, 0]])
     segments = (Segment("a.segments", 1, 3, 40, 90, (1, 2)),)
-    store.build(5, "digest5", lambda _: Version(5, "digest5", 14, [RangeEntry(segments=segments, facts=(9,))]))
+    make_version(
+        store, 5, "digest5", lambda _: StateVersion(5, "digest5", 14, [RangeEntry(segments=segments, facts=(9,))])
+    )
     written = json.loads((tmp_path / "state/5/manifest.json").read_bytes())
     assert (written["format"], written["ranges"]) == (2, [["", "", None, 0, [["a.segments", 1, 3, 40, 90, 1, 2]], [9]]])
     before = store.version(5)
     assert before is not None
     assert before.due is None
     due = [RangeEntry(segments=segments, due=entry) for entry in (Due(9, None), Due(None, 4), None, Due(8, 6))]
-    store.build(6, "digest6", lambda _: Version(6, "digest6", 14, due))
+    make_version(store, 6, "digest6", lambda _: StateVersion(6, "digest6", 14, due))
     after = store.version(6)
     assert after is not None
     assert after.ranges == due
@@ -261,7 +265,7 @@ def test_the_schema_of_what_is_emitted_is_compared_by_name(tmp_path: Path) -> No
 
     def build(batch: int, emitted: str) -> None:
         entries = [RangeEntry(emitted=emitted)]
-        opened(batch).build(batch, "aa", lambda _: Version(batch, "aa", MIN, entries))
+        make_version(opened(batch), batch, "aa", lambda _: StateVersion(batch, "aa", MIN, entries))
 
     opened(0).match(settings, schema, 0)
     build(0, "rows")
@@ -308,7 +312,7 @@ def lows_of(log: BatchLog, number: int, reading: Reading, spark_bound: int, befo
             heads=SimpleNamespace(counted=lambda *_: [], read_to=lambda _: None, evidence=lambda *_: []),
             lines=[],
             checked=SimpleNamespace(spark_bound=lambda _: spark_bound),
-            parts=[part],
+            stages=[part],
         ),
     )
     facts = hook._begin(number).facts
@@ -331,9 +335,9 @@ def test_no_stage_counts_a_batch_that_another_one_may_not_commit(tmp_path: Path)
     def refuse(*_: object) -> str:
         raise errors.InvalidArgument("refused")
 
-    def stage(commit: Callable[..., str], earlier: Sequence[Part] = ()) -> Part:
+    def stage(commit: Callable[..., str], earlier: Sequence[StageRun] = ()) -> StageRun:
         authority: Any = SimpleNamespace(registration=SimpleNamespace(name="stage"), commit=commit, wanted=None)
-        part = Part(authority, Keyed("key", "t", 1, injector=not earlier), tmp_path, earlier)
+        part = StageRun(authority, Keyed("key", "t", 1, injector=not earlier), tmp_path, earlier)
         part.open([], AfterBatch())
         part.progress.inputs = Origin()
         return part
@@ -342,7 +346,7 @@ def test_no_stage_counts_a_batch_that_another_one_may_not_commit(tmp_path: Path)
     last = stage(refuse, [first])
     hook, heads = Hook(lambda *_: None, lambda *_: None), SimpleNamespace(knock=lambda _: None, confirm=lambda _: None)
     log = SimpleNamespace(committed=lambda _: True)
-    hook.run = cast("Any", SimpleNamespace(lock=threading.RLock(), heads=heads, log=log, parts=[first, last]))
+    hook.run = cast("Any", SimpleNamespace(lock=threading.RLock(), heads=heads, log=log, stages=[first, last]))
     outcomes = [Outcome(AfterBatch(0, reading=Reading(10), held=held)) for held in ([], [4])]
     entry = BatchFacts(0, "aa", UNREAD, MIN, {}, 0)
     hook._running = _Running(Plan(0, [], "aa", 0), entry, since=0.0, outcomes=outcomes)

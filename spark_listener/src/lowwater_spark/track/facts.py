@@ -16,7 +16,7 @@ __all__ = ["BatchFacts"]
 class BatchFacts:
     """The values that batch N runs with, for its query, or for one stage of it.
 
-    The log of batches stores them. The driver, the tasks and the outputs get this same record.
+    The log of batches stores them. The driver, the tasks and the outputs all read this record.
     """
 
     batch: int

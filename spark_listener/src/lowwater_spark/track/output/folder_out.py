@@ -148,7 +148,7 @@ class FolderOut(BatchOutput):
 
     def _first(self, turn: OutputTurn) -> int:
         """Return the first batch in the directory, noting it before the first write."""
-        manifest, output = turn.place.manifest, str(self.folder)
+        manifest, output = turn.section.manifest, str(self.folder)
         first: int | None = remembered(manifest, turn.writer, output)
         if first is None:
             first = first_of(self.folder, turn.facts.batch)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, cast
 
 from lowwater_spark.checkpoint.identity import identity
 from lowwater_spark.checkpoint.manifest import Manifest
-from lowwater_spark.complete.mark import Claim, Standing
+from lowwater_spark.complete.mark import ClaimEpoch, Standing
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.track.facts import BatchFacts
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from lowwater_spark.track.output.removal import Removal
-    from lowwater_spark.track.state.store import Place
+    from lowwater_spark.track.state.store import StageSection
 
 __all__ = [
     "KINDS",
@@ -62,9 +62,9 @@ class OutputTurn:
     """Number of the run; a later run of the checkpoint has a greater one."""
     writer: str
     """Full name of the computation."""
-    place: Place
+    section: StageSection
     """The stage's section of the checkpoint's manifest."""
-    claim: Callable[[], Claim | None]
+    claim: Callable[[], ClaimEpoch | None]
     """Returns the stage's claim; None: it has none at the moment."""
     standing: Callable[[], Standing]
     """Returns what an output may claim of its completeness. It fixes the batch's frontier."""
@@ -74,7 +74,7 @@ class OutputTurn:
     @property
     def checkpoint(self) -> str:
         """Identity of the query's checkpoint."""
-        return identity(self.place.manifest.checkpoint)
+        return identity(self.section.manifest.checkpoint)
 
 
 class FoundBatch(NamedTuple):

@@ -53,7 +53,7 @@ class TableOut(BatchOutput):
     def find(self, turn: OutputTurn) -> FoundBatch | None:
         """Return the last batch of the app, if it is the turn's or a later one."""
         self.head = self.log.table()
-        noted = remembered(turn.place.manifest, turn.writer, self._key[1])
+        noted = remembered(turn.section.manifest, turn.writer, self._key[1])
         self.newest = -1 if noted is None else noted
         return self.counted(turn)
 
@@ -77,7 +77,7 @@ class TableOut(BatchOutput):
 
     def _note(self, turn: OutputTurn) -> None:
         if self.newest < turn.facts.batch:
-            remember(turn.place.manifest, turn.writer, self._key[1], turn.facts.batch)
+            remember(turn.section.manifest, turn.writer, self._key[1], turn.facts.batch)
 
     # -- what differs between formats of tables ----------------------------------------------------
 

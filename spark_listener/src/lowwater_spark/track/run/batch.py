@@ -17,7 +17,7 @@ from lowwater.layout import SLOTS, Layout
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.identity import identity
 from lowwater_spark.checkpoint.location import local, refuse_pattern
-from lowwater_spark.complete.mark import Claim, Standing
+from lowwater_spark.complete.mark import ClaimEpoch, Standing
 from lowwater_spark.errors import StateLost
 from lowwater_spark.track.facts import BatchFacts
 from lowwater_spark.track.inputs import Reading
@@ -31,15 +31,15 @@ from lowwater_spark.track.rows.ranges import key_text, key_zone
 from lowwater_spark.track.run.progress import AfterBatch
 from lowwater_spark.track.segments import SegmentUpdate, SendingUpdate, Unsent
 from lowwater_spark.track.state.receipt import Receipt
-from lowwater_spark.track.state.store import Place, StateStore, Version
+from lowwater_spark.track.state.store import StageSection, StateStore, StateVersion
 from lowwater_spark.track.state.update import (
     Update,
     build_version,
     can_pin,
     fixed,
     partitions_of,
-    restage,
     rows_of,
+    send_again,
 )
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from lowwater_spark.track.rows.counts import Actions, Rows
-    from lowwater_spark.track.run.part import Part
     from lowwater_spark.track.run.run import Run
+    from lowwater_spark.track.run.stage_run import StageRun
 
 __all__ = ["Batch", "Claimed", "MicroBatch", "Outcome"]
 
@@ -123,13 +123,13 @@ def _ends_the_batch(method: Callable[Concatenate[Batch, P], T]) -> Callable[Conc
     return call
 
 
-def _own_state(place: Place) -> Path:
+def _own_state(section: StageSection) -> Path:
     """Return the default folder of a stage's state.
 
     Raises Unsupported for a checkpoint that is not local, because executor tasks write there.
     """
     fix = "Pass batch.stateful() a path= on a file system that the driver and all executors mount; the checkpoint may stay."
-    return local(place.home, "State in the checkpoint", fix) / "lowwater" / "state"
+    return local(section.home, "State in the checkpoint", fix) / "lowwater" / "state"
 
 
 class Claimed(NamedTuple):
@@ -153,7 +153,7 @@ class Outcome:
     holding: str = ""
     """Why the authority has not prepared the batch, or not committed it; empty: it has."""
     receipts: Sequence[Receipt] = ()
-    version: Version | None = None
+    version: StateVersion | None = None
     """The version of the state that the batch made; None for a stage without state."""
     counted: Counted = field(default_factory=Counted)
     loads: Sequence[lowwater.RangeLoad] = ()
@@ -180,22 +180,22 @@ class Batch:
     stage, and :meth:`of` returns the others. Times are microseconds since the epoch, in UTC.
     """
 
-    def __init__(self, facts: BatchFacts, part: Part, shared: MicroBatch) -> None:
+    def __init__(self, facts: BatchFacts, stage: StageRun, shared: MicroBatch) -> None:
         self.id = facts.batch
         """Number of the batch; each batch has a greater one than the batch before."""
         self.replayed = facts.replayed
         """True: an earlier run began this batch, with the same rows and the same watermark."""
         self._facts = facts
         self._run = shared.run
-        self._part = part
+        self._stage = stage
         self._shared = shared
-        self._keyed = part.keyed
-        self._place = part.place
-        self._destination = part.authority.destination()
-        self._previous = part.progress.committed.reading.low
+        self._keyed = stage.keyed
+        self._section = stage.section
+        self._destination = stage.authority.destination()
+        self._previous = stage.progress.committed.reading.low
         self._frontier: int | None = None
         self._outcome = Outcome()
-        self._earlier = [shared.batches[earlier.name] for earlier in part.earlier]
+        self._earlier = [shared.batches[earlier.name] for earlier in stage.earlier]
         self._counted_on = False
         self._emitted: tuple[DataFrame, str] | None = None
         """The frame that stateful() returned and the metric on it; None without rows."""
@@ -266,7 +266,7 @@ class Batch:
     @property
     def checkpoint(self) -> str:
         """Identity of the query's checkpoint, the same for all of its runs and for no other one."""
-        return identity(self._place.manifest.checkpoint)
+        return identity(self._section.manifest.checkpoint)
 
     @property
     def claimed(self) -> Claimed | None:
@@ -275,7 +275,7 @@ class Batch:
         Only a store that compares it can refuse the writes of a former owner.
         """
         with self._run.lock:
-            authority, lease = self._part.authority, self._part.authority.lease
+            authority, lease = self._stage.authority, self._stage.authority.lease
             if lease is None:
                 return None
             return Claimed(
@@ -289,13 +289,13 @@ class Batch:
     @_ends_the_batch
     def newest_in(self, output: str) -> int | None:
         """Return the newest batch that :meth:`note_in` noted for an output, or None."""
-        batch: int | None = remembered(self._place.manifest, self._part.authority.full_name, output)
+        batch: int | None = remembered(self._section.manifest, self._stage.authority.full_name, output)
         return batch
 
     @_ends_the_batch
     def note_in(self, output: str) -> None:
         """Note durably that an output of another package, by its name, contains this batch."""
-        remember(self._place.manifest, self._part.authority.full_name, output, self.id)
+        remember(self._section.manifest, self._stage.authority.full_name, output, self.id)
 
     @property
     def previous_frontier(self) -> lowwater.Watermark:
@@ -448,13 +448,13 @@ class Batch:
 
     def _write(self, frame: DataFrame, kinds: Sequence[str], place: str | os.PathLike[str], **options: Any) -> bool:
         check_windows(frame, self._keyed.window)
-        shared, authority = self._shared, self._part.authority
+        shared, authority = self._shared, self._stage.authority
         turn = OutputTurn(
             self._facts,
             authority.registration.ordinal,
             authority.full_name,
-            self._place,
-            self._claim,
+            self._section,
+            self._claim_epoch,
             self._standing,
             lambda point: shared.probe(point, self.id),
         )
@@ -505,7 +505,7 @@ class Batch:
             msg = "batch.stateful() was called twice in this batch. Call it once, and keep what belongs together in one state"
             raise ValueError(msg)
         self._refuse_counted_on("call batch.stateful()")
-        root = _own_state(self._place) if path is None else Path(path)
+        root = _own_state(self._section) if path is None else Path(path)
         if not root.is_absolute():
             msg = f"{path} is not an absolute path of a local directory"
             raise ValueError(msg)
@@ -518,7 +518,7 @@ class Batch:
         columns = schema if isinstance(schema, StructType) else cast(StructType, StructType.fromDDL(schema))
         self._fix_frontier()
         store = StateStore.opened(
-            self._place, root, self._keyed.ranges, self.id, ordinal=self._part.authority.registration.ordinal
+            self._section, root, self._keyed.ranges, self.id, ordinal=self._stage.authority.registration.ordinal
         )
         if root not in self._shared.outputs.states:
             zone = key_zone(frame, self._keyed.key)
@@ -539,14 +539,14 @@ class Batch:
             update,
             columns,
             keyed=self._keyed,
-            facts=self._judging(),
+            facts=self._own_facts(),
             destination=self._destination,
             logged=self._logged,
         )
         self._shared.probe("state", self.id)
         if not receipts:
-            receipts = restage(frame.sparkSession, version, self._judging().reference, self._destination)
-        self._outcome = self._stated(frame.sparkSession, version, receipts, update)
+            receipts = send_again(frame.sparkSession, version, self._own_facts().reference, self._destination)
+        self._outcome = self._outcome_of(frame.sparkSession, version, receipts, update)
         emitted = rows_of(frame.sparkSession, store, version, columns)
         # A replay may find all of its emitted rows in the sink already, and read none of them.
         if self._shared.actions is not None and not self.replayed and any(entry.emitted for entry in version.ranges):
@@ -554,8 +554,8 @@ class Batch:
             self._emitted = emitted, metric
         return emitted
 
-    def _stated(
-        self, session: SparkSession, version: Version, receipts: Sequence[Receipt], update: Update | SegmentUpdate
+    def _outcome_of(
+        self, session: SparkSession, version: StateVersion, receipts: Sequence[Receipt], update: Update | SegmentUpdate
     ) -> Outcome:
         """Return the outcome of a batch that has made a version of the state."""
         partitions = partitions_of(session)
@@ -590,8 +590,8 @@ class Batch:
 
     def _logged(self, batch: int) -> Layout | None:
         """Return the stage's layout in a batch; None if the log does not have the batch."""
-        facts = self._run.parts[0].entries.read(batch)
-        return None if facts is None else facts.layouts.get(self._place.name, EQUAL)
+        facts = self._run.stages[0].entries.read(batch)
+        return None if facts is None else facts.layouts.get(self._section.name, EQUAL)
 
     def _low(self) -> int:
         if self._earlier:
@@ -602,7 +602,7 @@ class Batch:
 
     def _passed_on(self) -> int:
         """Return the watermark that later stages of the query may rely on after this batch."""
-        if self._outcome.version is None and StateStore.existing(self._place) is not None:
+        if self._outcome.version is None and StateStore.existing(self._section) is not None:
             msg = (
                 f"what {self._destination.computation} still holds after batch {self.id} is not known yet: call its stateful() before the "
                 "stages that read it ask for their low watermark"
@@ -610,24 +610,24 @@ class Batch:
             raise ValueError(msg)
         return self._floored()
 
-    def _claim(self) -> Claim | None:
+    def _claim_epoch(self) -> ClaimEpoch | None:
         """Return the stage's claim; None: it has not been claimed, or lost its claim."""
         with self._run.lock:
-            lease = self._part.authority.lease
-            return None if lease is None or lease.lost else Claim(lease.incarnation, lease.epoch)
+            lease = self._stage.authority.lease
+            return None if lease is None or lease.lost else ClaimEpoch(lease.incarnation, lease.epoch)
 
     def _standing(self) -> Standing:
         """Return what an output of the batch may claim.
 
         Later calls that would lower it are refused.
         """
-        part, reader, reading = self._part, self._run.reader, self._shared.facts.reading
+        stage, reader, reading = self._stage, self._run.reader, self._shared.facts.reading
         with self._run.lock:
-            claim = self._claim()
+            claim = self._claim_epoch()
             # The batch read the inputs that are registered now.
             current = reader is None or not reader.progress.is_outdated(reading)
-            if current and reader is not None and part.reads and reading.low != MIN:
-                current = part.translated(reading, reader).low != MIN
+            if current and reader is not None and stage.reads and reading.low != MIN:
+                current = stage.translated(reading, reader).low != MIN
         low = self._through()
         return Standing(low, claim, current and claim is not None and self._vouched(low))
 
@@ -641,20 +641,20 @@ class Batch:
             return True
         if not all(batch._vouched(batch._through()) for batch in self._earlier):
             return False
-        part, reader, reading = self._part, self._run.reader, self._shared.facts.reading
+        stage, reader, reading = self._stage, self._run.reader, self._shared.facts.reading
         with self._run.lock:
-            if part.earlier or part.keyed.injector:
-                reading = part.own(Reading(low))
+            if stage.earlier or stage.keyed.injector:
+                reading = stage.own(Reading(low))
             elif reader is not None:
-                reading = part.translated(reading, reader)
-            return not part.authority.vouch(low, reading)
+                reading = stage.translated(reading, reader)
+            return not stage.authority.vouch(low, reading)
 
     def _through(self) -> int:
         """Return the lowest stamp that later batches of the stage can still write, as known now."""
         version = self._outcome.version
-        if version is None and StateStore.existing(self._place) is not None:
+        if version is None and StateStore.existing(self._section) is not None:
             with self._run.lock:  # stateful() has not yet decided what the stage will hold
-                return min(self._part.progress.values(self._part.progress.reading), default=MIN)
+                return min(self._stage.progress.values(self._stage.progress.reading), default=MIN)
         if self._keyed.injector and self._frontier is None and version is None:
             return self._previous  # the function may still set the frontier
         return self._floored(min(batch._through() for batch in self._earlier) if self._earlier else None)
@@ -678,7 +678,7 @@ class Batch:
             )
             raise ValueError(msg)
 
-    def _judging(self) -> BatchFacts:
+    def _own_facts(self) -> BatchFacts:
         """Return the facts by which the stage judges its rows: with its own low watermark."""
         reading = dataclasses.replace(self._facts.reading, low=self._low())
         return dataclasses.replace(self._facts, reading=reading)
@@ -686,7 +686,7 @@ class Batch:
     def _fix_frontier(self) -> None:
         """Make the frontier durable before any output depends on it."""
         if self._keyed.injector:
-            self._part.entries.set_frontier(self.id, self._low())
+            self._stage.entries.set_frontier(self.id, self._low())
 
     def _close(self, rows: Rows) -> Outcome:
         """End the batch: fix the frontier, and count the rows of a stage without state.
@@ -703,7 +703,7 @@ class Batch:
                 "that does. Join the threads that use the batch before the function returns."
             )
             raise ValueError(msg)
-        if self._outcome.version is None and StateStore.existing(self._place) is not None:
+        if self._outcome.version is None and StateStore.existing(self._section) is not None:
             msg = (
                 f"batch {self.id} ended without a new version of the stage's state: call batch.stateful() in every batch, also an empty "
                 "one, and let its errors pass. What the state holds would count as written otherwise."

@@ -47,9 +47,10 @@ from lowwater_spark.track.segments import (
     SegmentUpdate,
     write_segments,
 )
-from lowwater_spark.track.state.receipt import RECEIPT, Destination, Receipt, receipt_of, stage_part
+from lowwater_spark.track.state.handover import publish_directory
+from lowwater_spark.track.state.receipt import RECEIPT, Destination, Receipt, receipt_of, send_part
 from lowwater_spark.track.state.spread import by_handle
-from lowwater_spark.track.state.store import RangeEntry, StateStore, Version
+from lowwater_spark.track.state.store import RangeEntry, StateStore, StateVersion
 from lowwater_spark.track.state.tables import TABLE, read_table, split_table
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ __all__ = [
     "least_record",
     "lowest_stamp",
     "partitions_of",
-    "restage",
+    "send_again",
     "rows_of",
     "times_in",
 ]
@@ -141,7 +142,7 @@ def build_version(
     facts: BatchFacts,
     destination: Destination,
     logged: Callable[[int], Layout | None],
-) -> tuple[Version, list[Receipt]]:
+) -> tuple[StateVersion, list[Receipt]]:
     """Return version N of the state, and the receipts of the job that made it.
 
     The list of receipts is empty if an earlier run made the version. ``logged`` returns the layout
@@ -174,7 +175,7 @@ def build_version(
         raise ValueError(msg)
     receipts: list[Receipt] = []
 
-    def fill(folder: Path) -> Version:
+    def fill(folder: Path) -> None:
         job = _Job(
             update=update,
             destination=destination,
@@ -193,14 +194,16 @@ def build_version(
         )
         version, accepted = _run(job, frame, keyed)
         receipts.extend(accepted)
-        return version
+        version.write(folder)
 
-    version = store.build(batch, facts.digest, fill)
+    publish_directory(store.root, str(batch), facts.digest, fill, ordinal=store.ordinal)
+    version = store.version(batch)
+    assert version is not None
     store.check_layout(version, cut.layout)
     return version, receipts
 
 
-def _before(store: StateStore, before: Version | None, cut: Cut, update: Update | SegmentUpdate) -> list[Before]:
+def _before(store: StateStore, before: StateVersion | None, cut: Cut, update: Update | SegmentUpdate) -> list[Before]:
     """Return what each range builds on.
 
     Raises CheckpointMismatch if the cut has changed and the update's state cannot be cut again.
@@ -256,7 +259,7 @@ def times_in(frame: DataFrame, event_time: str | Column) -> str:
     return event_time if isinstance(frame.schema[event_time].dataType, TimestampType) else _TIME
 
 
-def _run(job: _Job, frame: DataFrame, keyed: Keyed) -> tuple[Version, list[Receipt]]:
+def _run(job: _Job, frame: DataFrame, keyed: Keyed) -> tuple[StateVersion, list[Receipt]]:
     """Update all ranges in tasks, and make a version of the receipts of the attempts that count."""
     from pyspark.sql import functions as sf
 
@@ -281,7 +284,7 @@ def _run(job: _Job, frame: DataFrame, keyed: Keyed) -> tuple[Version, list[Recei
     late_example, late_handle = min(
         (detail["late_example"] for detail in details if detail["late_example"] is not None), default=(None, None)
     )
-    version = Version(
+    version = StateVersion(
         batch=job.facts.batch,
         digest=job.facts.digest,
         low=job.facts.reading.low,
@@ -385,7 +388,7 @@ def _summed(details: Sequence[Mapping[str, Any]], name: str) -> dict[int, int]:
 
 
 def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Update the ranges of one task, then stage them together. Runs in a Python worker."""
+    """Update the ranges of one task, then send them together. Runs in a Python worker."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyspark import TaskContext
@@ -450,7 +453,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     }
     if entries:
         oldest = [entry.oldest for entry in entries.values()]
-        yield stage_part(
+        yield send_part(
             job.destination,
             job.facts.batch,
             detail,
@@ -642,10 +645,10 @@ def _rows_by_range(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[tup
         yield handle, schemas[0].empty_table()
 
 
-def restage(session: Any, version: Version, reference: int, destination: Destination) -> list[Receipt]:
-    """Stage again a version that an interrupted run has made, in one task; return its receipt."""
-    stage = partial(
-        stage_part,
+def send_again(session: Any, version: StateVersion, reference: int, destination: Destination) -> list[Receipt]:
+    """Send again a version that an interrupted run has made, in one task; return its receipt."""
+    send = partial(
+        send_part,
         destination,
         version.batch,
         {},
@@ -657,13 +660,13 @@ def restage(session: Any, version: Version, reference: int, destination: Destina
 
     def once(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if sum(batch.num_rows for batch in batches):
-            yield stage()
+            yield send()
 
     one = session.range(0, 1, 1, 1).mapInArrow(once, RECEIPT)
     return [receipt_of(row) for row in one.collect()]
 
 
-def rows_of(session: Any, store: StateStore, version: Version, schema: StructType) -> DataFrame:
+def rows_of(session: Any, store: StateStore, version: StateVersion, schema: StructType) -> DataFrame:
     """Return the rows that a version's batch emitted, as a static DataFrame.
 
     The rows stay readable while the version is kept.

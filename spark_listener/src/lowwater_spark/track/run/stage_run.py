@@ -37,10 +37,10 @@ from lowwater_spark.track.run.batch_log import BatchLog
 from lowwater_spark.track.run.progress import AfterBatch, Progress, passed_on
 from lowwater_spark.track.run.status import KeyRange
 from lowwater_spark.track.segments import Unsent
-from lowwater_spark.track.state.store import Place, StateStore, Version
+from lowwater_spark.track.state.store import StageSection, StateStore, StateVersion
 from lowwater_spark.track.state.update import can_pin
 
-__all__ = ["LateRow", "Part", "after_batch"]
+__all__ = ["LateRow", "StageRun", "after_batch"]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -71,16 +71,16 @@ class LateRow:
 
 
 @dataclass(slots=True)
-class Part:
+class StageRun:
     """One stage of a query. The run's lock guards it."""
 
     authority: Authority
     keyed: Keyed
     home: Location
     """Parent of its directory ``lowwater``: the checkpoint, or a later stage's directory in it."""
-    earlier: Sequence[Part] = ()
+    earlier: Sequence[StageRun] = ()
     """The stages of the query that it reads; empty for readers and injectors."""
-    place: Place = field(init=False)
+    section: StageSection = field(init=False)
     """Its section of the checkpoint's manifest, set when the run begins."""
     entries: BatchLog = field(init=False)
     """Log of its batches; empty for a plain query."""
@@ -144,7 +144,7 @@ class Part:
         mine = self.progress.inputs
         return dataclasses.replace(reading, input_version=mine.version, input_incarnations=mine.incarnations)
 
-    def translated(self, reading: Reading, reader: Part) -> Reading:
+    def translated(self, reading: Reading, reader: StageRun) -> Reading:
         """Return the reader's reading as one of this stage; UNREAD if their inputs now differ."""
         theirs, mine = reader.authority.registered, self.authority.registered
         if self is reader or reading.low == MIN:
@@ -166,8 +166,8 @@ class Part:
         if not self.earlier:
             return outer
         return min(
-            passed_on(part.progress.committed, Reading(part.promised(outer)), part.keyed.window).low
-            for part in self.earlier
+            passed_on(stage.progress.committed, Reading(stage.promised(outer)), stage.keyed.window).low
+            for stage in self.earlier
         )
 
     # -- the durable state -------------------------------------------------------------------------
@@ -187,12 +187,12 @@ class Part:
         elif self.earlier:
             reading = fold(
                 [
-                    passed_on(state, state.reading, part.keyed.window)
-                    for part, state in zip(self.earlier, earlier, strict=True)
+                    passed_on(state, state.reading, stage.keyed.window)
+                    for stage, state in zip(self.earlier, earlier, strict=True)
                 ]
             )
         self._lay_out(facts.layouts)
-        store = StateStore.existing(self.place)
+        store = StateStore.existing(self.section)
         version = None if store is None or last < store.first else store.before(last + 1)
         if store is not None and version is not None:
             store.check_layout(version, self.keyed.layout)
@@ -209,7 +209,7 @@ class Part:
 
     # -- the claim ---------------------------------------------------------------------------------
 
-    def claim(self, reader: Part | None, lock: threading.RLock) -> bool:
+    def claim(self, reader: StageRun | None, lock: threading.RLock) -> bool:
         """Register and claim, with the committed state.
 
         Returns False when the authority is away, and when a batch has changed the cut into key
@@ -230,7 +230,7 @@ class Part:
 
         return self.authority.enter(check, values, lock)
 
-    def check_inputs(self, registered: lowwater.Computation, reader: Part | None) -> None:
+    def check_inputs(self, registered: lowwater.Computation, reader: StageRun | None) -> None:
         """Compare the registered inputs with those of the checkpoint's watermark."""
         state = self.progress.committed
         reading = state.reading
@@ -288,7 +288,7 @@ class Part:
 
         They are then claimed later. Raises the error that replaced the run.
         """
-        logged = layouts.get(self.place.name, EQUAL)
+        logged = layouts.get(self.section.name, EQUAL)
         if logged == self.keyed.layout:
             return
         if self.authority.lease is None or self.authority.problem or not self._relay(logged, batch, digest):
@@ -328,7 +328,7 @@ class Part:
 
     def _lay_out(self, layouts: Mapping[str, Layout]) -> None:
         """Adopt a batch's layout. A lease of other ranges is dropped, and claimed anew later."""
-        self.keyed = dataclasses.replace(self.keyed, layout=layouts.get(self.place.name, EQUAL))
+        self.keyed = dataclasses.replace(self.keyed, layout=layouts.get(self.section.name, EQUAL))
         if self.authority.cut != self.keyed.cut:
             self.authority.cut, self.authority.lease = self.keyed.cut, None
 
@@ -381,12 +381,12 @@ class Part:
 
         Raises OSError.
         """
-        store = StateStore.existing(self.place)
+        store = StateStore.existing(self.section)
         if store is not None:
             store.purge(committed)
         self.entries.purge(before)
 
-    def advance(self, reader: Part | None) -> None:
+    def advance(self, reader: StageRun | None) -> None:
         """Adopt the newest reading that counts, after the earlier stages have adopted theirs."""
         if self.earlier:
             self.progress.advance(self._folded())
@@ -397,7 +397,7 @@ class Part:
 
     def _folded(self) -> Reading:
         """Return the fold of the earlier stages' current reports."""
-        standing = [(part.progress.committed, part.progress.reading, part.keyed.window) for part in self.earlier]
+        standing = [(stage.progress.committed, stage.progress.reading, stage.keyed.window) for stage in self.earlier]
         return self.own(fold([passed_on(*report) for report in standing]))
 
     def renew(self, since: float | None, waiting_for: Sequence[str]) -> None:
@@ -457,8 +457,8 @@ class Part:
     def held_by(self) -> list[str]:
         """Return its own holds, in words: unsent rows, and parts of its source."""
         bounds = self.keyed.bounds
-        parts = [] if bounds is None or self.source_state is None else bounds.holding(self.source_state)
-        return [*map(str, self.unsent), *parts]
+        held = [] if bounds is None or self.source_state is None else bounds.holding(self.source_state)
+        return [*map(str, self.unsent), *held]
 
     def count_untimed(self, batch: int, rows: int) -> None:
         """Count the rows of a batch without an event time, and log the first time."""
@@ -493,7 +493,7 @@ class Part:
         )
 
 
-def after_batch(plan: Plan, reading: Reading, version: Version | None, spark_bound: int) -> AfterBatch:
+def after_batch(plan: Plan, reading: Reading, version: StateVersion | None, spark_bound: int) -> AfterBatch:
     """Return a stage after a batch that has made this version of its state; None: it has none."""
     if version is None:
         return AfterBatch(plan.batch, plan.lines, reading, spark_bound=spark_bound)
