@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing, nullcontext
+from contextlib import closing
 
 import lowwater
 from lowwater_spark.track.inputs import Reading
@@ -14,6 +14,6 @@ def test_rule11_a_batch_ends_without_the_authority_and_the_stage_holds(server: S
     registration = Registration("stage", [], [0.99], 4, "identity", 0, 1, b"", adopt=False)
     with lowwater.connect(server.address, timeout=2.0) as client, closing(Authority(client, registration)) as authority:
         authority.register()
-        assert authority.enter(lambda _: None, lambda: (authority.cut, [0] * 4), nullcontext())
+        authority.claim([0] * 4)
         server.kill()
         assert "UNAVAILABLE" in authority.prepare(0, "00", [], Reading(0), 0, covers_all=False)

@@ -354,8 +354,8 @@ class Session:
         return SimpleNamespace(mapInArrow=lambda function, _: SimpleNamespace(collect=lambda: collect(function)))
 
 
-def run_tasks(job: Any, frame: Frame, _key: Any, _time: Any, cut: Cut) -> list[Receipt]:
-    table, driver = frame.table, frame.sparkSession.driver
+def run_tasks(job: Any, frame: Frame, keyed: Keyed) -> list[Receipt]:
+    table, driver, cut = frame.table, frame.sparkSession.driver, keyed.cut
     places = [place + SIGN for place in table["lowwater_place"].to_pylist()]
     handles = [bisect_right(cut.places, place) - 1 for place in places]
     spread: dict[int, list[int]] = defaultdict(list)

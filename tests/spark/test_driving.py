@@ -173,7 +173,7 @@ def test_rule_9_a_reset_ends_it(lw: lowwater.Client, upstream: Upstream, tmp_pat
     eventually(lambda: query.moves(0), "the value of the first incarnation")
     lw.reset("source")
     with pytest.raises(errors.IncarnationChanged, match="source was reset"):
-        eventually(query.driving.tick, "the end")
+        eventually(query.driving.look, "the end")
 
 
 @pytest.mark.parametrize("what", ["late rows", "frame", "inputs"])

@@ -215,6 +215,13 @@ class Authority:
                 self.lease = lease
             return self.lease is not None
 
+    def claim(self, values: Sequence[int]) -> None:
+        """Claim the whole key space; each range starts from at most its value.
+
+        Raises LowwaterError.
+        """
+        self.lease = self._call_claim(self.cut, values)
+
     def claim_again(self, cut: Cut, values: Sequence[int], batch: int, digest: str) -> None:
         """Claim the ranges of another cut instead of the stage's, before a batch.
 

@@ -192,9 +192,9 @@ def build_version(
             emitted_time=emitted_time,
             times=times_in(frame, event_time),
         )
-        version, accepted = _run(job, frame, keyed)
-        receipts.extend(accepted)
-        version.write(folder)
+        receipts.extend(_run(job, frame, keyed))
+        _check_stamps(receipts, batch)
+        _version_of(receipts, job, cut).write(folder)
 
     publish_directory(store.root, str(batch), facts.digest, fill, ordinal=store.ordinal)
     version = store.version(batch)
@@ -259,8 +259,8 @@ def times_in(frame: DataFrame, event_time: str | Column) -> str:
     return event_time if isinstance(frame.schema[event_time].dataType, TimestampType) else _TIME
 
 
-def _run(job: _Job, frame: DataFrame, keyed: Keyed) -> tuple[StateVersion, list[Receipt]]:
-    """Update all ranges in tasks, and make a version of the receipts of the attempts that count."""
+def _run(job: _Job, frame: DataFrame, keyed: Keyed) -> list[Receipt]:
+    """Update all ranges in tasks, and return the receipts of the attempts that count."""
     from pyspark.sql import functions as sf
 
     session, cut = frame.sparkSession, keyed.cut
@@ -275,8 +275,10 @@ def _run(job: _Job, frame: DataFrame, keyed: Keyed) -> tuple[StateVersion, list[
     tasks = cut.spread(partitions_of(session), pins=can_pin())
     # Before PySpark 4.1 the hash decides: some tasks have several ranges, others none.
     spread = rows.repartitionById(tasks, own.task) if can_pin() else rows.repartition(tasks, own.handle)
-    receipts = [receipt_of(row) for row in map_in_arrow(spread, partial(_update_ranges, job), RECEIPT).collect()]
-    _check_stamps(receipts, job.facts.batch)
+    return [receipt_of(row) for row in map_in_arrow(spread, partial(_update_ranges, job), RECEIPT).collect()]
+
+
+def _version_of(receipts: Sequence[Receipt], job: _Job, cut: Cut) -> StateVersion:
     details = [receipt.detail for receipt in receipts]
     entries = {handle: RangeEntry.of(columns) for detail in details for handle, *columns in detail["ranges"]}
     assert len(entries) == len(cut), "every range has a seed row, so every range was run"
@@ -284,7 +286,7 @@ def _run(job: _Job, frame: DataFrame, keyed: Keyed) -> tuple[StateVersion, list[
     late_example, late_handle = min(
         (detail["late_example"] for detail in details if detail["late_example"] is not None), default=(None, None)
     )
-    version = StateVersion(
+    return StateVersion(
         batch=job.facts.batch,
         digest=job.facts.digest,
         low=job.facts.reading.low,
@@ -300,7 +302,6 @@ def _run(job: _Job, frame: DataFrame, keyed: Keyed) -> tuple[StateVersion, list[
         ),
         layout=cut.layout,
     )
-    return version, receipts
 
 
 class _OwnColumns(NamedTuple):
