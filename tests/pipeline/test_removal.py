@@ -16,11 +16,11 @@ from lowwater_pipeline.computation.remains import Remains
 from lowwater_pipeline.graph import Folder, Pipeline
 from lowwater_pipeline.graph.removal import Refused, check_unread, drain, mark_running, remove
 from lowwater_spark.track.segments import Segment
-from lowwater_spark.track.state.store import RangeEntry, StateStore, Version
+from lowwater_spark.track.state.store import RangeEntry, StateStore, StateVersion
 from tests.kit.times import MAX, mark
 from tests.pipeline.test_graph import ROWS, SOURCE, module, named, reads
 from tests.process.serving import Serving
-from tests.spark.support import Upstream, place
+from tests.spark.support import Upstream, make_version, place
 
 __all__ = ["module"]
 
@@ -126,7 +126,7 @@ class Process:
         self.store = StateStore.opened(place(self.checkpoint), state, 2, first, ordinal=1)
 
     def build(self, batch: int, *ranges: RangeEntry) -> None:
-        self.store.build(batch, "aa", lambda _: Version(batch, "aa", 0, [*ranges]))
+        make_version(self.store, batch, "aa", lambda _: StateVersion(batch, "aa", 0, [*ranges]))
 
     def commit(self, batch: int) -> None:
         (self.checkpoint / f"commits/{batch}").touch()

@@ -12,10 +12,10 @@ from pyspark.sql import functions as sf
 
 from lowwater import Layout
 from lowwater.layout import SLOTS
+from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.rows.cut import Cut, least_of
 from lowwater_spark.track.rows.ranges import place_bytes
-from lowwater_spark.track.run.inputs import Reading
-from lowwater_spark.track.run.progress import Committed, Progress
+from lowwater_spark.track.run.progress import AfterBatch, Progress
 
 starts = st.sets(st.integers(1, SLOTS - 1), max_size=30).map(lambda some: (0, *sorted(some)))
 cuts = st.one_of(st.builds(Cut, st.integers(1, 40)), st.builds(lambda some: Cut(4, Layout(1, some)), starts))
@@ -81,7 +81,7 @@ def test_a_part_copies_and_a_union_takes_the_least(old: Cut, new: Cut, data: st.
 
 
 def test_what_is_reported_has_a_value_for_each_range_of_the_cut() -> None:
-    progress = Progress(2, None, [], Committed(held=[5, None]))
+    progress = Progress(2, None, [], AfterBatch(held=[5, None]))
     progress.relay(3, [5, 5, None])
     assert progress.values(Reading(9)) == [5, 5, 9]
     progress.relay(4, ())

@@ -23,16 +23,16 @@ from lowwater_spark.sources.files import FileSource
 from lowwater_spark.sources.opaque import OpaqueSource
 from lowwater_spark.sources.sink_log import list_sink
 from lowwater_spark.sources.source_log import NOTHING
+from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, still_counts
 from lowwater_spark.track.plan.checked import Checked
 from lowwater_spark.track.plan.operators import Operator
 from lowwater_spark.track.plan.shape import check_shape
 from lowwater_spark.track.rows.keyed import Keyed
 from lowwater_spark.track.run import plain
 from lowwater_spark.track.run.authority import Authority, Registration
-from lowwater_spark.track.run.inputs import UNREAD, Change, Origin, Reading, still_counts
-from lowwater_spark.track.run.part import Part
 from lowwater_spark.track.run.plain import LastReading, Plain, Witness
 from lowwater_spark.track.run.run import Run
+from lowwater_spark.track.run.stage_run import StageRun
 from tests.kit.eventually import eventually
 from tests.kit.times import at
 from tests.spark.support import Upstream, begun, lines, low
@@ -105,7 +105,7 @@ class Checkpoint:
         checked = Checked([FileSource(str(self.folder / "in"), recursive=False)], retention=retention)
         keyed = Keyed(("key",), "t", 4, injector=False, window=window)
         output = self.folder / "out" if sink else None
-        parts = [Part(authority(self.client, registration), keyed, self.path)]
+        parts = [StageRun(authority(self.client, registration), keyed, self.path)]
         run = Run(self.path, checked, parts, Plain(output, lambda _: self.boot, witness), lambda: self.now)
         self.runs.append(run)
         run.start()
@@ -122,7 +122,7 @@ def checkpoint(tmp_path: Path, lw: lowwater.Client) -> Iterator[Checkpoint]:
 
 def ticks(run: Run, condition: Callable[[], bool]) -> Callable[[], bool]:
     def look() -> bool:
-        run.tick()
+        run.look()
         return condition()
 
     return look
@@ -152,11 +152,11 @@ def test_rule6_the_output_of_a_file_sink_is_durable_before_its_commit_and_the_re
     checkpoint.write(0, "year=1/a", "b")
     checkpoint.plan(0, [])
     checkpoint.commit(0)
-    run.tick()
+    run.look()
     checkpoint.write(1, "c", compacts=["year=1/a", "b"])
     checkpoint.plan(1, [])
     checkpoint.commit(1)
-    run.tick()
+    run.look()
     groups: list[list[str]] = [[]]
     for name in order:
         if name.startswith("ck/commits/") and not name.endswith("/"):
@@ -179,7 +179,7 @@ def test_rule6_the_output_of_a_file_sink_is_durable_before_its_commit_and_the_re
         checkpoint.write(batch, f"{batch}")
         checkpoint.plan(batch, [])
         checkpoint.commit(batch)
-    run.tick()
+    run.look()
     assert order.pop() == "reported"
     own = {"ck/offsets/2", "ck/offsets/3", "ck/sources/0/2", "ck/sources/0/3", "ck/commits/3"}
     folders = {"ck/offsets/", "ck/sources/0/", "ck/commits/"}
@@ -417,7 +417,7 @@ def test_rule6_an_earlier_batch_is_compared_at_its_commit(
     with pytest.raises(
         CheckpointMismatch, match=r"up to batch 2 is not whole: .*/ccc has 0 bytes, and the sink's log says 3"
     ):
-        run.tick()
+        run.look()
     run.close()
     # What this run has seen Spark write may be gone before the clock looks: somebody cleans up.
     written.write_text("ccc")

@@ -106,7 +106,7 @@ def test_names_of_files_travel_and_their_contents_do_not(tmp_path: Path) -> None
     assert settings.encrypted
     assert settings.credentials is not None
     # The driver's quick client has other time-outs; what a task gets is that client's.
-    shipped = pickle.dumps(Destination(dataclasses.replace(settings, timeout=1.0), "stage", 1, 0))
+    shipped = pickle.dumps(Destination(dataclasses.replace(settings, timeout=1.0), "stage", 1))
     assert b"the private key" not in shipped
     arrived = pickle.loads(shipped).settings
     assert (arrived.private_key, arrived.timeout, arrived.token) == (None, 1.0, "t")
