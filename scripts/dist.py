@@ -1,10 +1,12 @@
 """Build everything that a release hands out, in one folder, with checksums.
 
 These are wheels, source archives, the chart, bills of materials, and the image where an engine is
-installed. ``make dist`` runs it. The folder works as it is, or behind any web server: ``pip install
---find-links`` takes ``packages/``, ``helm install`` the chart, ``helm repo add`` the folder
-``charts/``. The same commit gives the same bytes, except for the image: times are the commit's, and
-build tools are pinned by hash (container/build.txt). A tree with changes is marked.
+installed. ``make dist`` runs it. The folder works as it is, or behind any web server: ``pip
+install`` takes the wheels of ``packages/`` by their paths, ``helm install`` the chart, ``helm repo
+add`` the folder ``charts/``. The packages for Airflow, Dagster and OpenLineage are apart, in
+``integrations/``, because each of them brings the program that it is for. The same commit gives the
+same bytes, except for the image: times are the commit's, and build tools are pinned by hash
+(container/build.txt). A tree with changes is marked.
 """
 
 from __future__ import annotations
@@ -45,6 +47,12 @@ DISTRIBUTIONS: Final = {
     "lowwater-pipeline": "pipeline",
 }
 """Folders of the distributions by name."""
+INTEGRATIONS: Final = {
+    "airflow-provider-lowwater": "integrations/airflow",
+    "dagster-lowwater": "integrations/dagster",
+    "openlineage-lowwater": "integrations/openlineage",
+}
+"""Folders of the distributions for other programs by name. They are outside of the workspace."""
 _IMAGE: Final = ("lowwater-authority", "lowwater-page", "lowwater-regions")
 _IMAGE_EXTRAS: Final = ("redis", "otel")
 _CHART: Final = ROOT / "helm/lowwater"
@@ -93,11 +101,23 @@ def version() -> str:
 
 
 def packages(out: Path, commit: Commit) -> None:
-    """Build source archives, their wheels, and an index page for ``--find-links`` over HTTP."""
-    out.mkdir(parents=True)
+    """Build source archives, their wheels, and an index page for installs over HTTP."""
+    _build(out, commit, "--all-packages")
+
+
+def integrations(out: Path, commit: Commit) -> None:
+    """Build the same of the packages for other programs."""
+    for folder in INTEGRATIONS.values():
+        _build(out, commit, folder)
+
+
+def _build(out: Path, commit: Commit, what: str) -> None:
+    """Build what ``uv build`` takes as an argument, and write the index page anew."""
+    out.mkdir(parents=True, exist_ok=True)
     constraints = ("--require-hashes", "--build-constraints", "container/build.txt")
-    _run("uv", "build", "--quiet", "--all-packages", "--out-dir", os.fspath(out), *constraints, epoch=commit.epoch)
+    _run("uv", "build", "--quiet", what, "--out-dir", os.fspath(out), *constraints, epoch=commit.epoch)
     (out / ".gitignore").unlink(missing_ok=True)
+    (out / "index.html").unlink(missing_ok=True)
     links = "".join(
         f'<a href="{escape(path.name)}#sha256={_digest(path)}">{escape(path.name)}</a><br>\n'
         for path in sorted(out.iterdir())
@@ -220,6 +240,20 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _size(out: Path) -> str:
+    sizes = [path.stat().st_size for path in _files(out)]
+    return f"{len(sizes)} files of {sum(sizes) / 1e6:.1f} MB"
+
+
+STEPS: Final = (
+    ("packages", packages, "takes about half a minute: wheels and source archives"),
+    ("integrations", integrations, "takes some seconds: the packages for Airflow, Dagster and OpenLineage"),
+    ("charts", chart, "takes some seconds: the Helm chart"),
+    ("sbom", materials, "takes some seconds: bills of materials"),
+)
+"""Folder, function and cost of each step but the image."""
+
+
 def _run(*command: str, epoch: int | None = None) -> None:
     times = {} if epoch is None else {"SOURCE_DATE_EPOCH": str(epoch)}
     done = subprocess.run(
@@ -267,10 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / MARKER).is_file()))
     ):
         parser.error(f"--out: {out} is there, and is no folder with a {MARKER} of an earlier run; name another folder")
-    print(
-        f"dist: lowwater {version()}, commit {commit.name[:12]}; packages, chart and bills take about a minute",
-        flush=True,
-    )
+    print(f"dist: lowwater {version()}, commit {commit.name[:12]}, into {out}", flush=True)
     if out.exists():
         shutil.rmtree(out)
     out.mkdir(parents=True)
@@ -280,15 +311,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "dist: the tree has changes that are not committed; what is built is not what the commit says",
             file=sys.stderr,
         )
-    steps = (("packages", packages), ("charts", chart), ("sbom", materials))
-    for name, step in steps:
+    for name, step, cost in STEPS:
+        print(f"dist: {name}/ {cost}", flush=True)
         step(out / name, commit)
-        print(f"dist: {name}: {', '.join(path.name for path in _files(out / name))}", flush=True)
+        print(f"dist: {name}/ has {_size(out / name)}", flush=True)
     sums(out)  # counts also when the image fails
     engine = next(filter(answers, engines), "")
     if engine:
-        print(f"dist: image, by {engine}; this takes minutes", flush=True)
-        print(f"dist: {image(out / 'image', commit, engine, args.base).name}", flush=True)
+        print(f"dist: image/ takes minutes, by {engine}; --engine none leaves it out", flush=True)
+        image(out / "image", commit, engine, args.base)
+        print(f"dist: image/ has {_size(out / 'image')}", flush=True)
         sums(out)
     elif engines and engines != ["none"]:
         which = " and ".join(engines)
@@ -297,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
     else:
         print("dist: no image: install docker, podman or buildah (docs/operate/operations.md)", file=sys.stderr)
-    print(f"dist: {out}, checksums in SHA256SUMS")
+    print(f"dist: {out}: {_size(out)}, checksums in SHA256SUMS")
     return 0
 
 

@@ -17,8 +17,8 @@ import shtab
 
 from lowwater.cli.arguments import SHELLS, parser
 from lowwater_authority.commands import access as access_command
+from lowwater_authority.commands import demo, serve_arguments
 from lowwater_authority.commands import journal as journal_command
-from lowwater_authority.commands import serve_arguments
 from lowwater_page.process import parser as page_parser
 from lowwater_pipeline.command import parser as pipeline_parser
 from lowwater_regions import region
@@ -48,6 +48,7 @@ def whole() -> argparse.ArgumentParser:
     """Return the parser of the command with the commands of the other distribution in it."""
     top = parser()
     commands = commands_of(top)
+    commands["demo"] = demo.parser()
     commands["serve"] = serve_arguments.parser()
     commands["journal"] = journal_command.parser()
     commands["access"] = access_command.parser()

@@ -23,7 +23,7 @@ _PLACES: Final = re.compile(
 _FILES: Final = (
     *(f"{folder}/pyproject.toml" for folder in DISTRIBUTIONS.values()),
     *(f"integrations/{name}/pyproject.toml" for name in ("airflow", "dagster", "openlineage")),
-    *("helm/lowwater/Chart.yaml", "container/Dockerfile", "README.md"),
+    *("helm/lowwater/Chart.yaml", "container/Dockerfile"),
     *(f"docs/operate/{page}.md" for page in ("helm", "operations", "spark-cluster")),
 )
 

@@ -15,7 +15,7 @@ import sys
 def main() -> int:
     """Run the command; returns its exit code.
 
-    SIGTERM raises SystemExit: 0 for the authority, 143 for other commands.
+    SIGTERM raises SystemExit: 0 for servers and the demo, 143 for other commands.
     """
     signal.signal(signal.SIGTERM, _leave)
     try:
@@ -31,4 +31,4 @@ def _leave(number: int, _frame: object) -> None:
     # With the default handler it just ends the process.
     signal.signal(number, signal.SIG_DFL)
     # SIGTERM is the normal end of an authority; for other commands 0 would be an answer.
-    raise SystemExit(0 if sys.argv[1:2] in (["serve"], ["global"], ["region"]) else 128 + number)
+    raise SystemExit(0 if sys.argv[1:2] in (["serve"], ["global"], ["region"], ["demo"]) else 128 + number)

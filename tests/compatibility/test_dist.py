@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
-import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from scripts import dist
-from tests.compatibility.environments import clean_environ, uv
+from tests.compatibility.environments import ROOT, clean_environ, uv
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -38,9 +38,10 @@ def members(path: Path) -> Iterator[str]:
 
 def test_each_distribution_is_there_as_wheel_and_source_with_its_licence(built: Path) -> None:
     version = dist.version()
-    for name in dist.DISTRIBUTIONS:
-        stem = f"{name.replace('-', '_')}-{version}"
-        for path in (built / f"packages/{stem}-py3-none-any.whl", built / f"packages/{stem}.tar.gz"):
+    folders = dict.fromkeys(dist.DISTRIBUTIONS, "packages") | dict.fromkeys(dist.INTEGRATIONS, "integrations")
+    for name, folder in folders.items():
+        stem = f"{folder}/{name.replace('-', '_')}-{version}"
+        for path in (built / f"{stem}-py3-none-any.whl", built / f"{stem}.tar.gz"):
             assert any(member.endswith("/LICENSE") for member in members(path)), path
 
 
@@ -81,23 +82,37 @@ def test_a_bill_of_materials_names_what_is_needed_with_hashes(built: Path) -> No
     assert "pyspark" not in parts
 
 
-def test_an_environment_of_the_folder_alone_serves_and_asks(built: Path, tmp_path: Path) -> None:
-    """Our own names are found by ``--find-links`` and on the index page, and nowhere else."""
-    uv("venv", "--quiet", "--python", sys.executable, str(tmp_path / "venv"))
-    python = str(tmp_path / "venv/bin/python")
-    uv("pip", "install", "--quiet", "--python", python, "--find-links", str(built / "packages"), *dist.DISTRIBUTIONS)
-    assert {
-        name: version for name, version in _versions(python).items() if name in dist.DISTRIBUTIONS
-    } == dict.fromkeys(dist.DISTRIBUTIONS, dist.version())
-    for command in ("lowwater", "lowwater-spark", "lowwater-pipeline"):
+def test_the_lines_of_readme_install_from_the_folder_alone(built: Path, tmp_path: Path) -> None:
+    """As pasted, but for `make dist`, which was done. No index is asked for our names."""
+    install, demo, *_ = re.findall(
+        r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    assert (install.splitlines()[0], demo) == ("make dist", "lowwater demo\n")
+    (tmp_path / "Makefile").write_text("dist:\n")
+    (tmp_path / "dist").symlink_to(built)
+    environ = {**clean_environ(), "PIP_LOG": str(tmp_path / "pip.log")}
+    command = ["bash", "-c", f"set -e\n{install}exec {demo}"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        assert "to type in another terminal:\n" in iter(shell.stdout.readline, "")
+        shell.terminate()
+        assert shell.wait(60) == 0
+    asked = re.findall(r"location\(s\) to search for versions of ([\w-]+)", (tmp_path / "pip.log").read_text("utf-8"))
+    assert "grpcio" in asked
+    assert not [name for name in asked if "lowwater" in name]
+    versions = _versions(str(tmp_path / "venv/bin/python"))
+    assert {name: versions.get(name) for name in dist.DISTRIBUTIONS} == dict.fromkeys(
+        dist.DISTRIBUTIONS, dist.version()
+    )
+    for script in ("lowwater-page", "lowwater-spark", "lowwater-pipeline"):
         done = subprocess.run(
-            [tmp_path / "venv/bin" / command, "--help"],
+            [tmp_path / "venv/bin" / script, "--help"],
             capture_output=True,
             text=True,
             check=False,
             env=clean_environ(),
         )
-        assert (done.returncode, done.stderr) == (0, ""), command
+        assert (done.returncode, done.stderr) == (0, ""), script
 
 
 def _versions(python: str) -> dict[str, str]:

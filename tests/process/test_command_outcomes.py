@@ -62,7 +62,7 @@ class Outcomes:
         assert text in out + err
         if code >= 2:
             assert err.startswith(("lowwater ", "usage: "))
-        if arguments[0] in {"serve", "access", "completion"}:
+        if arguments[0] in {"demo", "serve", "access", "completion"}:
             return
         got, out, err = self.run(*arguments, "--json", *where)
         assert (got, err) == (code, ""), arguments
@@ -203,6 +203,8 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     expect(0, "completion", "bash")
     expect(2, "completion", "tcsh")
     expect(2, "serve", "--listen", "nowhere")
+    expect(0, "demo", "--seconds", "0")
+    expect(2, "demo", "--port", "nowhere")
     assert server.stop() == 0
     outcomes.codes["serve"].add(0)
     expect(0, "journal", "show", str(server.data))
@@ -212,7 +214,7 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
         command: codes - {0} if command == "watch" else codes for command, codes in outcomes.codes.items()
     }
     assert outcomes.codes == documented()
-    assert outcomes.codes.keys() == {*COMMANDS, "serve", "journal", "access", "completion"}
+    assert outcomes.codes.keys() == {*COMMANDS, "demo", "serve", "journal", "access", "completion"}
 
 
 def sharded(outcomes: Outcomes, folder: Path) -> None:

@@ -77,5 +77,5 @@ def test_a_folder_of_ones_own_is_refused_while_it_is_used_and_read_again_afterwa
 
 def test_without_the_authority_installed_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lowwater_authority", None)
-    with pytest.raises(ModuleNotFoundError, match="pip install --find-links dist/packages lowwater-authority"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install dist/packages/\*.whl"):
         embedded.acquire(None)

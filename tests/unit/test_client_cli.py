@@ -300,7 +300,7 @@ def test_a_command_of_another_package_names_that_package(
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, f"lowwater_{package}", None)
     assert main([command]) == 2
-    assert f"pip install --find-links dist/packages lowwater-{package}" in capsys.readouterr().err
+    assert f"needs lowwater-{package}: 'pip install dist/packages/*.whl'" in capsys.readouterr().err
 
 
 ONE = ShardView("lowwater-0:7420", "a1", draining=False, silent_for=0.12, computations=("flights", "weather"))

@@ -18,7 +18,7 @@ from lowwater.cli.commands import COMMANDS
 ROOT = Path(__file__).parents[2]
 EXAMPLE = re.compile(r"^  (?:\$ )?lowwater (.+)$", re.MULTILINE)
 ASKING = sorted(COMMANDS)
-DELEGATED = ("serve", "journal", "access", "global", "region", "references")
+DELEGATED = ("demo", "serve", "journal", "access", "global", "region", "references")
 
 
 @pytest.fixture(scope="module", name="generate")

@@ -130,6 +130,12 @@ def test_the_lock_covers_every_member_at_its_version() -> None:
         assert locked[package.replace("_", "-")] == project["version"]
 
 
+def test_readme_names_the_pyspark_that_is_tested() -> None:
+    packages = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
+    (tested,) = (package["version"] for package in packages if package["name"] == "pyspark")
+    assert re.findall(r"pyspark\[sql\]==([\w.]+)", (ROOT / "README.md").read_text()) == [tested]
+
+
 def test_the_version_is_newer_than_every_release() -> None:
     """A release keeps its contract and its wheels; the next one must not be taken for it."""
     version = tomllib.loads((ROOT / "client/pyproject.toml").read_text())["project"]["version"]

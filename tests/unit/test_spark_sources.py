@@ -172,7 +172,7 @@ FOR_PEOPLE = {
     "server/src/lowwater_server/logging.py": "a traceback, of which each line becomes a field of a log record",
     "client/src/lowwater/cli/live.py": "an answer that is wrapped for a terminal",
     "pipeline/src/lowwater_pipeline/graph/running.py": "the first line of an exception",
-    "spark_listener/src/lowwater_spark/attach/embedded.py": "the end of the log of a process that did not start",
+    "authority/src/lowwater_authority/embedded.py": "the end of the log of a process that did not start",
 }
 """Files that may break a text at more than line feeds: the text is only shown."""
 

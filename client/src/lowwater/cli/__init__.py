@@ -23,6 +23,7 @@ __all__ = ["main"]
 
 _ELSEWHERE: Final = {
     "access": "lowwater_authority.commands.access",
+    "demo": "lowwater_authority.commands.demo",
     "global": "lowwater_regions.commands.global_authority",
     "journal": "lowwater_authority.commands.journal",
     "references": "lowwater_regions.commands.references",
@@ -85,8 +86,8 @@ def _delegate(command: str, arguments: list[str]) -> int:
             raise
         needed = package.replace("_", "-")
         print(
-            f"lowwater {command}: this needs {needed}: 'pip install --find-links dist/packages {needed}', with the "
-            "folder that 'make dist' leaves in a checkout of lowwater",
+            f"lowwater {command}: this needs {needed}: 'pip install dist/packages/*.whl', with the folder that 'make dist' "
+            "leaves in a checkout of lowwater",
             file=sys.stderr,
         )
         return 2

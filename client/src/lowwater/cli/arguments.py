@@ -37,7 +37,19 @@ _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 36
 
 
 _GROUPS: Final = {
-    "everyday": ("status", "watch", "why", "wait", "complete", "publish", "ranges", "history", "tasks", "completion"),
+    "everyday": (
+        "demo",
+        "status",
+        "watch",
+        "why",
+        "wait",
+        "complete",
+        "publish",
+        "ranges",
+        "history",
+        "tasks",
+        "completion",
+    ),
     "operate": (
         *("serve", "journal", "access", "set-inputs", "reset", "drop", "retire"),
         *("hot", "split", "merge", "move"),
@@ -195,6 +207,7 @@ def parser() -> CommandParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, what in (
         ("serve", "run the authority (needs lowwater-authority)"),
+        ("demo", "a small living pipeline to ask, without Spark (needs lowwater-authority)"),
         ("journal", "copy a journal to another store, or list it (needs lowwater-authority)"),
         ("access", "make tokens, and explain what an access file allows (needs lowwater-authority)"),
         ("global", "run the global authority of several regions (needs lowwater-regions)"),

@@ -10,9 +10,10 @@ _shtab_lowwater_access_subparsers=(token hash check)
 _shtab_lowwater_references_subparsers=(list show adopt move cancel-move write-off arrived automatic policy forget register recover)
 _shtab_lowwater_slices_subparsers=(list split)
 _shtab_lowwater_tasks_subparsers=(list create-group configure create take output renew done release)
-_shtab_lowwater_subparsers=(serve journal access global region references status watch why wait complete publish ranges history reset retire hot split merge move set-inputs drop shards drain pin slices tasks completion)
+_shtab_lowwater_subparsers=(serve demo journal access global region references status watch why wait complete publish ranges history reset retire hot split merge move set-inputs drop shards drain pin slices tasks completion)
 
 _shtab_lowwater_serve_option_strings=(-h --help --data --store --deployment --expect-deployment --advertise --dead-after --listen --http --page --page-host --tls-cert --tls-key --tls-client-ca --peer-ca --access --limit --promises --reflection --log-format --verbose)
+_shtab_lowwater_demo_option_strings=(-h --help --port --seconds)
 _shtab_lowwater_journal_copy_option_strings=(-h --help --forget-dropped --json)
 _shtab_lowwater_journal_show_option_strings=(-h --help --json)
 _shtab_lowwater_journal_option_strings=(-h --help)
@@ -260,12 +261,14 @@ _shtab_lowwater_slices_pos_0_choices=(list split)
 _shtab_lowwater_tasks_list___state_choices=(ready leased done)
 _shtab_lowwater_tasks_pos_0_choices=(list create-group configure create take output renew done release)
 _shtab_lowwater_completion_pos_0_choices=(bash zsh fish)
-_shtab_lowwater_pos_0_choices=(serve journal access global region references status watch why wait complete publish ranges history reset retire hot split merge move set-inputs drop shards drain pin slices tasks completion)
+_shtab_lowwater_pos_0_choices=(serve demo journal access global region references status watch why wait complete publish ranges history reset retire hot split merge move set-inputs drop shards drain pin slices tasks completion)
 
 _shtab_lowwater_serve__h_nargs=0
 _shtab_lowwater_serve___help_nargs=0
 _shtab_lowwater_serve___reflection_nargs=0
 _shtab_lowwater_serve___verbose_nargs=0
+_shtab_lowwater_demo__h_nargs=0
+_shtab_lowwater_demo___help_nargs=0
 _shtab_lowwater_journal_copy__h_nargs=0
 _shtab_lowwater_journal_copy___help_nargs=0
 _shtab_lowwater_journal_copy___json_nargs=0

@@ -13,6 +13,7 @@ _shtab_lowwater_commands() {
     access:'Make tokens, and explain what a file of access rules allows.'
     complete:'Is everything before a time, or of an interval, here? exits 0 yes, 1 not yet, 2 error, 3 no answer.'
     completion:'Print a script that completes commands, options and names in a shell.'
+    demo:'Run an authority and a small living pipeline on this machine, without Spark, and say what to type: who is late, and why. Nothing of it is left when it ends.'
     drain:'Make a shard hand over what it serves; exits 0 when it serves nothing any more, 1 at the end of --timeout.'
     drop:'Remove a computation that is gone for good; its alerts end.'
     global:'Serve as the global authority of several regions: who owns what, and what is complete for all.'
@@ -165,6 +166,15 @@ _shtab_lowwater_completion_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_lowwater_completion_defaults_added=0
+
+_shtab_lowwater_demo_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--port[for gRPC, on 127.0.0.1 (default\: a free one)]:PORT:"
+  "--seconds[end by itself after so long (default\: by Ctrl-C)]:SECONDS:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_demo_defaults_added=0
 
 _shtab_lowwater_drain_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -1005,6 +1015,7 @@ _shtab_lowwater() {
         access) _shtab_lowwater_access ;;
         complete) _arguments -C -s $_shtab_lowwater_complete_options ;;
         completion) _arguments -C -s $_shtab_lowwater_completion_options ;;
+        demo) _arguments -C -s $_shtab_lowwater_demo_options ;;
         drain) _arguments -C -s $_shtab_lowwater_drain_options ;;
         drop) _arguments -C -s $_shtab_lowwater_drop_options ;;
         global) _arguments -C -s $_shtab_lowwater_global_options ;;

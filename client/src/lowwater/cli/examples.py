@@ -8,6 +8,7 @@ __all__ = ["EXAMPLES", "TOP"]
 
 TOP: Final = """\
 examples:
+  lowwater demo                              a small living pipeline, to ask about
   lowwater serve --data /var/lib/lowwater    run the authority
   lowwater status                            the watermark of each computation
   lowwater watch                             the same, live
