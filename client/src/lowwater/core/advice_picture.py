@@ -24,7 +24,7 @@ BOTTOM: Final = 352
 LABEL: Final = 52
 """Width of the label of a delay."""
 
-TICKS: Final = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3_600, 7_200, 21_600, 86_400, 259_200, 864_000, 8_640_000)
+TICKS: Final = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3_600, 7_200, 21_600, 43_200, 86_400, 259_200, 864_000, 8_640_000)
 """Delays that may have a label on the axis, seconds."""
 
 STYLE: Final = """
@@ -86,12 +86,17 @@ def picture(advice: Advice) -> str:
     for tick in _apart((tick for tick in TICKS if first <= tick <= last), x):
         body.append(f'<path class="grid" d="M{x(tick):.1f} {TOP}V{BOTTOM + 5}"/>')
         body.append(_text(x(tick), BOTTOM + 20, duration(tick)))
-    body.append(_text((LEFT + RIGHT) / 2, HEIGHT - 22, "delay of Spark's watermark"))
+    body.append(
+        _text(
+            (LEFT + RIGHT) / 2, HEIGHT - 22, "delay of Spark's watermark; the share of lost rows lies within the band"
+        )
+    )
     if waits is not None:
         left, right = x(waits.median.least), x(waits.median.most)
         body.append(f'<rect class="span" x="{left:.1f}" y="{TOP}" width="{right - left:.1f}" height="{BOTTOM - TOP}"/>')
         body.append(f'<path class="low" d="M{right:.1f} {TOP - 4}V{BOTTOM}"/>')
-        waited = f"{advice.computation}: loses none, waits {duration(waits.median.most)} at the median"
+        loses = "" if advice.estimated else "loses none, "
+        waited = f"{advice.computation}: {loses}waits {duration(waits.median.most)} at the median"
         anchor = "start" if right < WIDTH / 2 else "end"
         body.append(_text(right, TOP - 30, waited, "waits", anchor))
     upper = " ".join(f"{x(at):.1f},{y(loss.share.most):.1f}" for at, loss in zip(seconds, advice.curve, strict=True))
