@@ -106,7 +106,7 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     lw: lowwater.Client, server: Serving, outcomes: Outcomes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expect = outcomes.expect
-    questions = [[name] for name in ("status", "why", "ranges", "history", "hot")]
+    questions = [[name] for name in ("status", "why", "ranges", "history", "advise", "hot")]
     for name, *rest in (*questions, ["wait", "--until", SOON], ["complete", "--until", SOON]):
         expect(0, name, "flights", *rest, lw=lw)
         expect(2, name, "flihgts", *rest, lw=lw, text="did you mean flights?")

@@ -47,6 +47,7 @@ _GROUPS: Final = {
         "publish",
         "ranges",
         "history",
+        "advise",
         "tasks",
         "completion",
     ),
@@ -309,6 +310,32 @@ def parser() -> CommandParser:
     history.add_argument(
         "--last", type=parse_count, default=20, metavar="N", help="number of lines, the newest (default: %(default)s)"
     )
+
+    advise = _named(
+        commands,
+        "advise",
+        "what waiting costs and loses: constant delays of Spark's watermark, beside the low watermark",
+    )
+    advise.add_argument(
+        "--progress",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="Spark's event log, or lines of query.lastProgress.json; - for standard input; repeatable",
+    )
+    advise.add_argument("--query", metavar="QUERY", help="query of these files (default: the only one)")
+    advise.add_argument(
+        "--delay",
+        type=parse_duration,
+        action="append",
+        metavar="T",
+        help="delay of Spark's watermark, like 2h; repeatable (default: 10m, 1h, 2h, 6h and 1d)",
+    )
+    advise.add_argument(
+        "--window", type=parse_duration, metavar="T", help="length of the query's windows, which lose fewer rows"
+    )
+    advise.add_argument("--since", type=parse_time, metavar="TIME", help="only what is at or after an event time")
+    advise.add_argument("--picture", type=Path, metavar="FILE", help="write the picture too, an SVG")
 
     reset = _named(commands, "reset", "start a new incarnation of a computation and of all that read it")
     reset.add_argument("--yes", action="store_true", help="do not ask")

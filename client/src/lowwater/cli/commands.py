@@ -435,6 +435,16 @@ def history(lw: Client, args: argparse.Namespace) -> int:
     return answer(args, history_record(completions, view.incarnation), text)
 
 
+def _advise(lw: Client, args: argparse.Namespace) -> int:
+    """Say what waiting costs and loses.
+
+    The late import spares all other commands the time to load it.
+    """
+    from lowwater.cli.advise import advice
+
+    return advice(lw, args)
+
+
 def reset(lw: Client, args: argparse.Namespace) -> int:
     """Start a new incarnation."""
     question = f"{args.name} and all that read it begin a new incarnation, and their workers must claim again."
@@ -573,6 +583,7 @@ COMMANDS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {
     "publish": _publish,
     "ranges": ranges,
     "history": history,
+    "advise": _advise,
     "reset": reset,
     "retire": retire,
     "hot": hot,
