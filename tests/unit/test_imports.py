@@ -85,6 +85,7 @@ ALLOWED: Mapping[str, Mapping[str, set[str]]] = {
     "client/src/lowwater": {
         "core": {"v1", "errors", "histogram", "layout", "views", "watermark"},
         "_drive": {"core", "errors"},
+        "notebook": {"core", "views", "watermark"},
         "histogram": {"watermark"},
         "layout": {"errors"},
         "views": {"watermark"},

@@ -15,7 +15,7 @@ from lowwater.cli.examples import EXAMPLES, TOP
 from lowwater.cli.failures import fail
 from lowwater.core.text import did_you_mean
 from lowwater.layout import SLOTS
-from lowwater.watermark import Watermark
+from lowwater.watermark import Watermark, parse_iso
 
 __all__ = [
     "SHELLS",
@@ -114,13 +114,9 @@ def parse_start(text: str) -> datetime | Watermark:
     if text == "finished":
         return Watermark.FINISHED
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; write it like 2013-01-09T14:00Z, or finished") from None
-    if moment.utcoffset() is None:
-        example = f"{text}Z" if "T" in text or " " in text else f"{text}T00:00Z"
-        raise argparse.ArgumentTypeError(f"{text!r} has no time zone; write {example} for UTC")
-    return moment
+        return parse_iso(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def parse_duration(text: str) -> float:
