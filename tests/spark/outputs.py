@@ -22,12 +22,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.complete.mark import Claim, Standing
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.track.output.outputs import (
-    BatchOutput,
-    OpenOutputs,
-    OutputTurn,
-    write_once,
-)
+from lowwater_spark.track.output.outputs import BatchOutput, OpenOutputs, OutputTurn, write_once
 from lowwater_spark.track.rows.keyed import floor_stamp
 from lowwater_spark.track.state.store import Place
 from tests.kit.times import at, mark
