@@ -58,17 +58,15 @@ def stood(lw: lowwater.Client) -> None:
 
 def test_one_that_is_read_is_not_removed(root: Path, lw: lowwater.Client) -> None:
     two = Input(["web", "phone"], key="q", event_time="start", alias="clicks")
-    sources = {**SOURCE, "web+phone": Folder(ROWS, "clicks")}
-    pipeline = Pipeline(
-        "p", [named("a", reads("in")), named("b", reads("a")), named("c", two, reads("a"))], sources=sources
-    )
+    known = {**SOURCE, "web+phone": Folder(ROWS, "clicks")}
+    line = Pipeline("p", [named("a", reads("in")), named("b", reads("a")), named("c", two, reads("a"))], sources=known)
     with pytest.raises(Refused, match="b, c of the pipeline p reads a: remove that first, or take a out of its inputs"):
-        check_unread(pipeline, "a")
+        check_unread(line, "a")
     with pytest.raises(Refused, match="c of the pipeline p reads phone"):
-        check_unread(pipeline, "phone")
-    check_unread(pipeline, "b")
+        check_unread(line, "phone")
+    check_unread(line, "b")
     with pytest.raises(Refused, match="a of the pipeline p reads in"):
-        check_unread(pipeline, "in")
+        check_unread(line, "in")
     Upstream(lw, "a").lease.finish()
     lw.register("b", inputs=["a"])
     with pytest.raises(Refused, match="b reads a, as the authority knows it: remove that first"):

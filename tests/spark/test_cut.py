@@ -67,9 +67,7 @@ def test_each_place_of_a_range_is_in_one_share_of_its_parent(old: Cut, new: Cut,
 
 @given(cuts, cuts, st.data())
 def test_a_part_copies_and_a_union_takes_the_least(old: Cut, new: Cut, data: st.DataObject) -> None:
-    values = data.draw(
-        st.lists(st.one_of(st.none(), st.integers(0, 99)), min_size=len(old), max_size=len(old)), label="values"
-    )
+    values = data.draw(st.lists(st.one_of(st.none(), st.integers(0, 99)), min_size=len(old), max_size=len(old)))
     least = least_of(new.shares(old), values)
     for handle, (start, end) in enumerate(zip(new.places, new.places[1:], strict=False)):
         met = [

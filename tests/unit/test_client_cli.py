@@ -275,15 +275,9 @@ def test_a_history_of_several_incarnations_marks_those_that_ended() -> None:
 
 
 def test_a_history_in_json_is_one_object() -> None:
-    record = json.loads(render.to_json(history_record(hours(completion(-INF, 13, 0.5), more=1), 1)))
-    [step] = record.pop("completions")
-    assert record == {
-        "computation": "hourly",
-        "incarnation": 1,
-        "step_seconds": 3600.0,
-        "step_micros": HOUR,
-        "total": 2,
-    }
+    entry = json.loads(render.to_json(history_record(hours(completion(-INF, 13, 0.5), more=1), 1)))
+    [step] = entry.pop("completions")
+    assert entry == {"computation": "hourly", "incarnation": 1, "step_seconds": 3600.0, "step_micros": HOUR, "total": 2}
     assert (step["incarnation"], step["after"], step["after_micros"]) == (1, "unknown", None)
     assert (step["through"], step["through_micros"]) == ("2013-01-09T13:00:00Z", NOW - HOUR)
     assert (step["time_micros"], step["behind_seconds"]) == (NOW - HOUR + 500_000, 0.5)

@@ -205,12 +205,10 @@ def test_the_state_of_a_checkpoint_that_was_copied_is_its_own(tmp_path: Path) ->
 def test_state_versions_build_on_each_other_and_are_never_changed(tmp_path: Path) -> None:
     store = StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=4, ordinal=1)
     assert store.before(4) is None
-    built = make_version(store, 4, "digest4", lambda _: version(4))
-    assert (
-        built == version(4) == StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=9, ordinal=1).before(5)
-    )
-    assert built.held == [5, None]
-    assert make_version(store, 4, "digest4", lambda _: pytest.fail("computed twice")) == built
+    new = make_version(store, 4, "digest4", lambda _: version(4))
+    assert new == version(4) == StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=9, ordinal=1).before(5)
+    assert new.held == [5, None]
+    assert make_version(store, 4, "digest4", lambda _: pytest.fail("computed twice")) == new
     with pytest.raises(CheckpointMismatch):
         make_version(store, 4, "other", lambda _: version(4))
     with pytest.raises(StateLost, match="needs version 5"):

@@ -310,9 +310,7 @@ def test_stamps_of_windows_are_floored_also_where_nothing_is_held() -> None:
         (None, [10], 11, True),
     ],
 )
-def test_a_forced_batch_closes_windows(
-    window: timedelta | None, holds: list[int | None], low: int, closes: bool
-) -> None:
+def test_a_forced_batch_ends_windows(window: timedelta | None, holds: list[int | None], low: int, closes: bool) -> None:
     progress = Progress(len(holds) or 1, window, [Log()], AfterBatch(0, [0], Reading(10), held=holds))
     progress.observe(Reading(low), [set()], 0.0, [])
     progress.renew()
