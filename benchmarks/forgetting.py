@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.result import Result, Spread
-from lowwater_spark.sources.source_log import SourceLog
+from lowwater_spark.sources.files.source_log import SourceLog
 from lowwater_spark.sources.ticks import Ticks, tick_directory
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.result import Result, Spread
-from lowwater_spark.sources.files import FileSource, Settled, list_head
+from lowwater_spark.sources.files.source import FileSource, Settled, list_head
+from lowwater_spark.sources.files.source_log import Head, SourceLog, Taken
+from lowwater_spark.sources.files.writers import HANDED_OVER
 from lowwater_spark.sources.head import Candidates
-from lowwater_spark.sources.source_log import Head, SourceLog, Taken
-from lowwater_spark.sources.writers import HANDED_OVER
 
 
 @dataclass(frozen=True, slots=True)

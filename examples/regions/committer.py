@@ -29,7 +29,7 @@ from examples.regions.sink import TABLE, Commit, Fenced, Hour, Sink
 from lowwater import errors
 from lowwater.regions import Adoption, Position, Token
 from lowwater.watermark import MAX, MIN
-from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
+from lowwater_spark.sources.files.sink_log import SINK_LOG, list_sink
 
 EVERY: Final = 0.1
 

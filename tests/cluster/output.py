@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from lowwater_spark.checkpoint.spark_path import SparkPath
-from lowwater_spark.sources.sink_log import SINK_LOG
+from lowwater_spark.sources.files.sink_log import SINK_LOG
 from tests.cluster.oracle import NEVER, Emitted, Written
 
 Row = Mapping[str, Any]

@@ -17,19 +17,20 @@ import pytest
 
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources import iceberg_log, kinds
+from lowwater_spark.sources import kinds
 from lowwater_spark.sources.base import NONE, Line, OpenSource, Source, SourceDeclared
 from lowwater_spark.sources.control import ControlSource, Offset
-from lowwater_spark.sources.delta import DeltaSource
-from lowwater_spark.sources.delta_log import Commit, Table
-from lowwater_spark.sources.files import FileSource
+from lowwater_spark.sources.files.sink_log import SINK_LOG
+from lowwater_spark.sources.files.source import FileSource
+from lowwater_spark.sources.files.writers import mark_writer
 from lowwater_spark.sources.head import Candidates, Heads
-from lowwater_spark.sources.iceberg import IcebergSource
-from lowwater_spark.sources.kafka import KafkaSource
-from lowwater_spark.sources.sink_log import SINK_LOG
+from lowwater_spark.sources.kafka.source import KafkaSource
+from lowwater_spark.sources.tables import iceberg_log
+from lowwater_spark.sources.tables.delta import DeltaSource
+from lowwater_spark.sources.tables.delta_log import Commit, Table
+from lowwater_spark.sources.tables.iceberg import IcebergSource
+from lowwater_spark.sources.tables.versioned import app_id, marked
 from lowwater_spark.sources.ticks import Ticks, tick_directory
-from lowwater_spark.sources.versioned import app_id, marked
-from lowwater_spark.sources.writers import mark_writer
 from tests.spark.kafka_answers import OPTIONS, Answers
 from tests.spark.support import begun, lines, row
 from tests.spark.tape import Tape

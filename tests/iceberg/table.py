@@ -8,8 +8,8 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 
 import lowwater_spark as lws
-from lowwater_spark.sources.iceberg_log import MARK, IcebergLog, find
-from lowwater_spark.sources.versioned import marked
+from lowwater_spark.sources.tables.iceberg_log import MARK, IcebergLog, find
+from lowwater_spark.sources.tables.versioned import marked
 from tests.kit import iceberg
 from tests.kit.iceberg import CATALOG, Offset
 from tests.kit.times import at

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.iceberg_log import find
+from lowwater_spark.sources.tables.iceberg_log import find
 from lowwater_spark.track.output import iceberg_out, table_out
 from tests.iceberg.table import TableFlow
 from tests.spark.outputs import OutputRun

@@ -26,7 +26,7 @@ from lowwater_pipeline.computation.productions import OUTPUT, Outputs
 from lowwater_pipeline.computation.stage import ComputationUpdate, outbox_of, start
 from lowwater_pipeline.computation.turn import Context
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.kafka_marks import marks_topic
+from lowwater_spark.sources.kafka.marks import marks_topic
 from lowwater_spark.track.segments import Due, FreshSegment, NextSegments, Parent, Segments, Unsent, write_segments
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka
 from tests.kit.times import MAX, MIN, MINUTE, SECOND

@@ -15,7 +15,7 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.checkpoint.log import CheckpointLog
-from lowwater_spark.sources.source_log import log_offset
+from lowwater_spark.sources.files.source_log import log_offset
 from tests.kit.times import at
 from tests.process.serving import Serving
 from tests.spark.queries import Queries

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lowwater_spark.sources.base import Partition
-from lowwater_spark.sources.kafka import BROKERS, KafkaSource
-from lowwater_spark.sources.kafka_cluster import BrokerView, Identity
-from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark
+from lowwater_spark.sources.kafka.cluster import BrokerView, Identity
+from lowwater_spark.sources.kafka.marks import Begun, Slot, SlotMark
+from lowwater_spark.sources.kafka.source import BROKERS, KafkaSource
 
 OPTIONS = {"subscribe": "t", "startingoffsets": "earliest", BROKERS: "1"}
 """The options of a source that a stage with inputs may have."""

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lowwater_spark.sources.kafka_client import client_settings
-from lowwater_spark.sources.kafka_marks import Slot, marks_topic, same_id
+from lowwater_spark.sources.kafka.client import client_settings
+from lowwater_spark.sources.kafka.marks import Slot, marks_topic, same_id
 from lowwater_spark.track.output.kafka_slot import Publishing, SlotWriter
 from tests.kit.kafka import Kafka
 

@@ -160,7 +160,7 @@ def start(spark: SparkSession, place: Place, doom: Doom, dedup: Dedup | None = N
 
     import lowwater_spark as lws
     from lowwater_spark.checkpoint.log import CheckpointLog
-    from lowwater_spark.sources.kafka import vector_of
+    from lowwater_spark.sources.kafka.source import vector_of
 
     base = Path(place.folder)
     log = CheckpointLog(base / "ck")

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 import lowwater
-from lowwater_spark.sources.sink_log import list_sink
+from lowwater_spark.sources.files.sink_log import list_sink
 
 HOUR = timedelta(hours=1)
 HALF = timedelta(minutes=30)

@@ -15,7 +15,7 @@ import lowwater
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import SECTIONS, Manifest
 from lowwater_spark.sources.base import NONE, Line
-from lowwater_spark.sources.source_log import File, SourceLog, Taken
+from lowwater_spark.sources.files.source_log import File, SourceLog, Taken
 from lowwater_spark.track.state.handover import publish_directory
 from lowwater_spark.track.state.store import StageSection, StateStore, StateVersion
 from tests.kit.times import at

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import NONE, Leaf, Line, OpenSource, Source, SourceDeclared
+from lowwater_spark.sources.files.roots import Replaced, identity_of
 from lowwater_spark.sources.opaque import OpenOpaque
-from lowwater_spark.sources.roots import Replaced, identity_of
 
 TAPE = "tape"
 

@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.bookmarks import BOOKMARKS, Bookmarks, Output, Removed, Scan, bookmarks, removed
-from lowwater_spark.sources.files import FileSource, OpenFiles
+from lowwater_spark.sources.files.bookmarks import BOOKMARKS, Bookmarks, Output, Removed, Scan, bookmarks, removed
+from lowwater_spark.sources.files.source import FileSource, OpenFiles
+from lowwater_spark.sources.files.source_log import NOTHING
+from lowwater_spark.sources.files.writers import mark_writer
 from lowwater_spark.sources.head import Heads
-from lowwater_spark.sources.source_log import NOTHING
-from lowwater_spark.sources.writers import mark_writer
 from lowwater_spark.track.output.removal import Removal
 from lowwater_spark.track.state.handover import publish_directory, sweep
 from tests.spark.support import Log, begun, lines

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.delta import DELTA, DeltaSource
-from lowwater_spark.sources.delta_log import Commit, DeltaLog, Table
+from lowwater_spark.sources.tables.delta import DELTA, DeltaSource
+from lowwater_spark.sources.tables.delta_log import Commit, DeltaLog, Table
 from lowwater_spark.track.plan.checked import check_plan
 from tests.kit import delta
 from tests.kit.delta import Offset

@@ -18,7 +18,7 @@ from lowwater_spark.drive.watermark import Driving, WatermarkLost
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import NONE, Line, Source
 from lowwater_spark.sources.control import Control, ControlSource, Drive, Offset
-from lowwater_spark.sources.files import FileSource
+from lowwater_spark.sources.files.source import FileSource
 from lowwater_spark.track.plan.checked import Checked
 from lowwater_spark.track.rows.keyed import Keyed
 from lowwater_spark.track.run.authority import Authority, Registration

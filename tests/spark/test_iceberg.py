@@ -12,8 +12,8 @@ import pytest
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, OpenSource
-from lowwater_spark.sources.iceberg import IcebergSource, OpenIceberg
-from lowwater_spark.sources.iceberg_log import Snapshot, Table
+from lowwater_spark.sources.tables.iceberg import IcebergSource, OpenIceberg
+from lowwater_spark.sources.tables.iceberg_log import Snapshot, Table
 
 INPUTS = frozenset({"default/source"})
 

@@ -17,7 +17,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater.watermark import MIN
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.kafka import KafkaSource
+from lowwater_spark.sources.kafka.source import KafkaSource
 from lowwater_spark.track.rows.frontier import STRANGERS, Bounds, Seen, look
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka, Row
 from tests.kit.times import at, mark

@@ -23,10 +23,10 @@ import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import EARLIER, Partition
 from lowwater_spark.sources.control import END
-from lowwater_spark.sources.kafka import BROKERS, KAFKA, Ends, KafkaSource, OpenKafka, unread
-from lowwater_spark.sources.kafka_admin import KafkaAdmin
-from lowwater_spark.sources.kafka_cluster import NO_ID, BrokerView, agreed
-from lowwater_spark.sources.kafka_marks import marks_topic
+from lowwater_spark.sources.kafka.admin import KafkaAdmin
+from lowwater_spark.sources.kafka.cluster import NO_ID, BrokerView, agreed
+from lowwater_spark.sources.kafka.marks import marks_topic
+from lowwater_spark.sources.kafka.source import BROKERS, KAFKA, Ends, KafkaSource, OpenKafka, unread
 from lowwater_spark.track.plan.checked import check_plan
 from tests.kit.clock import Clock
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka, Row

@@ -21,8 +21,8 @@ import lowwater_spark as lws
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import Partition
-from lowwater_spark.sources.kafka import BROKERS, HEAD, MARKS, KafkaSource, OpenKafka, written
-from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, same_id
+from lowwater_spark.sources.kafka.marks import Begun, Slot, SlotMark, marks_topic, same_id
+from lowwater_spark.sources.kafka.source import BROKERS, HEAD, MARKS, KafkaSource, OpenKafka, written
 from lowwater_spark.track.plan.checked import check_plan
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka
 from tests.kit.times import at, mark

@@ -22,7 +22,7 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.kafka_marks import Begun, Slot, marks_topic, parse
+from lowwater_spark.sources.kafka.marks import Begun, Slot, marks_topic, parse
 from lowwater_spark.track.output import kafka_out
 from lowwater_spark.track.output.kafka_out import KafkaOut, kafka_columns
 from lowwater_spark.track.output.kafka_slot import SlotWriter

@@ -15,7 +15,7 @@ from lowwater_spark.checkpoint.identity import new_ordinal
 from lowwater_spark.checkpoint.location import Location, checkpoint_of, location_of
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.writers import HANDED_OVER
+from lowwater_spark.sources.files.writers import HANDED_OVER
 from lowwater_spark.track.state.handover import publish_directory, sweep
 from tests.kit.hdfs import Hdfs
 from tests.kit.s3 import S3

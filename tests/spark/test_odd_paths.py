@@ -12,7 +12,7 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_pipeline.guard.delta import DeltaGuard
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.delta_log import DeltaLog, path_of
+from lowwater_spark.sources.tables.delta_log import DeltaLog, path_of
 from lowwater_spark.track.output.delta_out import sync_versions
 from tests.guard.stores import claim
 from tests.kit.times import mark

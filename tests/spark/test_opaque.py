@@ -16,7 +16,7 @@ from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.head import Candidates, Heads
-from lowwater_spark.sources.kafka import went_back
+from lowwater_spark.sources.kafka.source import went_back
 from lowwater_spark.sources.opaque import OpaqueSource, OpenOpaque
 from tests.kit.times import mark
 from tests.spark.flow import HOUR, Flow

@@ -16,8 +16,8 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_pipeline.guard.delta import DeltaOutput
 from lowwater_pipeline.guard.postgres_out import PostgresOutput
-from lowwater_spark.sources.bookmarks import BOOKMARKS
-from lowwater_spark.sources.writers import digest_of
+from lowwater_spark.sources.files.bookmarks import BOOKMARKS
+from lowwater_spark.sources.files.writers import digest_of
 from lowwater_spark.track.output import outputs
 from lowwater_spark.track.output.times import exact_times
 from tests.kit.postgres import Postgres

@@ -17,8 +17,8 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import Partition
-from lowwater_spark.sources.paced import CHUNK, LIMIT, PACE, Pace, paced
-from lowwater_spark.sources.paced_reader import PacedReader
+from lowwater_spark.sources.kafka.paced import CHUNK, LIMIT, PACE, Pace, paced
+from lowwater_spark.sources.kafka.paced_reader import PacedReader
 from tests.kit.kafka import Kafka, Row
 from tests.kit.times import at
 from tests.spark.flow import Flow

@@ -13,8 +13,8 @@ import lowwater_spark as lws
 from lowwater import errors
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.sink_log import checksum_matches, list_sink
-from lowwater_spark.sources.writers import mark_writer, strangers
+from lowwater_spark.sources.files.sink_log import checksum_matches, list_sink
+from lowwater_spark.sources.files.writers import mark_writer, strangers
 from lowwater_spark.track.plan.checked import check_options
 from tests.kit.times import mark
 from tests.spark.flow import PlainFlow

@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 import lowwater
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.files import FileSource, list_head
-from lowwater_spark.sources.sink_log import list_sink
-from lowwater_spark.sources.source_log import File
+from lowwater_spark.sources.files.sink_log import list_sink
+from lowwater_spark.sources.files.source import FileSource, list_head
+from lowwater_spark.sources.files.source_log import File
 from lowwater_spark.track.plan.checked import check_plan
 from tests.kit.times import mark
 from tests.spark.flow import PlainFlow

@@ -17,12 +17,12 @@ from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.identity import identity, new_ordinal
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources import sink_log
 from lowwater_spark.sources.control import END, ControlSource
-from lowwater_spark.sources.files import FileSource
+from lowwater_spark.sources.files import sink_log
+from lowwater_spark.sources.files.sink_log import list_sink
+from lowwater_spark.sources.files.source import FileSource
+from lowwater_spark.sources.files.source_log import NOTHING
 from lowwater_spark.sources.opaque import OpaqueSource
-from lowwater_spark.sources.sink_log import list_sink
-from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, still_counts
 from lowwater_spark.track.plan.checked import Checked
 from lowwater_spark.track.plan.operators import Operator

@@ -11,7 +11,7 @@ from pyspark.sql import functions as sf
 
 import lowwater_spark as lws
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.files import FileSource
+from lowwater_spark.sources.files.source import FileSource
 from lowwater_spark.sources.ticks import with_ticks
 from lowwater_spark.track.plan.checked import check_plan
 from tests.spark.support import Feed

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources import bookmarks
+from lowwater_spark.sources.files import bookmarks
 from lowwater_spark.track.run.batch import Batch
 from tests.kit.eventually import eventually
 from tests.kit.times import at

@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import NONE
-from lowwater_spark.sources.files import FileSource, list_head
+from lowwater_spark.sources.files.source import FileSource, list_head
+from lowwater_spark.sources.files.source_log import File, SourceLog, log_offset
 from lowwater_spark.sources.head import Candidates
-from lowwater_spark.sources.source_log import File, SourceLog, log_offset
 from lowwater_spark.sources.ticks import Ticks, with_ticks
 from lowwater_spark.track.plan.checked import check_plan
 from tests.kit.eventually import eventually

@@ -10,7 +10,7 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.delta_log import DeltaLog, path_of
+from lowwater_spark.sources.tables.delta_log import DeltaLog, path_of
 from lowwater_spark.track.output import table_out
 from lowwater_spark.track.output.outputs import remembered
 from tests.kit.times import mark

@@ -28,8 +28,8 @@ from lowwater_spark.complete.mark import (
 )
 from lowwater_spark.complete.snapshots import said_of, snapshots_of
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.iceberg_log import Snapshot, Table, Written
-from lowwater_spark.sources.versioned import app_id, writer_of
+from lowwater_spark.sources.tables.iceberg_log import Snapshot, Table, Written
+from lowwater_spark.sources.tables.versioned import app_id, writer_of
 
 WRITERS = ("a", "b")
 

@@ -18,7 +18,7 @@ from lowwater_spark.drive.plan import check_checkpoint, given_offsets, steps_for
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import Source
 from lowwater_spark.sources.control import END, NOTHING_GIVEN, ClockValue, Control, ControlSource, Drive, Offset
-from lowwater_spark.sources.files import FileSource
+from lowwater_spark.sources.files.source import FileSource
 from lowwater_spark.track.plan.bounds import Window
 from lowwater_spark.track.plan.checked import Checked
 from lowwater_spark.track.plan.operators import KINDS, Operator

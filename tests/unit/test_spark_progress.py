@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from pyspark.sql.types import LongType, TimestampNTZType, TimestampType
 
 from lowwater.watermark import MAX, MIN
+from lowwater_spark.sources.files.source_log import File, Head
 from lowwater_spark.sources.head import KEPT, Candidates
-from lowwater_spark.sources.source_log import File, Head
 from lowwater_spark.track.inputs import UNREAD, Origin, Reading
 from lowwater_spark.track.rows.keyed import floor_stamp
 from lowwater_spark.track.run.progress import RELIST, AfterBatch, Progress, bound_of, stamped

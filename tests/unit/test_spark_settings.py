@@ -19,9 +19,9 @@ from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.settings import SparkSettings, connection
 from lowwater_spark.sidecar.command import Heartbeat, QueryWatch, may_pass
 from lowwater_spark.sidecar.watch import settings_here
-from lowwater_spark.sources.kafka_admin import KafkaAdmin
-from lowwater_spark.sources.kafka_client import client_settings
-from lowwater_spark.sources.paced import PACE
+from lowwater_spark.sources.kafka.admin import KafkaAdmin
+from lowwater_spark.sources.kafka.client import client_settings
+from lowwater_spark.sources.kafka.paced import PACE
 from lowwater_spark.track.state import receipt
 from lowwater_spark.track.state.receipt import Destination
 

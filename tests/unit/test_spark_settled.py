@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from lowwater_spark.sources import files, roots
-from lowwater_spark.sources.files import FileSource, OpenFiles, Settled
+from lowwater_spark.sources.files import roots
+from lowwater_spark.sources.files import source as files
+from lowwater_spark.sources.files.source import FileSource, OpenFiles, Settled
+from lowwater_spark.sources.files.source_log import NOTHING, File, Head
+from lowwater_spark.sources.files.writers import HANDED_OVER
 from lowwater_spark.sources.head import Heads
-from lowwater_spark.sources.source_log import NOTHING, File, Head
-from lowwater_spark.sources.writers import HANDED_OVER
 from lowwater_spark.track.state.handover import publish_directory
 from tests.spark.support import Log, begun, lines
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from lowwater_spark.checkpoint.lines import last_lines, lines_of
-from lowwater_spark.sources.delta_log import Commit
-from lowwater_spark.sources.files import FileSource, Settled, list_head
-from lowwater_spark.sources.source_log import SourceLog
+from lowwater_spark.sources.files.source import FileSource, Settled, list_head
+from lowwater_spark.sources.files.source_log import SourceLog
+from lowwater_spark.sources.tables.delta_log import Commit
+from lowwater_spark.sources.tables.versioned import app_id, marked
 from lowwater_spark.sources.ticks import Ticks, tick_directory
-from lowwater_spark.sources.versioned import app_id, marked
 
 EVERY = 10
 

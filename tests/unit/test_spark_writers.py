@@ -11,9 +11,9 @@ import pytest
 
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.control import ControlSource
-from lowwater_spark.sources.files import FileSource, Intruder, hidden, intruders, list_head
-from lowwater_spark.sources.sink_log import refuse_sink
-from lowwater_spark.sources.writers import MARKS, mark_sink, mark_writer, strangers
+from lowwater_spark.sources.files.sink_log import refuse_sink
+from lowwater_spark.sources.files.source import FileSource, Intruder, hidden, intruders, list_head
+from lowwater_spark.sources.files.writers import MARKS, mark_sink, mark_writer, strangers
 from lowwater_spark.track.plan.checked import Checked
 
 

@@ -26,9 +26,9 @@ from lowwater_spark.drive.frame import drive, drive_of
 from lowwater_spark.drive.watermark import Driving, is_approximate
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.settings import connection
-from lowwater_spark.sources.sink_log import check_sink
+from lowwater_spark.sources.files.sink_log import check_sink
+from lowwater_spark.sources.files.writers import check_alone
 from lowwater_spark.sources.ticks import with_ticks
-from lowwater_spark.sources.writers import check_alone
 from lowwater_spark.track.output.outputs import needed_options
 from lowwater_spark.track.plan.checked import (
     Checked,
@@ -319,7 +319,7 @@ class Stage:
         raises Unsupported without them. Raises ValueError for a stage without ``skew_limit``, and
         for other options.
         """
-        from lowwater_spark.sources.paced_reader import read_paced
+        from lowwater_spark.sources.kafka.paced_reader import read_paced
 
         if self.keyed.bounds is None or self.keyed.bounds.skew is None:
             msg = f"{self.name} has no limit to read by: declare it by lws.injector(..., disorder=..., skew_limit=...), or read the topics by spark.readStream"

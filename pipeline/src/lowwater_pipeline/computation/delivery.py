@@ -22,8 +22,8 @@ import numpy as np
 from lowwater_pipeline.computation.productions import Outputs, to_json
 from lowwater_pipeline.computation.turn import Production
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.kafka_client import client_settings, confluent
-from lowwater_spark.sources.kafka_marks import marks_topic
+from lowwater_spark.sources.kafka.client import client_settings, confluent
+from lowwater_spark.sources.kafka.marks import marks_topic
 
 if TYPE_CHECKING:
     import pyarrow as pa

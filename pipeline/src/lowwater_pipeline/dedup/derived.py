@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from lowwater_spark.sources.kafka_marks import same_id
+from lowwater_spark.sources.kafka.marks import same_id
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

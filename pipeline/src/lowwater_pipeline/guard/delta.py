@@ -28,9 +28,9 @@ from lowwater_pipeline.guard.claim import Claim
 from lowwater_pipeline.guard.errors import Damaged, GuardError, InDoubt, Unfit
 from lowwater_pipeline.guard.row import Row, check_steps, judge, raised
 from lowwater_pipeline.guard.run import GuardedOutput
-from lowwater_spark.sources.delta import DELTA
-from lowwater_spark.sources.delta_log import Commit, DeltaLog, Table, path_of
-from lowwater_spark.sources.versioned import app_id, marked
+from lowwater_spark.sources.tables.delta import DELTA
+from lowwater_spark.sources.tables.delta_log import Commit, DeltaLog, Table, path_of
+from lowwater_spark.sources.tables.versioned import app_id, marked
 from lowwater_spark.track.output.delta_out import check_table, sync_versions
 
 if TYPE_CHECKING:

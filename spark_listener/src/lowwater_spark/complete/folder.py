@@ -18,9 +18,9 @@ import lowwater
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.location import Location, numbers_in
 from lowwater_spark.complete.mark import Completeness, OutputWriter, Standing
-from lowwater_spark.sources.bookmarks import removed
-from lowwater_spark.sources.source_log import NOTHING
-from lowwater_spark.sources.writers import strangers
+from lowwater_spark.sources.files.bookmarks import removed
+from lowwater_spark.sources.files.source_log import NOTHING
+from lowwater_spark.sources.files.writers import strangers
 
 __all__ = ["WATERMARK", "complete_folder", "first_of", "say"]
 

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, Self
 import lowwater
 from lowwater.watermark import MIN
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.versioned import writer_of
+from lowwater_spark.sources.tables.versioned import writer_of
 
 __all__ = [
     "COMPLETE",

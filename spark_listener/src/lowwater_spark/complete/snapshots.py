@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lowwater_spark.complete.mark import COMPLETE, History, Mark, Version
-from lowwater_spark.sources.iceberg_log import Snapshot, Table, Written
-from lowwater_spark.sources.versioned import app_id, writer_of
+from lowwater_spark.sources.tables.iceberg_log import Snapshot, Table, Written
+from lowwater_spark.sources.tables.versioned import app_id, writer_of
 
 __all__ = ["said_of", "snapshots_of"]
 

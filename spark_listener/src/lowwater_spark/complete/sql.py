@@ -23,8 +23,8 @@ from lowwater_spark.complete.snapshots import snapshots_of
 from lowwater_spark.complete.table import version_of
 from lowwater_spark.complete.through import asked
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.delta_log import Commit, path_of
-from lowwater_spark.sources.iceberg_log import MARK, Snapshot, Table
+from lowwater_spark.sources.tables.delta_log import Commit, path_of
+from lowwater_spark.sources.tables.iceberg_log import MARK, Snapshot, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from lowwater_spark.complete.mark import COMPLETE, History, Mark, Version
-from lowwater_spark.sources.delta_log import Commit, TableLog
-from lowwater_spark.sources.versioned import writer_of
+from lowwater_spark.sources.tables.delta_log import Commit, TableLog
+from lowwater_spark.sources.tables.versioned import writer_of
 
 __all__ = ["history_of", "version_of"]
 

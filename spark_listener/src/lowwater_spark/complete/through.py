@@ -12,8 +12,8 @@ from lowwater_spark.complete.mark import Completeness, read
 from lowwater_spark.complete.snapshots import snapshots_of
 from lowwater_spark.complete.table import history_of
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.delta_log import DeltaLog, path_of
-from lowwater_spark.sources.iceberg_log import IcebergLog, find
+from lowwater_spark.sources.tables.delta_log import DeltaLog, path_of
+from lowwater_spark.sources.tables.iceberg_log import IcebergLog, find
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -45,8 +45,8 @@ from lowwater_spark.drive.plan import (
 from lowwater_spark.errors import AWAY
 from lowwater_spark.sources.base import Line
 from lowwater_spark.sources.control import ClockValue, Control, Drive, Offset
+from lowwater_spark.sources.files.source_log import NOTHING
 from lowwater_spark.sources.head import Candidates, Heads
-from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track.plan.checked import Checked
 from lowwater_spark.track.run.authority import Authority, Registration
 from lowwater_spark.track.run.progress import RELIST

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from lowwater_spark.checkpoint.location import Location
     from lowwater_spark.checkpoint.manifest import Manifest
-    from lowwater_spark.sources.bookmarks import Output
+    from lowwater_spark.sources.files.bookmarks import Output
 
 __all__ = [
     "EARLIER",

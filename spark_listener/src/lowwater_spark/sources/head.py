@@ -19,8 +19,8 @@ from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import NONE, Awaited, Line, OpenSource, Source
-from lowwater_spark.sources.bookmarks import Output
-from lowwater_spark.sources.roots import Replaced
+from lowwater_spark.sources.files.bookmarks import Output
+from lowwater_spark.sources.files.roots import Replaced
 
 __all__ = ["KEPT", "Candidates", "Heads"]
 

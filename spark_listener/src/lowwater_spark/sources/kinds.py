@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.control import DIRECTORY, ControlSource, is_control
-from lowwater_spark.sources.delta import DELTA, DeltaSource
-from lowwater_spark.sources.files import FILES, SINK, FileSource
-from lowwater_spark.sources.iceberg import ICEBERG, IcebergSource
-from lowwater_spark.sources.kafka import KAFKA, KafkaSource
+from lowwater_spark.sources.files.source import FILES, SINK, FileSource
+from lowwater_spark.sources.kafka.source import KAFKA, KafkaSource
 from lowwater_spark.sources.opaque import OpaqueSource
+from lowwater_spark.sources.tables.delta import DELTA, DeltaSource
+from lowwater_spark.sources.tables.iceberg import ICEBERG, IcebergSource
 
 if TYPE_CHECKING:
     from lowwater_spark.sources.base import Leaf, Line, Source

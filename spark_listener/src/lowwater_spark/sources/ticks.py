@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Final
 from lowwater_spark.checkpoint.durable import make_directory, sync_directory, write_over
 from lowwater_spark.checkpoint.location import Location, spark_path
 from lowwater_spark.sources.base import Line, Rowless
+from lowwater_spark.sources.files.source_log import Compacted, SourceLog, log_files, log_offset
 from lowwater_spark.sources.nulls import nulls_of
-from lowwater_spark.sources.source_log import Compacted, SourceLog, log_files, log_offset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import lowwater
 from lowwater import errors
 from lowwater_spark.checkpoint.location import glance
-from lowwater_spark.sources.source_log import NOTHING
+from lowwater_spark.sources.files.source_log import NOTHING
 from lowwater_spark.track.plan.writer import interval_of
 from lowwater_spark.track.run.authority import REPLACED
 from lowwater_spark.track.run.events import Events

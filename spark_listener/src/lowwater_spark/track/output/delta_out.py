@@ -16,9 +16,9 @@ from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.complete.mark import History
 from lowwater_spark.complete.table import history_of
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.delta import DELTA
-from lowwater_spark.sources.delta_log import Commit, DeltaLog, Table, path_of
-from lowwater_spark.sources.versioned import marked
+from lowwater_spark.sources.tables.delta import DELTA
+from lowwater_spark.sources.tables.delta_log import Commit, DeltaLog, Table, path_of
+from lowwater_spark.sources.tables.versioned import marked
 from lowwater_spark.track.output.outputs import FoundBatch, OutputTurn
 from lowwater_spark.track.output.table_out import TableOut, sync_files
 

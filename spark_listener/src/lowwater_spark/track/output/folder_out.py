@@ -24,9 +24,9 @@ from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.complete.folder import WATERMARK, first_of, say
 from lowwater_spark.complete.mark import Standing
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.bookmarks import removed
-from lowwater_spark.sources.sink_log import refuse_sink
-from lowwater_spark.sources.writers import digest_of, mark_writer
+from lowwater_spark.sources.files.bookmarks import removed
+from lowwater_spark.sources.files.sink_log import refuse_sink
+from lowwater_spark.sources.files.writers import digest_of, mark_writer
 from lowwater_spark.track.output.outputs import BatchOutput, FoundBatch, OutputTurn, remember, remembered
 from lowwater_spark.track.output.removal import Removal
 from lowwater_spark.track.output.times import check_times, exact_times

@@ -26,8 +26,8 @@ from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.complete.mark import COMPLETE, History, Mark
 from lowwater_spark.complete.snapshots import said_of, snapshots_of
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.iceberg_log import MARK, IcebergLog, Table, Written, find
-from lowwater_spark.sources.versioned import marked, writer_of
+from lowwater_spark.sources.tables.iceberg_log import MARK, IcebergLog, Table, Written, find
+from lowwater_spark.sources.tables.versioned import marked, writer_of
 from lowwater_spark.track.output.outputs import FoundBatch, OutputTurn
 from lowwater_spark.track.output.table_out import TableOut, sync_files
 

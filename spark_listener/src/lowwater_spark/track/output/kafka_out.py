@@ -27,9 +27,9 @@ from lowwater_spark.checkpoint.location import local
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.complete.mark import Standing
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.kafka_client import client_settings, confluent, consumer_of
-from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, parse, same_id
-from lowwater_spark.sources.writers import digest_of
+from lowwater_spark.sources.files.writers import digest_of
+from lowwater_spark.sources.kafka.client import client_settings, confluent, consumer_of
+from lowwater_spark.sources.kafka.marks import Begun, Slot, SlotMark, marks_topic, parse, same_id
 from lowwater_spark.track.output.kafka_slot import (
     PATIENCE,
     PUBLISHED,

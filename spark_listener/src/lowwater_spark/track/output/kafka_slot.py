@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from lowwater_spark.sources.kafka_client import confluent, consumer_of
-from lowwater_spark.sources.kafka_marks import Begun, Slot, SlotMark, marks_topic, parse
+from lowwater_spark.sources.kafka.client import confluent, consumer_of
+from lowwater_spark.sources.kafka.marks import Begun, Slot, SlotMark, marks_topic, parse
 
 if TYPE_CHECKING:
     import pyarrow as pa

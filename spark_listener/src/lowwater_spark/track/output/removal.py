@@ -17,9 +17,9 @@ from typing import ClassVar
 
 from lowwater_spark.checkpoint.durable import sync_directory
 from lowwater_spark.complete.folder import WATERMARK
-from lowwater_spark.sources.bookmarks import Bookmark, Removed, bookmarks, note_removed, removed
-from lowwater_spark.sources.source_log import NOTHING
-from lowwater_spark.sources.writers import HANDED_OVER
+from lowwater_spark.sources.files.bookmarks import Bookmark, Removed, bookmarks, note_removed, removed
+from lowwater_spark.sources.files.source_log import NOTHING
+from lowwater_spark.sources.files.writers import HANDED_OVER
 
 __all__ = ["Removal"]
 

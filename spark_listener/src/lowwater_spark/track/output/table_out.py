@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
 from lowwater_spark.complete.mark import COMPLETE, History, Mark, Standing, follow
-from lowwater_spark.sources.versioned import app_id
+from lowwater_spark.sources.tables.versioned import app_id
 from lowwater_spark.track.output.outputs import BatchOutput, FoundBatch, OutputTurn, remember, remembered
 
 if TYPE_CHECKING:

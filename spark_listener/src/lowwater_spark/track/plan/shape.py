@@ -18,7 +18,7 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.control import FORMAT
-from lowwater_spark.sources.files import FILES
+from lowwater_spark.sources.files.source import FILES
 from lowwater_spark.track.plan.bounds import Stamp, in_python
 from lowwater_spark.track.plan.checked import Checked, added
 

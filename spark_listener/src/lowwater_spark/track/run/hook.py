@@ -21,8 +21,8 @@ from lowwater_spark.checkpoint.durable import sync_directory, sync_file
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Line, OpenSource, Partition
-from lowwater_spark.sources.kafka import unread
-from lowwater_spark.sources.paced import Pace
+from lowwater_spark.sources.kafka.paced import Pace
+from lowwater_spark.sources.kafka.source import unread
 from lowwater_spark.sources.ticks import Ticks
 from lowwater_spark.track.facts import BatchFacts
 from lowwater_spark.track.inputs import UNREAD, Reading, fold

@@ -31,9 +31,9 @@ from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import OpenSource
-from lowwater_spark.sources.sink_log import DurableSink
-from lowwater_spark.sources.source_log import NOTHING
-from lowwater_spark.sources.writers import mark_sink
+from lowwater_spark.sources.files.sink_log import DurableSink
+from lowwater_spark.sources.files.source_log import NOTHING
+from lowwater_spark.sources.files.writers import mark_sink
 from lowwater_spark.track.inputs import UNREAD, Change, Reading
 from lowwater_spark.track.run.hook import GLANCE
 from lowwater_spark.track.run.progress import AfterBatch

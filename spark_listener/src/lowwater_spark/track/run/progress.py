@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.sources.base import Awaited
+from lowwater_spark.sources.files.source_log import NOTHING
 from lowwater_spark.sources.head import Candidates
-from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading
 from lowwater_spark.track.rows.keyed import floor_stamp
 from lowwater_spark.track.segments import Due

@@ -19,9 +19,9 @@ from lowwater_spark.checkpoint.location import Location, glance
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.sources.base import Line
-from lowwater_spark.sources.bookmarks import Bookmarks
+from lowwater_spark.sources.files.bookmarks import Bookmarks
+from lowwater_spark.sources.files.source_log import NOTHING
 from lowwater_spark.sources.head import Heads
-from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.plan.checked import Checked
 from lowwater_spark.track.run.authority import Authority

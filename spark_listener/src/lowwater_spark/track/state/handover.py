@@ -20,7 +20,7 @@ from lowwater_spark.checkpoint.durable import (
 )
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.writers import HANDED_OVER, digest_of
+from lowwater_spark.sources.files.writers import HANDED_OVER, digest_of
 
 __all__ = ["publish_directory", "sweep"]
 

@@ -59,12 +59,12 @@ from lowwater_spark.sources.base import (
     foreign,
     skips_earlier,
 )
-from lowwater_spark.sources.kafka_admin import KafkaAdmin
-from lowwater_spark.sources.kafka_cluster import NO_ID, Cluster, Identity, agreed
-from lowwater_spark.sources.kafka_marks import Begun, SlotMark, marks_topic
+from lowwater_spark.sources.files.roots import Replaced
+from lowwater_spark.sources.kafka.admin import KafkaAdmin
+from lowwater_spark.sources.kafka.cluster import NO_ID, Cluster, Identity, agreed
+from lowwater_spark.sources.kafka.marks import Begun, SlotMark, marks_topic
+from lowwater_spark.sources.kafka.paced import FORMAT, PACE
 from lowwater_spark.sources.opaque import OpenOpaque
-from lowwater_spark.sources.paced import FORMAT, PACE
-from lowwater_spark.sources.roots import Replaced
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -174,7 +174,7 @@ def written(ends: Vector, marks: Iterable[SlotMark | Begun], ids: Mapping[str, s
     another topic id are skipped: that topic was deleted. Marks of open or aborted transactions
     count as well: they can only make the head higher.
 
-    >>> from lowwater_spark.sources.kafka_marks import Slot
+    >>> from lowwater_spark.sources.kafka.marks import Slot
     >>> mark = SlotMark(Slot("7f", ".", "t", 0), "default/a", 8, "d", "s", "1", 3, {2: 5})
     >>> written({Partition("t", 2): 4, Partition("t", 0): 7}, [mark], {"t": "1"})
     {Partition(topic='t', number=2): 5, Partition(topic='t', number=0): 7}

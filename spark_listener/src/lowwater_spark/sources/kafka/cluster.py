@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from lowwater_spark.sources.base import Partition, Vector
-from lowwater_spark.sources.kafka_marks import Begun, SlotMark
+from lowwater_spark.sources.kafka.marks import Begun, SlotMark
 
 __all__ = ["NO_ID", "BrokerView", "Cluster", "Identity", "agreed"]
 

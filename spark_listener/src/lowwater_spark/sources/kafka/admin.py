@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.base import Partition, Vector
-from lowwater_spark.sources.kafka_client import java_settings
-from lowwater_spark.sources.kafka_cluster import BrokerView, Identity
-from lowwater_spark.sources.kafka_marks import Begun, SlotMark, parse
-from lowwater_spark.sources.paced import PACE
+from lowwater_spark.sources.kafka.client import java_settings
+from lowwater_spark.sources.kafka.cluster import BrokerView, Identity
+from lowwater_spark.sources.kafka.marks import Begun, SlotMark, parse
+from lowwater_spark.sources.kafka.paced import PACE
 
 __all__ = ["KafkaAdmin"]
 

@@ -23,9 +23,9 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import Partition
 from lowwater_spark.sources.control import check_version
-from lowwater_spark.sources.kafka import BROKERS, below, vector_of
-from lowwater_spark.sources.kafka_client import client_settings, confluent, consumer_of
-from lowwater_spark.sources.paced import FORMAT, LIMIT, PACE, Pace, paced
+from lowwater_spark.sources.kafka.client import client_settings, confluent, consumer_of
+from lowwater_spark.sources.kafka.paced import FORMAT, LIMIT, PACE, Pace, paced
+from lowwater_spark.sources.kafka.source import BROKERS, below, vector_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,7 +83,7 @@ def _settings(options: Mapping[str, str]) -> dict[str, str]:
 
 
 class PacedKafka(DataSource):
-    """The format :data:`~lowwater_spark.sources.paced.FORMAT`."""
+    """The format :data:`~lowwater_spark.sources.kafka.paced.FORMAT`."""
 
     @classmethod
     def name(cls) -> str:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lowwater_spark.checkpoint.manifest import Manifest
-from lowwater_spark.sources.source_log import File, Head
+from lowwater_spark.sources.files.source_log import File, Head
 
 __all__ = ["Identity", "Replaced", "Roots", "birth_of", "identity_of"]
 

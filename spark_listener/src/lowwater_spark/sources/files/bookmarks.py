@@ -32,8 +32,8 @@ from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.source_log import NOTHING
-from lowwater_spark.sources.writers import digest_of
+from lowwater_spark.sources.files.source_log import NOTHING
+from lowwater_spark.sources.files.writers import digest_of
 
 __all__ = [
     "BOOKMARKS",

@@ -40,10 +40,19 @@ from lowwater_spark.checkpoint.location import Location, local_directory, refuse
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import Leaf, Line, OpenSource, Source, SourceDeclared
-from lowwater_spark.sources.bookmarks import BOOKMARKS, Extent, Output, ReadRecord, Scan, batch_number, removed, unread
-from lowwater_spark.sources.roots import Roots, identity_of
-from lowwater_spark.sources.sink_log import SINK_LOG, list_sink
-from lowwater_spark.sources.source_log import (
+from lowwater_spark.sources.files.bookmarks import (
+    BOOKMARKS,
+    Extent,
+    Output,
+    ReadRecord,
+    Scan,
+    batch_number,
+    removed,
+    unread,
+)
+from lowwater_spark.sources.files.roots import Roots, identity_of
+from lowwater_spark.sources.files.sink_log import SINK_LOG, list_sink
+from lowwater_spark.sources.files.source_log import (
     FOR_EVER,
     NO_FILE,
     NOTHING,
@@ -54,7 +63,7 @@ from lowwater_spark.sources.source_log import (
     log_files,
     log_offset,
 )
-from lowwater_spark.sources.writers import HANDED_OVER, MARKS, above, behind, strangers
+from lowwater_spark.sources.files.writers import HANDED_OVER, MARKS, above, behind, strangers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -564,7 +573,7 @@ class OpenFiles(OpenSource):
     def read_to(self, line: Line) -> None:
         """Read the log up to a planned batch.
 
-        Costs and raises as :meth:`~lowwater_spark.sources.source_log.SourceLog.read_to`.
+        Costs and raises as :meth:`~lowwater_spark.sources.files.source_log.SourceLog.read_to`.
         """
         self._log.read_to(log_offset(line))
 

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.base import EARLIER, NONE, Leaf, Line, SourceDeclared, skips_earlier, up
-from lowwater_spark.sources.iceberg_log import START, IcebergLog, Snapshot, Table, find, is_iceberg
-from lowwater_spark.sources.roots import Replaced
-from lowwater_spark.sources.versioned import ANEW, BACK, STEP, OpenTable, TableSource, fields_of
+from lowwater_spark.sources.files.roots import Replaced
+from lowwater_spark.sources.tables.iceberg_log import START, IcebergLog, Snapshot, Table, find, is_iceberg
+from lowwater_spark.sources.tables.versioned import ANEW, BACK, STEP, OpenTable, TableSource, fields_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

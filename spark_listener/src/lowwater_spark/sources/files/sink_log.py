@@ -28,8 +28,8 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.source_log import NOTHING, File
-from lowwater_spark.sources.writers import MARKS, SINK_MARK
+from lowwater_spark.sources.files.source_log import NOTHING, File
+from lowwater_spark.sources.files.writers import MARKS, SINK_MARK
 
 __all__ = ["SINK_LOG", "DurableSink", "check_sink", "checksum_matches", "list_sink", "refuse_sink"]
 

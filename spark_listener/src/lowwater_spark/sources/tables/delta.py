@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Leaf, Line, SourceDeclared, up
-from lowwater_spark.sources.delta_log import Commit, DeltaLog, Table, TableLog
-from lowwater_spark.sources.roots import Replaced
-from lowwater_spark.sources.versioned import ANEW, BACK, STEP, OpenTable, TableSource, fields_of, writer_of
+from lowwater_spark.sources.files.roots import Replaced
+from lowwater_spark.sources.tables.delta_log import Commit, DeltaLog, Table, TableLog
+from lowwater_spark.sources.tables.versioned import ANEW, BACK, STEP, OpenTable, TableSource, fields_of, writer_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

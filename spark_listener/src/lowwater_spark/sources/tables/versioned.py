@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import Line, OpenSource, Source, foreign, up
+from lowwater_spark.sources.files.roots import Replaced
 from lowwater_spark.sources.opaque import OpenOpaque
-from lowwater_spark.sources.roots import Replaced
 
 if TYPE_CHECKING:
     from lowwater_spark.checkpoint.manifest import Manifest

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.jvm import jvm_call
-from lowwater_spark.sources.versioned import mark_of, writer_of
+from lowwater_spark.sources.tables.jvm import jvm_call
+from lowwater_spark.sources.tables.versioned import mark_of, writer_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lowwater_spark.sources.jvm import jvm_call
-from lowwater_spark.sources.versioned import mark_of, writer_of
+from lowwater_spark.sources.tables.jvm import jvm_call
+from lowwater_spark.sources.tables.versioned import mark_of, writer_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

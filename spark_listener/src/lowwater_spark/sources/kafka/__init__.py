@@ -1,0 +1,1 @@
+"""Kafka as a source: the ends of its topics, the marks of their writers, and paced reading."""

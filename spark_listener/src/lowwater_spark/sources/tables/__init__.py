@@ -1,0 +1,1 @@
+"""Tables of versions as a source: Delta and Iceberg."""
