@@ -168,7 +168,7 @@ def pipeline(browser: Browser, scratch: Path) -> None:
         threading.Event().wait(RUN_SECONDS)
         running.freeze(GUILTY)
         with watched(browser, server.page) as tab:
-            expect(tab.open().locator("h1")).to_contain_text(f"of {GUILTY}", timeout=WAIT_MILLIS)
+            expect(tab.open().locator("h1")).to_contain_text(f"worker {GUILTY}", timeout=WAIT_MILLIS)
             tab.page.locator("h1").filter(has_text="silent for 1 min").wait_for(timeout=3 * WAIT_MILLIS)
         take(browser, server.page, "overview")
         take(browser, server.page, "overview-dark", **DARK)

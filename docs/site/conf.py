@@ -19,10 +19,11 @@ PAGES: Final = {
     ],
     "Reference": [
         *(f"docs/reference/{name}" for name in ("client", "cli", "sources", "outputs", "spark")),
-        *(f"docs/reference/{name}" for name in ("protocol", "logs", "performance")),
+        *(f"docs/reference/{name}" for name in ("protocol", "logs")),
         *(f"docs/reference/generated/{name}" for name in ("commands", "metrics", "panels", "values")),
         *(f"integrations/{name}/README" for name in ("airflow", "dagster", "openlineage")),
         "conformance/README",
+        "benchmarks/performance",
         "benchmarks/README",
         "benchmarks/spark",
     ],

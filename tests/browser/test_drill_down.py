@@ -24,15 +24,24 @@ def test_a_hanging_executor_is_named_and_found_in_its_range(lw: lowwater.Client,
     expect(page.locator("h1")).to_contain_text("All 3 computations are on time")
     began = time.monotonic()
     small.freeze(GUILTY)
-    page.locator("h1").filter(has_text=f"of {GUILTY} on {host(GUILTY)}").wait_for()
+    page.locator("h1").filter(has_text=f"worker {GUILTY} on {host(GUILTY)}").wait_for()
     named = time.monotonic() - began
     expect(page.locator("h1")).to_contain_text(
         re.compile(
-            rf"the worst is hourly, \d+ s behind, held by enriched \S+ \S+ of {GUILTY} on {host(GUILTY)}, silent for \d+ s\."
+            rf"the worst is hourly, \d+ s behind, held by enriched \(worker {GUILTY} on {host(GUILTY)}\), silent for \d+ s\."
         )
     )
     print(json.dumps({"named_after_seconds": round(named, 1), "silent_seconds": round(time.monotonic() - began, 1)}))
+    expect(page.locator(".lead-about")).to_contain_text(re.compile(r"key range \S+ \S+, one of 8"))
+    # What holds the others is filled; they are not.
+    expect(page.locator(".node.blamed")).to_have_count(1)
     expect(page.locator(".node.blamed")).to_contain_text("enriched")
+    expect(page.locator(".node.blamed")).to_contain_text("holds 1 other")
+    fills = page.evaluate(
+        "[...document.querySelectorAll('.node')].map((node) => [node.matches('.blamed'), getComputedStyle(node).backgroundColor])"
+    )
+    (filled,) = [colour for blamed, colour in fills if blamed]
+    assert filled not in [colour for blamed, colour in fills if not blamed]
 
     key_range = lw.ranges("enriched").ranges[0]
     assert key_range.worker == GUILTY
@@ -98,5 +107,5 @@ def test_a_lateness_budget_tells_what_came_behind_it(server: Serving, lw: lowwat
     page = tab.open("#/c/flights")
     row = page.locator(".budgets tbody tr")
     expect(row).to_contain_text(re.compile(rf"1 %.*{budget.behind}.*3,000.*{budget.excused}"))
-    share = page.locator(".facts div").filter(has_text="99 % of the records lately seen")
+    share = page.locator(".facts div").filter(has_text="99 % of recent records")
     expect(share).to_contain_text("of all came behind it")

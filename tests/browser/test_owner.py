@@ -66,7 +66,9 @@ def test_what_is_late_is_what_was_promised(lw: lowwater.Client, story: Story, ta
     expect(logs).to_have_attribute("href", f"https://logs.example.org/?q=exec-2&host={host('exec-1')}")
     expect(logs).to_have_attribute("rel", "noopener noreferrer")
     page.goto(f"{tab.url}#/c/enriched")
-    expect(page.get_by_role("list", name="Whom to ask about enriched")).to_contain_text("late from 10 min, as promised")
+    expect(page.get_by_role("list", name="Whom to ask about enriched")).to_contain_text(
+        "late after 10 min, as promised"
+    )
     expect(page.locator(".ranges").get_by_role("link", name="logs").first).to_be_visible()
 
 
@@ -82,7 +84,7 @@ def test_an_owner_s_page_is_theirs_alone_and_dims_what_holds_them(
     lease.flush(60)
     tab.page.add_init_script(path=axe())
     page = tab.open()
-    page.locator(".scale").get_by_label("team").select_option("reports")
+    page.locator(".scale").get_by_label("Team").select_option("reports")
     expect(page.locator("h1")).to_contain_text(re.compile(r"^hourly is 2 h 30 min behind, held by enriched"))
     expect(page.locator(".computations tbody th a")).to_have_text(["hourly"])
     expect(page.locator(".node")).to_have_count(2)

@@ -164,10 +164,8 @@ def test_the_sidecar_is_a_command_with_declarations_that_are_taken(tmp_path: Pat
     queries.write_text(manifests[f"ConfigMap/{mounts[folder]['configMap']['name']}"]["data"][name])
     [query] = declared(sidecar_arguments().parse_args(["track", str(queries), "--state", args.state]))
     assert query["promises"][-1] == "single-driver"
-    environment = {variable["name"] for variable in container["env"]}
-    assert environment == {
-        *("HOME", "LOWWATER_CA", "LOWWATER_CERT", "LOWWATER_KEY", "LOWWATER_TOKEN_FILE", "AWS_ACCESS_KEY_ID")
-    }
+    names = {variable["name"] for variable in container["env"]}
+    assert names == {"HOME", "LOWWATER_CA", "LOWWATER_CERT", "LOWWATER_KEY", "LOWWATER_TOKEN_FILE", "AWS_ACCESS_KEY_ID"}
     other = parsed(rendered("--values", SETS["sidecar"], "--set", "sidecar.queries=[[query]]"))
     assert "Deployment/lw-lowwater-sidecar spec.template.metadata.annotations.checksum/queries" in changes(
         documents("sidecar"), other

@@ -22,9 +22,7 @@ from tests.process.serving import Serving
 PAGE = (ROOT / "docs/operate/helm.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 LINES = [line for language, block in BLOCKS if language == "sh" for line in block.replace("\\\n", " ").splitlines()]
-COMMANDS = [
-    line for line in (*LINES, *re.findall(r"`([^`\n]+)`", PAGE)) if re.search(r"\b(helm|kubectl) -*\w+ .", line)
-]
+COMMANDS = [cmd for cmd in (*LINES, *re.findall(r"`([^`\n]+)`", PAGE)) if re.search(r"\b(helm|kubectl) -*\w+ .", cmd)]
 """The page's commands of helm and kubectl, in blocks and in sentences."""
 FILE = "lowwater.yaml"
 """The page's name of the file with the values."""

@@ -65,9 +65,7 @@ UPGRADES: dict[str, tuple[list[str], list[str], set[str]]] = {
 @pytest.mark.parametrize("case", UPGRADES)
 def test_an_upgrade_changes_only_what_it_should(case: str) -> None:
     before, after, expected = UPGRADES[case]
-    old, new = (
-        parsed(rendered(*(part for value in values for part in ("--set", value)))) for values in (before, after)
-    )
+    old, new = (parsed(rendered(*(part for text in values for part in ("--set", text)))) for values in (before, after))
     assert changes(old, new) == expected
 
 

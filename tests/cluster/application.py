@@ -89,15 +89,10 @@ class Application(Group):
 
     def start(self, arguments: Mapping[str, Any], conf: Mapping[str, str], *submit: str) -> None:
         shipped = self.shipped
-        settings = {
-            **CONF,
-            "spark.pyspark.python": shipped.python,
-            "spark.eventLog.dir": f"file://{self.events}",
-            **conf,
-        }
+        config = {**CONF, "spark.pyspark.python": shipped.python, "spark.eventLog.dir": f"file://{self.events}", **conf}
         command = [f"{SPARK_HOME}/bin/spark-submit", "--master", self.cluster.url]
         command += ["--archives", f"{shipped.archive}#{ENVIRONMENT}", "--py-files", str(shipped.code), *submit]
-        command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+        command += [part for name, value in config.items() for part in ("--conf", f"{name}={value}")]
         environ = environ_without_spark()
         # In client mode Spark unpacks the archive for the driver as well, but not before the driver imports from it.
         environ |= {"PYTHONPATH": str(shipped.site), "SPARK_LOCAL_DIRS": str(self.cluster.folder / "local")}

@@ -216,9 +216,7 @@ class Streams:
         return [(partition, Put(0.0, f"k{self.random.randrange(8)}", time)) for time in times]
 
     def _write(self, rows: Sequence[tuple[int, Put]]) -> None:
-        numbered = [
-            (partition, put._replace(number=len(self.puts) + place)) for place, (partition, put) in enumerate(rows)
-        ]
+        numbered = [(partition, put._replace(number=len(self.puts) + at)) for at, (partition, put) in enumerate(rows)]
         epoch = datetime(1970, 1, 1, tzinfo=UTC)
         messages = [
             Row(

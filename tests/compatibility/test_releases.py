@@ -14,8 +14,8 @@ import pytest
 import lowwater
 from lowwater import Layout, RangeLoad, Watermark
 from lowwater.watermark import MIN
+from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.run.authority import Authority, Registration
-from lowwater_spark.track.run.inputs import Reading
 from tests.compatibility.environments import Environment
 from tests.compatibility.running import Installed, Lows, Running, never_back, run
 from tests.process.serving import Serving

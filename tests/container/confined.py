@@ -37,12 +37,7 @@ def ways() -> tuple[str, ...]:
 
 def confined(command: list[str], *, data: Path, environment: Mapping[str, str]) -> list[str]:
     """A command that runs another in ``data``, as confined as can be, with these variables and no others."""
-    inner = [
-        "env",
-        "--ignore-environment",
-        f"--chdir={data}",
-        *(f"{name}={value}" for name, value in environment.items()),
-    ]
+    inner = ["env", "--ignore-environment", f"--chdir={data}", *(f"{key}={text}" for key, text in environment.items())]
     inner += command
     if "user 65532" in ways():
         rights = ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]

@@ -68,26 +68,23 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_the_image_is_what_the_dockerfile_says_and_serves(archive: Path, tmp_path: Path) -> None:
     version = dist.version()
-    container = run("buildah", "from", f"docker-archive:{archive}").strip()
-    config = json.loads(run("buildah", "inspect", "--type", "container", container))["Docker"]["config"]
+    box = run("buildah", "from", f"docker-archive:{archive}").strip()
+    config = json.loads(run("buildah", "inspect", "--type", "container", box))["Docker"]["config"]
     assert config["User"] == "65532:65532"
     assert config["Entrypoint"] + config["Cmd"] == ["lowwater", "serve", "--data", "/data", "--listen", "0.0.0.0:7420"]
     assert config["Healthcheck"]["Test"][0] == "CMD"
     assert config["Labels"]["org.opencontainers.image.version"] == version
-    assert run("buildah", "run", container, "--", "lowwater", "--version") == f"lowwater {version}\n"
+    assert run("buildah", "run", box, "--", "lowwater", "--version") == f"lowwater {version}\n"
     missing = "import importlib.util; print([n for n in ('pip', 'setuptools', 'ensurepip', 'pyspark') if importlib.util.find_spec(n)])"
-    assert run("buildah", "run", container, "--", "/opt/lowwater/bin/python", "-c", missing) in (
-        "[]\n",
-        "['ensurepip']\n",
-    )
+    assert run("buildah", "run", box, "--", "/opt/lowwater/bin/python", "-c", missing) in ("[]\n", "['ensurepip']\n")
 
     port = free_port()
     flags = ("--listen", f"127.0.0.1:{port}", "--http", "off", "--page", "off")
-    command = ("buildah", "run", container, "--", *config["Entrypoint"], *config["Cmd"], *flags)
+    command = ("buildah", "run", box, "--", *config["Entrypoint"], *config["Cmd"], *flags)
     with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as serving:
         try:
             with lowwater.connect(f"127.0.0.1:{port}") as lw:
                 eventually(lambda: lw.register("enriched").name, "it serves")
         finally:
             serving.terminate()
-    run("buildah", "rm", container)
+    run("buildah", "rm", box)

@@ -128,10 +128,8 @@ class Contained(Serving):
         self.image = image
 
     def program(self) -> list[str]:
-        entry, arguments = (
-            next(step.arguments for step in FINAL if step.word == word) for word in ("ENTRYPOINT", "CMD")
-        )
-        command = [self.image.place("/opt/lowwater/bin/") + entry[0], *map(self.image.place, arguments)]
+        entry, options = (next(step.arguments for step in FINAL if step.word == way) for way in ("ENTRYPOINT", "CMD"))
+        command = [self.image.place("/opt/lowwater/bin/") + entry[0], *map(self.image.place, options)]
         return confined(command, data=self.data, environment=self.image.environment)
 
     def journal(self) -> list[str]:
@@ -192,12 +190,10 @@ def healthy(image: Image, server: Serving) -> bool:
 def test_it_serves_takes_a_claim_and_has_it_after_a_restart(image: Image) -> None:
     with Contained(image) as server, lowwater.connect(server.address, timeout=60) as lw:
         assert server.process is not None
-        status = dict(
-            line.split(":\t", 1) for line in Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
-        )
+        facts = dict(row.split(":\t", 1) for row in Path(f"/proc/{server.process.pid}/status").read_text().splitlines())
         if ways():
-            assert status["Uid"].split() == [str(USER)] * 4
-            assert (int(status["CapEff"], 16), int(status["CapBnd"], 16), status["NoNewPrivs"].strip()) == (0, 0, "1")
+            assert facts["Uid"].split() == [str(USER)] * 4
+            assert (int(facts["CapEff"], 16), int(facts["CapBnd"], 16), facts["NoNewPrivs"].strip()) == (0, 0, "1")
         assert healthy(image, server)
         lw.register("flights")
         lease = lw.worker("flights").claim()

@@ -82,10 +82,7 @@ async def test_what_the_store_has_damaged_is_written_again_from_memory(store: St
     await journal.load("x")
     await stopped(shard, run)
     async with serving(store.make()) as again:
-        assert {name: view.low for name in again.served.names() if (view := again.served.view(name))} == {
-            "x": 14,
-            "y": 14,
-        }
+        assert {log: view.low for log in again.served.names() if (view := again.served.view(log))} == {"x": 14, "y": 14}
 
 
 async def started(store: StoreSubject) -> tuple[Any, Shard, asyncio.Task[None]]:
@@ -188,9 +185,7 @@ async def test_a_damaged_log_that_nobody_has_in_memory_is_dropped_by_force(store
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-async def test_a_process_that_ends_leaves_a_graph_that_the_next_one_can_read(
-    store: StoreSubject, snapshot: bool
-) -> None:
+async def test_a_process_that_ends_leaves_a_graph_that_the_next_can_read(store: StoreSubject, snapshot: bool) -> None:
     journal, shard, run = await started(store)
     say = await at_ten(shard, "x", "y")
     await shard.graph.reset("y")

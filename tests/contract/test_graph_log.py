@@ -24,9 +24,7 @@ async def stored(shard: Shard) -> Topology:
 
 
 @pytest.mark.parametrize("same_version", [True, False])
-async def test_a_log_of_changes_that_do_not_fit_is_healed_from_memory(
-    shared: SharedSubject, same_version: bool
-) -> None:
+async def test_a_log_of_changes_that_do_not_fit_is_healed_by_memory(shared: SharedSubject, same_version: bool) -> None:
     async with serving(shared.make(), COMPACTED) as one, serving(shared.make(), COMPACTED) as other:
         await one.graph.register(Spec("a"))
         await other.confirmation.confirm(())

@@ -153,14 +153,10 @@ async def test_damage_is_refused_while_the_owner_goes_on_appending(shared: Share
 
 async def test_the_owner_writes_again_from_memory_what_is_damaged(store: StoreSubject) -> None:
     journal = await store.open()
-    for log, hurt in (
-        ("a", store.damage_snapshot),
-        ("b", store.remove_snapshot),
-        ("c", lambda _: store.damage("c", 3)),
-    ):
+    for log, act in (("a", store.damage_snapshot), ("b", store.remove_snapshot), ("c", lambda _: store.damage("c", 3))):
         await journal.append([entry(log, n) for n in range(1, 4)])
         await journal.snapshot(log, 3 if log != "c" else 2, b"old")
-        hurt(log)
+        act(log)
         with pytest.raises(JournalCorrupt):
             await journal.load(log)
         await journal.restore(log, 4, b"whole")
@@ -214,9 +210,7 @@ async def test_nothing_works_before_open_and_after_close(store: StoreSubject) ->
 
 
 @pytest.mark.parametrize("written", ["a record", "a snapshot", "a restore"])
-async def test_what_is_in_the_newest_format_is_refused_by_who_does_not_know_it(
-    store: StoreSubject, written: str
-) -> None:
+async def test_the_newest_format_is_refused_by_who_does_not_know_it(store: StoreSubject, written: str) -> None:
     journal = await store.open()
     await journal.append([entry(GRAPH, 1)])
     many = b"p" * (2 * PART_BYTES)

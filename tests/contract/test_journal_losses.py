@@ -93,25 +93,19 @@ async def test_a_store_that_knows_an_older_epoch_only_has_lost_it(shared: Shared
 
 
 async def test_a_store_that_was_emptied_is_filled_again(shared: SharedSubject) -> None:
-    journal = await shared.open("a", "b")
-    token = journal.server_token
-    await journal.append([entry("a", 1), entry(GRAPH, 1)])
+    opened = await shared.open("a", "b")
+    token = opened.server_token
+    await opened.append([entry("a", 1), entry(GRAPH, 1)])
     shared.clear()
-    for call in [
-        *writes(journal, "a", 2),
-        journal.load("a"),
-        journal.confirm([]),
-        journal.take("a"),
-        journal.take("new"),
-    ]:
+    for call in [*writes(opened, "a", 2), opened.load("a"), opened.confirm([]), opened.take("a"), opened.take("new")]:
         with pytest.raises(JournalLost):
             await call
-    assert await journal.restore(GRAPH, 2, b"graph") == Ownership()
+    assert await opened.restore(GRAPH, 2, b"graph") == Ownership()
     for log in "ab":
-        assert await lost(journal.append([entry(log, 2)])) == [{log: (1 if log == "a" else 0, 0)}]
-        assert (await journal.restore(log, 2, b"memory")).epoch > 1
-    assert await journal.confirm("ab") == 2
-    await journal.append([entry("a", 3), entry("b", 3), entry(GRAPH, 3)])
+        assert await lost(opened.append([entry(log, 2)])) == [{log: (1 if log == "a" else 0, 0)}]
+        assert (await opened.restore(log, 2, b"memory")).epoch > 1
+    assert await opened.confirm("ab") == 2
+    await opened.append([entry("a", 3), entry("b", 3), entry(GRAPH, 3)])
     other = await shared.connect()
     assert other.server_token == token
     assert await other.logs() == [GRAPH, "a", "b"]

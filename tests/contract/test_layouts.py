@@ -86,17 +86,15 @@ async def test_an_owner_leaves_out_what_it_has_told_under_its_claim(memory: Stor
 
     async with serving(memory.make()) as shard:
         await shard.graph.register(Spec("x"))
-        first = await shard.owners.claim("x", claim(1))
-        assert await tell(first.sequencer, 1, Layout(3)) is None
-        assert await tell(first.sequencer, 2, Layout(3, (0, 9), (0, 2))) == LayoutReport(
-            Layout(3, (0, 9), (0, 2)), "", 2
-        )
-        assert await tell(first.sequencer, 3, Layout(3)) == LayoutReport(Layout(3, (0, 9), (0, 2)), "", 3)
-        assert await tell(first.sequencer, 4, Layout(4)) is None, "it is of another version"
-        assert await tell(first.sequencer, 5, Layout(3, (0, 9))) is not None
+        old = await shard.owners.claim("x", claim(1))
+        assert await tell(old.sequencer, 1, Layout(3)) is None
+        assert await tell(old.sequencer, 2, Layout(3, (0, 9), (0, 2))) == LayoutReport(Layout(3, (0, 9), (0, 2)), "", 2)
+        assert await tell(old.sequencer, 3, Layout(3)) == LayoutReport(Layout(3, (0, 9), (0, 2)), "", 3)
+        assert await tell(old.sequencer, 4, Layout(4)) is None, "it is of another version"
+        assert await tell(old.sequencer, 5, Layout(3, (0, 9))) is not None
         second = await shard.owners.claim("x", ClaimRequest([b"", b""], request_id=b"2" * 16, generation=6))
         assert await tell(second.sequencer, 6, Layout(3)) is None
-        assert shard.served.reported_layout("x", first.sequencer) is None
+        assert shard.served.reported_layout("x", old.sequencer) is None
     async with serving(memory.make()) as again:
         await again.takeover.serve("x")
         assert again.served.reported_layout("x", second.sequencer) is None

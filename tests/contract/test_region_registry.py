@@ -212,11 +212,9 @@ async def test_what_an_operator_allows_is_adopted_once(memory: Deployment) -> No
     registry = await ready(memory)
     await memory.confirm(registry, "B")
     await registry.change(lambda core: core.allow_automatic(HOURLY, allowed=True))
-    caller = memory.caller(registry, "B")
-    replica = Replica("B", 30, MAX, (Position("c", "clicks", 0, 3),), 1)
-    await registry.change(
-        lambda core: core.progress(caller, [], {HOURLY: replica}, registry.monotonic(), registry.position)
-    )
+    who = memory.caller(registry, "B")
+    copy = Replica("B", 30, MAX, (Position("c", "clicks", 0, 3),), 1)
+    await registry.change(lambda core: core.progress(who, [], {HOURLY: copy}, registry.monotonic(), registry.position))
     assert registry.references.adoptions(registry.monotonic()) == []
     memory.clock.now += 601
     await memory.confirm(registry, "B")
@@ -268,9 +266,7 @@ async def test_a_store_of_json_records_is_read_and_becomes_messages(tmp_path: Pa
         (b"\xff", JournalCorrupt, "position 4 .*restored copy"),
     ],
 )
-async def test_a_bad_record_ends_the_start(
-    memory: Deployment, record: bytes, error: type[Exception], words: str
-) -> None:
+async def test_a_bad_record_ends_a_start(memory: Deployment, record: bytes, error: type[Exception], words: str) -> None:
     registry = await ready(memory)
     await registry.journal.append([Entry(LOG, registry.position + 1, record, strong=True)])
     await registry.close()

@@ -235,11 +235,7 @@ class Smoke:
         feed.put(("a", at(9)), ("a", at(9, 59)), ("b", at(10)), ("c", at(13)))
         query = start()
         self.promise(at(10))
-        await_stage(
-            query,
-            lambda: self.low("driven") == mark(10),
-            "the hour from nine is written, which is stamped by its start",
-        )
+        await_stage(query, lambda: self.low("driven") == mark(10), "the hour from nine is stamped by its start")
         assert counts() == [("a", 9, 2)], "what the rows say of the time closes nothing"
         query.stop()
         # A new run goes on from the value that Spark has logged; a row exactly at the watermark is none that it has passed.

@@ -49,9 +49,7 @@ def on_the_wire(
             wire.heal()
 
 
-def test_figure_12_the_late_script_of_a_zombie_never_lands_after_a_scan(
-    in_redis: GuardedRedis, wire: StoreProxy
-) -> None:
+def test_figure_12_a_late_script_of_a_zombie_never_lands_after_a_scan(in_redis: GuardedRedis, wire: StoreProxy) -> None:
     zombie = over(wire, in_redis, 5)
     assert in_redis.write(zombie, 0, "a", [1])
     with on_the_wire(wire, in_redis, zombie, 1, 2) as delayed:
@@ -169,9 +167,7 @@ def test_a_redis_that_is_full_takes_all_or_nothing(in_redis: GuardedRedis) -> No
 
 
 @pytest.mark.parametrize(("policy", "most", "refused"), [("allkeys-lru", "1gb", True), ("allkeys-lru", "0", False)])
-def test_a_redis_that_may_evict_a_guard_is_refused(
-    in_redis: GuardedRedis, policy: str, most: str, refused: bool
-) -> None:
+def test_redis_that_may_evict_a_guard_is_refused(in_redis: GuardedRedis, policy: str, most: str, refused: bool) -> None:
     in_redis.client.config_set("maxmemory", most)
     in_redis.client.config_set("maxmemory-policy", policy)
     try:

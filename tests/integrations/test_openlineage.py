@@ -44,12 +44,8 @@ def test_a_run_says_how_far_what_it_read_was_complete(tmp_path: Path) -> None:
         validator.validate(facet)
         assert facet["_schemaURL"] == schema["$id"]
         assert facet["deployment"] == token
-    flights, complete, hourly, done, guess = all_facets
-    assert (flights["state"], flights["lowWatermark"], flights.get("interval")) == (
-        "reached",
-        "2013-01-09T13:00:00Z",
-        None,
-    )
+    facts, complete, hourly, done, guess = all_facets
+    assert (facts["state"], facts["lowWatermark"], facts.get("interval")) == ("reached", "2013-01-09T13:00:00Z", None)
     assert (complete["interval"]["complete"], complete["interval"]["missing"]) == (True, [])
     assert (hourly["state"], hourly.get("lowWatermark"), hourly["interval"]["complete"]) == ("unknown", None, False)
     assert [(gap["computation"], gap["from"], gap.get("keyRanges")) for gap in hourly["interval"]["missing"]] == [
@@ -68,6 +64,6 @@ def test_a_run_says_how_far_what_it_read_was_complete(tmp_path: Path) -> None:
         {"interval": {"from": None}},
     ):
         with pytest.raises(jsonschema.ValidationError):
-            validator.validate(flights | wrong)
+            validator.validate(facts | wrong)
     with pytest.raises(jsonschema.ValidationError):
-        validator.validate({key: value for key, value in flights.items() if key != "lowWatermark"})
+        validator.validate({key: value for key, value in facts.items() if key != "lowWatermark"})

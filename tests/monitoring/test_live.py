@@ -97,10 +97,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         }
         try:
             with Prometheus(folder / "prometheus", targets, lasting=LASTING) as prometheus:
-                eventually(
-                    lambda: prometheus.now('computation:lowwater_local_lag_seconds:max{computation="hourly"}'),
-                    seconds=60,
-                )
+                eventually(lambda: prometheus.now('computation:lowwater_local_lag_seconds:max{computation="hourly"}'))
                 assert pipeline.child.poll() is None
                 pipeline.kill()
                 yield Watched(prometheus, pipeline, time.time())

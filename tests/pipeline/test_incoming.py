@@ -74,9 +74,7 @@ def rows(key: str, events: Sequence[Event]) -> pa.Table:
 
 
 def met(events: Sequence[Event]) -> list[str]:
-    return [
-        f"{('searches', 'clicks')[place]} {time} {('int', 'str')[place]} {number}" for time, place, number in events
-    ]
+    return [f"{('searches', 'clicks')[place]} {time} {('int', 'str')[place]} {value}" for time, place, value in events]
 
 
 @pytest.mark.parametrize("in_order", [False, True])

@@ -16,11 +16,11 @@ from lowwater_pipeline.computation.remains import Remains
 from lowwater_pipeline.graph import Folder, Pipeline
 from lowwater_pipeline.graph.removal import Refused, check_unread, drain, mark_running, remove
 from lowwater_spark.track.segments import Segment
-from lowwater_spark.track.state.store import RangeEntry, StateStore, Version
+from lowwater_spark.track.state.store import RangeEntry, StateStore, StateVersion
 from tests.kit.times import MAX, mark
 from tests.pipeline.test_graph import ROWS, SOURCE, module, named, reads
 from tests.process.serving import Serving
-from tests.spark.support import Upstream, place
+from tests.spark.support import Upstream, make_version, place
 
 __all__ = ["module"]
 
@@ -58,17 +58,15 @@ def stood(lw: lowwater.Client) -> None:
 
 def test_one_that_is_read_is_not_removed(root: Path, lw: lowwater.Client) -> None:
     two = Input(["web", "phone"], key="q", event_time="start", alias="clicks")
-    sources = {**SOURCE, "web+phone": Folder(ROWS, "clicks")}
-    pipeline = Pipeline(
-        "p", [named("a", reads("in")), named("b", reads("a")), named("c", two, reads("a"))], sources=sources
-    )
+    known = {**SOURCE, "web+phone": Folder(ROWS, "clicks")}
+    line = Pipeline("p", [named("a", reads("in")), named("b", reads("a")), named("c", two, reads("a"))], sources=known)
     with pytest.raises(Refused, match="b, c of the pipeline p reads a: remove that first, or take a out of its inputs"):
-        check_unread(pipeline, "a")
+        check_unread(line, "a")
     with pytest.raises(Refused, match="c of the pipeline p reads phone"):
-        check_unread(pipeline, "phone")
-    check_unread(pipeline, "b")
+        check_unread(line, "phone")
+    check_unread(line, "b")
     with pytest.raises(Refused, match="a of the pipeline p reads in"):
-        check_unread(pipeline, "in")
+        check_unread(line, "in")
     Upstream(lw, "a").lease.finish()
     lw.register("b", inputs=["a"])
     with pytest.raises(Refused, match="b reads a, as the authority knows it: remove that first"):
@@ -126,7 +124,7 @@ class Process:
         self.store = StateStore.opened(place(self.checkpoint), state, 2, first, ordinal=1)
 
     def build(self, batch: int, *ranges: RangeEntry) -> None:
-        self.store.build(batch, "aa", lambda _: Version(batch, "aa", 0, [*ranges]))
+        make_version(self.store, batch, "aa", lambda _: StateVersion(batch, "aa", 0, [*ranges]))
 
     def commit(self, batch: int) -> None:
         (self.checkpoint / f"commits/{batch}").touch()

@@ -90,13 +90,11 @@ def remembered(memory: Seen, floor: int) -> dict[str, tuple[int, int]]:
 
 def check(memory: Seen, floor: int) -> None:
     for piece in memory.pieces:
-        rows = piece.read()
-        assert (
-            rows["hash"].to_pylist() == sorted(rows["hash"].to_pylist()) == sorted(hashed(rows["id"].chunk(0)).tolist())
-        )
-        assert (min(rows["micros"].to_pylist()), max(rows["micros"].to_pylist())) == piece.facts[:2]
-        assert (min(rows["arrival"].to_pylist()), max(rows["arrival"].to_pylist())) == piece.facts[2:4]
-        assert piece.rows == rows.num_rows
+        out = piece.read()
+        assert out["hash"].to_pylist() == sorted(out["hash"].to_pylist()) == sorted(hashed(out["id"].chunk(0)).tolist())
+        assert (min(out["micros"].to_pylist()), max(out["micros"].to_pylist())) == piece.facts[:2]
+        assert (min(out["arrival"].to_pylist()), max(out["arrival"].to_pylist())) == piece.facts[2:4]
+        assert piece.rows == out.num_rows
         assert not piece.gone(floor, memory.since)
         before = [other for other in memory.pieces if other.facts.slice == piece.facts.slice]
         for larger, smaller in pairwise(before):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from lowwater import errors
@@ -86,17 +87,37 @@ class Wire:
 Call = Callable[[Wire, tuple[tuple[str, str], ...], dict[str, Any], dict[str, Any]], errors.LowwaterError | None]
 
 
-def _unary(service: str, method: str, request: Callable[..., Any], **parts: Callable[[dict[str, Any]], Any]) -> Call:
+def _fields(name: str, sequencer: int) -> dict[str, Any]:
+    """What a request says of a computation and of a claim of it, by field."""
+    return {
+        "name": name,
+        "computation": name,
+        "computations": [name] if name else [],
+        "sequencer": sequencer,
+        "bounds": [b"", b""],
+        "worker": "thief",
+        "request_id": secrets.token_bytes(16),
+        "task": workers_pb2.TaskAttempt(stage=1, partition=0, attempt=1),
+        "starts": [0],
+        "force": True,
+        "address": "127.0.0.1:1",
+    }
+
+
+def _unary(service: str, method: Any) -> Call:
     def call(wire: Wire, metadata: Any, fields: dict[str, Any], about: dict[str, Any]) -> None:
-        message = request(**{key: value(about) for key, value in parts.items()} | fields)
-        getattr(getattr(wire.stubs, service), method)(message, metadata=metadata, timeout=PATIENCE)
+        if service != "workers":
+            about = {**about, "sequencer": 0}  # only a shard names the claim that it retires
+        known = {name: value for name, value in _fields(**about).items() if name in method.input_type.fields_by_name}
+        message = GetMessageClass(method.input_type)(**known | fields)
+        getattr(getattr(wire.stubs, service), method.name)(message, metadata=metadata, timeout=PATIENCE)
 
     return call
 
 
 def _watch(wire: Wire, metadata: Any, fields: dict[str, Any], about: dict[str, Any]) -> None:
-    filled: dict[str, Any] = {"computations": [about["name"]] if about["name"] else []} | fields
-    request = watermarks_pb2.WatchRequest(**filled)
+    named = {"computations": _fields(**about)["computations"]}
+    request = watermarks_pb2.WatchRequest(**named | fields)
     call = wire.stubs.watermarks.Watch(request, metadata=metadata, timeout=PATIENCE)
     next(iter(call))
     call.cancel()
@@ -131,75 +152,23 @@ def _reflect(wire: Wire, metadata: Any, fields: dict[str, Any], about: dict[str,
     list(wire.reflection.ServerReflectionInfo(iter([request]), metadata=metadata, timeout=PATIENCE))
 
 
-def _name(about: dict[str, Any]) -> str:
-    return str(about["name"])
-
-
-def _names(about: dict[str, Any]) -> list[str]:
-    return [about["name"]] if about["name"] else []
-
-
-def _sequencer(about: dict[str, Any]) -> int:
-    return int(about["sequencer"])
-
-
-def _constant(value: Any) -> Callable[[dict[str, Any]], Any]:
-    return lambda _: value
-
-
-_TASK: Final = _constant(workers_pb2.TaskAttempt(stage=1, partition=0, attempt=1))
+SERVICES: Final[dict[str, Any]] = {
+    "workers": workers_pb2,
+    "watermarks": watermarks_pb2,
+    "graph": topology_pb2,
+    "tasks": tasks_pb2,
+    "cluster": cluster_pb2,
+}
 
 CALLS: Final[dict[str, Call]] = {
-    "Claim": _unary(
-        "workers",
-        "Claim",
-        workers_pb2.ClaimRequest,
-        computation=_name,
-        bounds=_constant([b"", b""]),
-        worker=_constant("thief"),
-        request_id=lambda _: secrets.token_bytes(16),
-    ),
-    "Release": _unary("workers", "Release", workers_pb2.ReleaseRequest, computation=_name, sequencer=_sequencer),
+    **{
+        method.name: _unary(name, method)
+        for name, module in SERVICES.items()
+        for service in module.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+    },
     "Report": _report,
-    "StageTask": _unary(
-        "workers", "StageTask", workers_pb2.StageTaskRequest, computation=_name, sequencer=_sequencer, task=_TASK
-    ),
-    "PrepareBatch": _unary(
-        "workers", "PrepareBatch", workers_pb2.PrepareBatchRequest, computation=_name, sequencer=_sequencer
-    ),
-    "CommitBatch": _unary(
-        "workers", "CommitBatch", workers_pb2.CommitBatchRequest, computation=_name, sequencer=_sequencer
-    ),
-    "Vouch": _unary("workers", "Vouch", workers_pb2.VouchRequest, computation=_name, sequencer=_sequencer),
-    "GetWatermarks": _unary("watermarks", "GetWatermarks", watermarks_pb2.GetWatermarksRequest, computations=_names),
     "Watch": _watch,
-    "CheckComplete": _unary("watermarks", "CheckComplete", watermarks_pb2.CheckCompleteRequest, computation=_name),
-    "ListRanges": _unary("watermarks", "ListRanges", watermarks_pb2.ListRangesRequest, computation=_name),
-    "GetHistory": _unary("watermarks", "GetHistory", watermarks_pb2.GetHistoryRequest, computation=_name),
-    "Register": _unary("graph", "Register", topology_pb2.RegisterRequest, name=_name),
-    "GetTopology": _unary("graph", "GetTopology", topology_pb2.GetTopologyRequest),
-    "SetInputs": _unary("graph", "SetInputs", topology_pb2.SetInputsRequest, computation=_name),
-    "Reset": _unary("graph", "Reset", topology_pb2.ResetRequest, computation=_name),
-    "Retire": _unary("graph", "Retire", topology_pb2.RetireRequest, computation=_name, force=_constant(True)),
-    "Drop": _unary("graph", "Drop", topology_pb2.DropRequest, computation=_name),
-    "SplitSlice": _unary("graph", "SplitSlice", topology_pb2.SplitSliceRequest, computation=_name),
-    "ChangeLayout": _unary(
-        "graph", "ChangeLayout", topology_pb2.ChangeLayoutRequest, computation=_name, starts=_constant([0])
-    ),
-    "GetLayout": _unary("graph", "GetLayout", topology_pb2.GetLayoutRequest, computation=_name),
-    "CreateGroup": _unary("tasks", "CreateGroup", tasks_pb2.CreateGroupRequest, computation=_name),
-    "ConfigureGroup": _unary("tasks", "ConfigureGroup", tasks_pb2.ConfigureGroupRequest, computation=_name),
-    "CreateTasks": _unary("tasks", "CreateTasks", tasks_pb2.CreateTasksRequest, computation=_name),
-    "TakeTask": _unary("tasks", "TakeTask", tasks_pb2.TakeTaskRequest, computation=_name),
-    "RenewTask": _unary("tasks", "RenewTask", tasks_pb2.RenewTaskRequest, computation=_name),
-    "CommitTask": _unary("tasks", "CommitTask", tasks_pb2.CommitTaskRequest, computation=_name),
-    "ReleaseTask": _unary("tasks", "ReleaseTask", tasks_pb2.ReleaseTaskRequest, computation=_name),
-    "ListTasks": _unary("tasks", "ListTasks", tasks_pb2.ListTasksRequest, computation=_name),
-    "Locate": _unary("cluster", "Locate", cluster_pb2.LocateRequest, computations=_names),
-    "ListShards": _unary("cluster", "ListShards", cluster_pb2.ListShardsRequest),
-    "Drain": _unary("cluster", "Drain", cluster_pb2.DrainRequest, address=_constant("127.0.0.1:1")),
-    "Pin": _unary("cluster", "Pin", cluster_pb2.PinRequest, computation=_name, address=_constant("127.0.0.1:1")),
-    "Identify": _unary("cluster", "Identify", cluster_pb2.IdentifyRequest),
     "ServerReflectionInfo": _reflect,
 }
 """Every method of the server but the health checks, which are for anybody."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Self
 
 import grpc
@@ -23,8 +21,6 @@ WORK_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    at: float
-    """When it came, by this process's clock."""
     stream: int
     incarnation: int
     epoch: int
@@ -86,14 +82,6 @@ class Following:
     def low(self, name: str) -> int:
         return max((value.low for value in self.seen_values[name]), default=MIN)
 
-    def gap(self, name: str) -> float:
-        steps, low = [], MIN
-        for value in self.seen_values[name]:
-            if value.low > low:
-                low = value.low
-                steps.append(value.at)
-        return max(later - earlier for earlier, later in pairwise(steps))
-
     def check(self) -> None:
         """Check that no value went back: not within a stream, and not from one owner to the next."""
         for name, all_said in self.seen_values.items():
@@ -143,12 +131,9 @@ class Following:
                     continue
 
     def _take(self, message: watermarks_pb2.WatchResponse, stream: int) -> None:
-        now = time.monotonic()
         with self._changed:
-            for mark in message.watermarks:
-                if not mark.registered:
+            for new in message.watermarks:
+                if not new.registered:
                     continue
-                self.seen_values[mark.computation].append(
-                    Said(now, stream, mark.incarnation, mark.epoch, mark.low_micros)
-                )
+                self.seen_values[new.computation].append(Said(stream, new.incarnation, new.epoch, new.low_micros))
             self._changed.notify_all()

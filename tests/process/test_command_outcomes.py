@@ -106,7 +106,7 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     lw: lowwater.Client, server: Serving, outcomes: Outcomes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expect = outcomes.expect
-    questions = [[name] for name in ("status", "why", "ranges", "history", "hot")]
+    questions = [[name] for name in ("status", "why", "ranges", "history", "advise", "hot")]
     for name, *rest in (*questions, ["wait", "--until", SOON], ["complete", "--until", SOON]):
         expect(0, name, "flights", *rest, lw=lw)
         expect(2, name, "flihgts", *rest, lw=lw, text="did you mean flights?")
@@ -143,18 +143,14 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     expect(3, "publish", "flights", *markers, *NOBODY, "--answer-within", "500ms", text="running there?")
     expect(2, "status", "--ca", "/nowhere.pem", lw=lw, text="/nowhere.pem cannot be read: No such file or directory")
 
-    changes = (
-        ["split", "flights", "0x0000"],
-        ["merge", "flights", "0x0000", "0x8000"],
-        ["move", "flights", "0x0", "2"],
-    )
-    for command in changes:
+    edits = (["split", "flights", "0x0000"], ["merge", "flights", "0x0000", "0x8000"], ["move", "flights", "0x0", "2"])
+    for command in edits:
         expect(2, *command, lw=lw, text="the layout of flights is unknown")
         expect(3, *command, *NOBODY, "--answer-within", "500ms", text="running there?")
     lw.change_layout("flights", 1, lowwater.Layout(0, (0, 0x8000)))
-    expect(0, *changes[0], lw=lw)
-    expect(0, *changes[2], lw=lw)
-    assert outcomes.run(*changes[1], "--address", server.address)[0] == 0
+    expect(0, *edits[0], lw=lw)
+    expect(0, *edits[2], lw=lw)
+    assert outcomes.run(*edits[1], "--address", server.address)[0] == 0
     expect(2, "split", "flights", "0x4444", lw=lw, text="no range starts at 0x4444; the range of that slot starts at")
 
     expect(2, "retire", "flights", "--start", "", "--end", "", lw=lw, text="exec-7 owns part")
@@ -210,9 +206,7 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     expect(0, "journal", "show", str(server.data))
 
     sharded(outcomes, tmp_path / "sharded")
-    outcomes.codes = {
-        command: codes - {0} if command == "watch" else codes for command, codes in outcomes.codes.items()
-    }
+    outcomes.codes = {name: codes - {0} if name == "watch" else codes for name, codes in outcomes.codes.items()}
     assert outcomes.codes == documented()
     assert outcomes.codes.keys() == {*COMMANDS, "demo", "serve", "journal", "access", "completion"}
 

@@ -192,6 +192,4 @@ def open_to(page: str, connection: socket.socket) -> bool:
     port = f"{urllib.parse.urlsplit(page).port or 0:04X}"
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     established = "01"
-    return any(
-        line[1].endswith(f":{port}") and line[2].endswith(f":{ours}") and line[3] == established for line in lines
-    )
+    return any(row[1].endswith(f":{port}") and row[2].endswith(f":{ours}") and row[3] == established for row in lines)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 
 import lowwater
+from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.run.authority import Authority, Registration
-from lowwater_spark.track.run.inputs import Reading
 from tests.process.serving import Serving
 
 

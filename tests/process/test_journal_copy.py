@@ -128,10 +128,7 @@ def test_it_moves_to_redis_and_back(
     data, sender, claim = pipeline
     store, back = f"{redis.url}#moved", tmp_path / "back" / "data"
     before = run(capsys, "show", data)
-    assert {log: bool(snapshot and records) for log, (_, snapshot, records, _) in logs(before).items()} == {
-        "a": True,
-        "b": False,
-    }
+    assert {log: bool(snap and rows) for log, (_, snap, rows, _) in logs(before).items()} == {"a": True, "b": False}
     assert run(capsys, "copy", data, store)["server_token"] == before["server_token"]
     copied = run(capsys, "show", store)
     assert logs(copied) == logs(before)

@@ -20,9 +20,7 @@ def lines(server: Serving) -> list[dict[str, Any]]:
 
 
 def told(server: Serving, name: str, **fields: object) -> list[dict[str, Any]]:
-    return [
-        line for line in lines(server) if line["event"] == name and all(line.get(key) == fields[key] for key in fields)
-    ]
+    return [row for row in lines(server) if row["event"] == name and all(row.get(key) == fields[key] for key in fields)]
 
 
 def documented() -> set[str]:

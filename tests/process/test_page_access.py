@@ -139,14 +139,8 @@ def refused(answer: Answer, status: int) -> bool:
 def test_whoever_presents_nothing_or_nonsense_sees_nothing(guarded: Guarded) -> None:
     for path in (*API, "metrics"):
         assert refused(guarded.ask(path), 401)
-    for header in (
-        "Bearer ",
-        "Basic b25jYWxsOnRvay1vbmNhbGwtMQ==",
-        TOKENS["oncall"],
-        "Bearer t\xf6k",
-        f"Bearer {WRONG}",
-    ):
-        assert refused(guarded.ask("api/snapshot", Authorization=header), 401)
+    for text in ("Bearer ", "Basic b25jYWxsOnRvay1vbmNhbGwtMQ==", TOKENS["oncall"], "Bearer t\xf6k", f"Bearer {WRONG}"):
+        assert refused(guarded.ask("api/snapshot", Authorization=text), 401)
     assert refused(guarded.sign_in(sha256(TOKENS["oncall"].encode()).hexdigest()), 401), "a hash is no token"
     assert refused(guarded.ask("api/snapshot", cookie=f"lowwater={TOKENS['oncall']}"), 401)
     assert refused(ask(guarded.page, f"api/snapshot?token={TOKENS['oncall']}"), 401), "not where proxies log it"
@@ -336,9 +330,7 @@ def test_wrong_tokens_are_limited_by_address(guarded: Guarded) -> None:
         assert refused(limited, 429)
         assert 1 <= int(limited.headers["Retry-After"]) <= 2
     assert guarded.ask("api/snapshot", cookie=cookie).status == 200
-    assert guarded.sign_in(TOKENS["oncall"]).status == 204, (
-        "whose is right is not locked out by others behind the same proxy"
-    )
+    assert guarded.sign_in(TOKENS["oncall"]).status == 204, "the right token is not locked out behind a shared proxy"
     assert guarded.ask("api/snapshot", TOKENS["oncall"]).status == 200
     assert guarded.ask("metrics", TOKENS["scraper"]).status == 200
     assert refused(guarded.ask("api/snapshot"), 401), "nor is a missing token a wrong one"
@@ -380,11 +372,9 @@ def test_no_secret_is_logged(guarded: Guarded, caplog: pytest.LogCaptureFixture)
 def test_over_tls_the_cookie_never_goes_out_in_the_clear(tmp_path: Path) -> None:
     pair = OURS.pair("127.0.0.1")
     certificates = Certificates(Files(put(tmp_path / "chain.pem", pair[0]), put(tmp_path / "key.pem", pair[1])))
-    with opened(certificates) as guarded:
+    with opened(certificates) as one:
         body = json.dumps({"token": TOKENS["oncall"]}).encode()
-        answer = ask(
-            guarded.page, "session", "POST", {"Content-Type": "application/json"}, body=body, tls=trusting(OURS)
-        )
+        answer = ask(one.page, "session", "POST", {"Content-Type": "application/json"}, body=body, tls=trusting(OURS))
         assert answer.status == 204
         assert "Secure" in set_cookie(answer).split("; ")
         assert answer.headers["Strict-Transport-Security"] == "max-age=86400"

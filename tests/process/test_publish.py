@@ -233,11 +233,9 @@ def test_two_publishers_cannot_share_a_cursor(
     server: Serving, lease: lowwater.Lease, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = publish(server, tmp_path / "cursor", f"file:{tmp_path}/out/%Y-%m-%d/%H")
-    with subprocess.Popen(
-        [sys.executable, "-m", "lowwater.cli", *command], stdout=subprocess.PIPE, text=True
-    ) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline()
+    with subprocess.Popen([sys.executable, "-m", "lowwater.cli", *command], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline()
         assert main([*command, "--once"]) == 2
         assert "another publisher uses" in capsys.readouterr().err
-        running.terminate()
+        child.terminate()

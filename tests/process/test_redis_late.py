@@ -117,16 +117,14 @@ async def test_a_take_that_nobody_heard_of_fences_its_own_process(journal: Journ
 
 @pytest.mark.parametrize("log", ["a", GRAPH])
 async def test_a_restore_that_arrives_behind_its_repeat_is_void(journal: Journal, network: Network, log: str) -> None:
-    for position, later in ((5, False), (9, True)):
-        healed = await again(network, RESTORE, partial(journal.restore, log, position, b"memory"))
+    for last, later in ((5, False), (9, True)):
+        healed = await again(network, RESTORE, partial(journal.restore, log, last, b"memory"))
         if later:
-            await journal.append([entry(log, position + 1)])
+            await journal.append([entry(log, last + 1)])
         await network.deliver()
         assert await journal.owners([log]) == {log: healed}
-        await journal.append([entry(log, position + 1)])
-        assert await journal.load(log) == LoadedLog(
-            position, b"memory", [(position + 1, f"{log}:{position + 1}".encode())]
-        )
+        await journal.append([entry(log, last + 1)])
+        assert await journal.load(log) == LoadedLog(last, b"memory", [(last + 1, f"{log}:{last + 1}".encode())])
 
 
 @pytest.mark.parametrize("log", ["a", GRAPH])

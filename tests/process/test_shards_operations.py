@@ -76,11 +76,8 @@ def test_a_drained_shard_serves_nothing_while_so(deployment: Sharded, command: C
     assert code == 1
     assert out.startswith(f"{two} still serves ")
     assert "no other shard can take over" in out
-    for address in (one, two):
-        assert command("drain", address, "--cancel") == (
-            0,
-            f"{address} serves again, and takes back its computations\n",
-        )
+    for place in (one, two):
+        assert command("drain", place, "--cancel") == (0, f"{place} serves again, and takes back its computations\n")
     eventually(lambda: served(lw, deployment.shards[0]) == before)
     assert command("drain", "nowhere:1") == (
         2,
@@ -110,13 +107,15 @@ def test_a_pin_outlives_the_shard(deployment: Sharded, command: Commands, lw: lo
 
 
 def test_a_later_process_at_an_address_ends_the_first(deployment: Sharded, lw: lowwater.Client, tmp_path: Path) -> None:
-    one, _ = deployment.shards
+    one, other = deployment.shards
     before = {shard.address: shard.id for shard in lw.shards()}
     again = Shard(tmp_path, deployment.redis.url, "--advertise", one.address)
     with again:
         assert one.wait() == 2
         assert f"another process advertises {one.address} and has joined later: stop this one" in one.log
         eventually(lambda: {shard.address for shard in lw.shards()} == before.keys())
+        assert again.stop() == 0
+        assert {*served(lw, other)} == lw.topology().computations.keys(), "it hands over before it ends"
 
 
 @pytest.mark.parametrize(

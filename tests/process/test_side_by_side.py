@@ -25,15 +25,13 @@ def pytest_runtestloop(session):
 """
 
 
-def run(
-    folder: Path, *arguments: str, dies: bool = False, conftest: str = CONFTEST
-) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *options: str, dies: bool = False, conftest: str = CONFTEST) -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text(conftest)
     for i in range(2):
         (folder / f"test_{i}.py").write_text("def test_passes(): pass\n")
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --no-loadscope-reorder --max-worker-restart=0\n")
     plugins = [f"-p{name}" for name in ("xdist", "tests.side_by_side", "tests.checkout", "no:cacheprovider")]
-    command = [sys.executable, "-m", "pytest", *plugins, *arguments]
+    command = [sys.executable, "-m", "pytest", *plugins, *options]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     env |= {"DIES": "yes" * dies, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100, check=False)

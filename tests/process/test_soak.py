@@ -32,8 +32,6 @@ def test_memory_does_not_grow_under_churn(tmp_path: Path) -> None:
     line = json.loads(done.stdout)
     assert soak.grown(line, MOST_GROWTH) == [], line
     clients = line["clients"]
-    assert all(clients[soak.STEADY][what] for what in ("claims", "reports", "lost", "releases")), (
-        "the workers did not churn"
-    )
+    assert all(clients[soak.STEADY][what] for what in ("claims", "reports", "lost", "releases")), "no churn"
     assert clients[soak.WATCHERS]["visits"], "the watchers did not come and go"
     assert all(line[what] for what in ("restarts", "deaths", "resets"))

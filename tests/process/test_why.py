@@ -33,10 +33,8 @@ def test_a_stage_goes_as_far_ahead_of_the_clock_as_its_inputs(tmp_path: Path) ->
             reading = stage.read()
             assert reading is not None
             stage.renew(reading, [reading.low])
-            reason = (
-                f"has not moved yet: it waits for the clock: {ahead} is ahead of it by more than its max_skew of 1 d"
-            )
-            eventually(lambda: reason in lw.why("stage").sentence)
+            text = f"has not moved yet: it waits for the clock: {ahead} is ahead of it by more than its max_skew of 1 d"
+            eventually(lambda: text in lw.why("stage").sentence)
             eventually(lambda: stage.lease is not None and stage.lease.refused is not None)
             stage.registration = replace(registration, inputs=["forecast", "other"])
             stage.widen()

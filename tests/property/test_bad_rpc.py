@@ -250,8 +250,9 @@ def test_every_refusal_in_the_sources_has_a_case(pipeline: Pipeline, raised: set
         for (first, last), site in refusals(path.read_text()).items()
         if not any((str(path), line) in raised for line in range(first, last + 1))
     ]
-    elsewhere = [line.strip() for line in TOLD_ELSEWHERE.splitlines() if line.startswith(" ")]
     modules = [line for line in TOLD_ELSEWHERE.splitlines() if line.endswith(".py")]
+    refused = [line.strip().split(" in ") for line in TOLD_ELSEWHERE.splitlines() if line.startswith(" ")]
+    elsewhere = [f"{refusal} in {name}" for refusal, names in refused for name in names.split(", ")]
     assert not [module for module in modules if not (TESTS / module).is_file()]
     new, old = Counter(missing) - Counter(elsewhere), Counter(elsewhere) - Counter(missing)
     assert not new | old, f"without a case: {[*new]}; has one by now, or is no more: {[*old]}"
@@ -273,15 +274,13 @@ process/test_regions.py
     lowwater_regions/servicer.py: bad_field 'caller.region' in _caller
     lowwater_regions/servicer.py: bad_field 'decision' in Decide
     lowwater_regions/servicer.py: bad_field 'records' in Enrol
-    lowwater_regions/servicer.py: bad_field 'who' in Decide
-    lowwater_regions/servicer.py: bad_field 'who' in Decide
+    lowwater_regions/servicer.py: bad_field 'who' in Decide, Decide
     lowwater_regions/servicer.py: errors.ServerTokenMismatch in Decide
 process/test_shards_cut.py
     rpc/services.py: errors.Unavailable in check
 process/test_shards_operations.py
     rpc/cluster.py: bad_field 'address' in _change
-    rpc/cluster.py: bad_field 'epochs' in Locate
-    rpc/cluster.py: bad_field 'epochs' in Locate
+    rpc/cluster.py: bad_field 'epochs' in Locate, Locate
 property/test_core_move.py
     core/slicing.py: errors.IncarnationChanged in receive
 property/test_core_recut.py
@@ -304,8 +303,7 @@ unit/test_late_messages.py
     core/computation.py: errors.StaleSequencer in retire
     rpc/cluster.py: bad_field 'version' in _change
 unit/test_request_bounds.py
-    rpc/request_bounds.py: errors.InvalidArgument in check
-    rpc/request_bounds.py: errors.InvalidArgument in check
+    rpc/request_bounds.py: errors.InvalidArgument in check, check
 unit/test_room.py
     rpc/acknowledgement.py: errors.Overloaded in messages
     rpc/streams.py: errors.Overloaded in deny
@@ -317,17 +315,13 @@ unit/test_slices.py
     core/slicing.py: bad_field field_name in _check_slice_order
     core/slicing.py: errors.Unavailable in _check_own
     core/topology.py: errors.Unavailable in split
-    engine/cuts.py: errors.Unavailable in _handed_over
-    engine/cuts.py: errors.Unavailable in _receive
+    engine/cuts.py: errors.Unavailable in _handed_over, _receive
     engine/owner_requests.py: errors.Unavailable in claim
     engine/root_here.py: errors.BY_REASON[refused.reason] in report
     engine/root_here.py: errors.Unavailable in report
-    engine/slice.py: errors.Unavailable in _check_listed
-    engine/slice.py: errors.Unavailable in _claim
-    engine/slice.py: errors.Unavailable in vouched
+    engine/slice.py: errors.Unavailable in _check_listed, _claim, vouched
 unit/test_task_master.py
-    core/tasks.py: errors.BelowMark in _leased
-    core/tasks.py: errors.BelowMark in _new
+    core/tasks.py: errors.BelowMark in _leased, _new
     core/tasks.py: errors.Overloaded in create_group
 no test provokes these: each takes a store, or a root, that knows less than this process
     engine/cuts.py: errors.Unavailable in _hand_over
@@ -335,4 +329,4 @@ no test provokes these: each takes a store, or a root, that knows less than this
     engine/holdings.py: errors.Unavailable in refuse_doubted
     engine/requests.py: errors.Unavailable in by_its_inputs
 """
-"""Refusals that take more than one bad request: behind the module of tests that provokes them."""
+"""Refusals that take more than one bad request, with the functions that raise them: behind the module of tests that provokes them."""

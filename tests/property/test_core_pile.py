@@ -31,9 +31,7 @@ def small() -> Iterator[None]:
 
 
 def columns(some: Records, sign: int = 1) -> tuple[Int64s, Int64s]:
-    return np.array([time for time, _ in some], dtype=np.int64), np.array(
-        [sign * count for _, count in some], dtype=np.int64
-    )
+    return np.array([t for t, _ in some], dtype=np.int64), np.array([sign * n for _, n in some], dtype=np.int64)
 
 
 def greatest(counts: Counter[int], needed: int) -> int:

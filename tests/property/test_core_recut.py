@@ -127,10 +127,7 @@ def test_any_steps_are_read_back_as_they_were_made(steps: list[tuple[str, int, b
     graphs = edited(cut(), steps)
     for graph in graphs:
         check(graph)
-    records = [
-        graphs[0].encode(),
-        *(after.encode(over=before) for before, after in pairwise(graphs) if after is not before),
-    ]
+    records = [graphs[0].encode(), *(new.encode(over=before) for before, new in pairwise(graphs) if new is not before)]
     read = Topology().replayed(records)
     assert read == graphs[-1]
     assert read.digest == replace(graphs[-1]).digest

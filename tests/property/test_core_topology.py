@@ -193,8 +193,6 @@ def test_a_reader_may_follow_its_inputs_as_far_as_they_go() -> None:
     assert topology.register(Spec("close", ("near",), max_skew=0)).computations["close"].max_skew == DAY
     assert topology.register(Spec("near", max_skew=0)) is topology, "as it was registered"
     assert topology.register(Spec("forecast", max_skew=DAY)) is topology, "workers of 0.1 always ask for a day"
-    relayed = topology.register(Spec("global/far", max_skew=ANY_SKEW)).register(
-        Spec("reader", ("global/far",), max_skew=0)
-    )
-    assert relayed.computations["reader"].max_skew == DAY
+    far = topology.register(Spec("global/far", max_skew=ANY_SKEW)).register(Spec("reader", ("global/far",), max_skew=0))
+    assert far.computations["reader"].max_skew == DAY
     assert topology.register(Spec("near", max_skew=year)).computations["near"] == Spec("near", max_skew=year)

@@ -293,10 +293,7 @@ class Regions(RuleBasedStateMachine):
     @rule(to=REGIONS)
     def crash_before_the_append(self, to: str) -> None:
         before = self.core.snapshot()
-        for plan in (
-            lambda: self.core.adopt(NAME, to, "ops", 1, self.now),
-            lambda: self.core.write_off(NAME, "ops", 1),
-        ):
+        for plan in (lambda: self.core.adopt(NAME, to, "op", 1, self.now), lambda: self.core.write_off(NAME, "op", 1)):
             try:
                 plan()  # type: ignore[no-untyped-call]
             except errors.LowwaterError:
@@ -406,9 +403,7 @@ def publish_l(_: Part) -> Part:
 
 @bug("replicated", Reference)
 def silent_replica_left_out(_: Part) -> Part:
-    return property(
-        lambda entry: min((min(copy.replicated, copy.output) for copy in entry.current_replicas), default=MAX)
-    )
+    return property(lambda entry: min((min(one.replicated, one.output) for one in entry.current_replicas), default=MAX))
 
 
 @bug("current_replicas", Reference)

@@ -307,9 +307,7 @@ class World:
         core = self.registry.references
         if core.store.state == SERVING and NAME in core.references:
             view = core.get(NAME)
-            assert view.low == MIN or view.low in self.commits.get(view.number, ()), (
-                "L is of what another number has committed"
-            )
+            assert view.low == MIN or view.low in self.commits.get(view.number, ()), "L is of another number"
             assert view.published >= self.published.get(view.incarnation, MIN)
             assert view.incarnation == 1, "nobody has reset it on purpose"
             self.published[view.incarnation] = view.published
@@ -399,11 +397,9 @@ def goes_on_when_it_has_enrolled(_: Part) -> Part:
 
 @bug("_relay_one", RegionAgent)
 def relays_what_is_not_published(relay: Part) -> Part:
-    def without_life(self: RegionAgent, name: str, watermark: pb.GlobalWatermark) -> Any:
-        later = watermark.published_micros + 1
-        return relay(
-            self, name, pb.GlobalWatermark(computation=watermark.computation, incarnation=1, published_micros=later)
-        )
+    def without_life(self: RegionAgent, name: str, mark: pb.GlobalWatermark) -> Any:
+        low = mark.published_micros + 1
+        return relay(self, name, pb.GlobalWatermark(computation=mark.computation, incarnation=1, published_micros=low))
 
     return without_life
 

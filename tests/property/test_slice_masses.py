@@ -101,9 +101,7 @@ def test_slices_have_the_same_heuristics(steps: list[tuple[int, int, dict[int, i
 
 
 @given(claims=st.lists(st.tuples(pending, st.integers(0, 100)), min_size=2, max_size=2), most=st.integers(20, 400))
-def test_a_slice_tells_of_no_more_records_than_a_claim_may_have(
-    claims: list[tuple[dict[int, int], int]], most: int
-) -> None:
+def test_a_slice_tells_no_more_records_than_a_claim_may(claims: list[tuple[dict[int, int], int]], most: int) -> None:
     graph = Topology().register(Spec("cut", slicing=Cut(CUTS), heuristics=SHARES))
     driver, records = Driver(graph.get("cut~0")), 0
     for part, (pending, recent) in enumerate(claims):

@@ -142,9 +142,7 @@ class Deployment:
         self.sim = sim
         self.ledger = ledger
         self.store = RemoteStore()
-        self.members = MemoryMembers(
-            lambda: START_MICROS + round(sim.now * 1e6), dead_after=int(DEAD_AFTER * 1_000_000)
-        )
+        self.members = MemoryMembers(lambda: START_MICROS + round(sim.now * 1e6), dead_after=int(DEAD_AFTER * 1e6))
         names = [f"shard-{number}" for number in range(1, seats + 1)] if self.sharded else ["authority"]
         self.seats = [Seat(name, sim.process(name), port) for name in names]
         self.zombies: list[Process] = []

@@ -85,9 +85,7 @@ def late_news(log: str, *records: Message) -> World:
     """A world in which the news of a log's records comes in the order of their log, and that of the first once more."""
     world = World(3, ())
     writer = Writer(1, 1)
-    frames = {
-        place: encode(log, place, each.SerializeToString(), writer=writer) for place, each in enumerate(records, 1)
-    }
+    frames = {at: encode(log, at, record.SerializeToString(), writer=writer) for at, record in enumerate(records, 1)}
     world.deployment.ledger.logs[log] = StoredLog(last=len(frames), records=frames)
     for place in (*frames, 1):
         world.oracle.durable("shard-1", Operation("append", [(log, place)], strong=True))

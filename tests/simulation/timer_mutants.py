@@ -14,11 +14,12 @@ import numpy as np
 
 from lowwater_pipeline.computation.keys import Keys, Piece
 from lowwater_spark.track import segments
-from lowwater_spark.track.run import part as parts
-from lowwater_spark.track.run.batch_log import BatchEntry, BatchLog
+from lowwater_spark.track.facts import BatchFacts
+from lowwater_spark.track.run import stage_run as stage_runs
+from lowwater_spark.track.run.batch_log import BatchLog
 from lowwater_spark.track.run.hook import Hook
-from lowwater_spark.track.run.part import Part as Part_
 from lowwater_spark.track.run.progress import Progress
+from lowwater_spark.track.run.stage_run import StageRun
 from lowwater_spark.track.state import update
 from lowwater_spark.track.state.store import StateStore
 from tests.kit.planting import Bug, Part, bug
@@ -41,9 +42,8 @@ def _anew(field: str) -> Callable[[Part], Part]:
     """A batch that runs again goes by what is known now, and not by what was logged."""
 
     def wrong(begin: Part) -> Part:
-        def anew(self: BatchLog, entry: BatchEntry) -> tuple[BatchEntry, bool]:
-            kept, replayed = begin(self, entry)
-            return replace(kept, **{field: getattr(entry, field)}), replayed
+        def anew(self: BatchLog, facts: BatchFacts) -> BatchFacts:
+            return replace(begin(self, facts), **{field: getattr(facts, field)})
 
         return anew
 
@@ -63,19 +63,19 @@ def let_the_clock_go_back(_: Part) -> Part:
     return lambda self: int(self.wall() * 1_000_000)
 
 
-@bug("follow_logged", Part_)
+@bug("follow_logged", StageRun)
 def cut_in_mid_batch(logged: Part) -> Part:
     """Another layout is followed when the batch has begun, and was logged with the one before."""
-    wanted = Part_.follow_wanted
+    wanted = StageRun.follow_wanted
 
-    def follow_both(self: Part_, layouts: Any, batch: int, digest: str) -> None:
+    def follow_both(self: StageRun, layouts: Any, batch: int, digest: str) -> None:
         logged(self, layouts, batch, digest)
         wanted(self, batch, digest)
 
     return follow_both
 
 
-@cut_in_mid_batch.also("follow_wanted", Part_)
+@cut_in_mid_batch.also("follow_wanted", StageRun)
 def _not_before(_: Part) -> Part:
     return lambda *_: None
 
@@ -121,7 +121,7 @@ def hide_holds(least: Part) -> Part:
     return lambda self, name: None if name == "hold" else least(self, name)
 
 
-@bug("least_of", parts, update)
+@bug("least_of", stage_runs, update)
 def merge_to_the_greatest(_: Part) -> Part:
     """The hold of the farthest range counts until the next batch when ranges become one."""
 

@@ -49,8 +49,8 @@ from lowwater_spark.track.run import hook as hook_module
 from lowwater_spark.track.run.authority import Authority, Registration
 from lowwater_spark.track.run.batch import Batch
 from lowwater_spark.track.run.hook import Hook
-from lowwater_spark.track.run.part import Part
 from lowwater_spark.track.run.run import Run
+from lowwater_spark.track.run.stage_run import StageRun
 from lowwater_spark.track.state import receipt as receipt_module
 from lowwater_spark.track.state import update as update_module
 from lowwater_spark.track.state.receipt import Receipt, receipt_of
@@ -354,8 +354,8 @@ class Session:
         return SimpleNamespace(mapInArrow=lambda function, _: SimpleNamespace(collect=lambda: collect(function)))
 
 
-def run_tasks(job: Any, frame: Frame, _key: Any, _time: Any, cut: Cut) -> list[Receipt]:
-    table, driver = frame.table, frame.sparkSession.driver
+def run_tasks(job: Any, frame: Frame, keyed: Keyed) -> list[Receipt]:
+    table, driver, cut = frame.table, frame.sparkSession.driver, keyed.cut
     places = [place + SIGN for place in table["lowwater_place"].to_pylist()]
     handles = [bisect_right(cut.places, place) - 1 for place in places]
     spread: dict[int, list[int]] = defaultdict(list)
@@ -542,7 +542,7 @@ class Driver:
         asked = Registration(TIMED, [READ], (), RANGES, identity(checkpoint), number, ordinal, digest, adopt=False)
         if not self.place.calm and self.random.random() < 0.3:
             wait(asyncio.sleep(self.random.uniform(0, 5)))  # a slow start: another run may be quicker
-        part = Part(
+        part = StageRun(
             QuickAuthority(self.client, asked, clock=lambda: sim.now),  # type: ignore[arg-type]
             Keyed("key", "t", RANGES, injector=False, window=timedelta(hours=1)),
             checkpoint,
@@ -564,7 +564,7 @@ class Driver:
                 sim.reach("timers: a batch was replayed")
             elif not self.plan(log, number, hook):
                 wait(asyncio.sleep(self.random.uniform(0.1, 0.7)))
-                run.tick()
+                run.look()
                 continue
             self.step("planned", number)
             hook.run_batch(self.rows(log, number), number)  # type: ignore[arg-type]
@@ -572,7 +572,7 @@ class Driver:
             if not write_once(checkpoint / "commits" / str(number), b"v1\n{}"):
                 raise Concurrent
             self.step("done", number)
-            run.tick()
+            run.look()
             wait(asyncio.sleep(self.random.uniform(0.1, 1.0)))
             number += 1
 

@@ -20,16 +20,14 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.complete.mark import Claim, Standing
+from lowwater.watermark import MIN
+from lowwater_spark.complete.mark import ClaimEpoch, Standing
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.track.output.outputs import (
-    BatchOutput,
-    OpenOutputs,
-    OutputTurn,
-    write_once,
-)
+from lowwater_spark.track.facts import BatchFacts
+from lowwater_spark.track.inputs import UNREAD
+from lowwater_spark.track.output.outputs import BatchOutput, OpenOutputs, OutputTurn, write_once
 from lowwater_spark.track.rows.keyed import floor_stamp
-from lowwater_spark.track.state.store import Place
+from lowwater_spark.track.state.store import StageSection
 from tests.kit.times import at, mark
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, begun, low, row
@@ -57,7 +55,7 @@ class OutputRun:
     outputs: OpenOutputs = field(default_factory=OpenOutputs)
 
     def __post_init__(self) -> None:
-        self.place = Place(begun(self.checkpoint, self.number), self.checkpoint)
+        self.place = StageSection(begun(self.checkpoint, self.number), self.checkpoint)
 
     def open(
         self,
@@ -70,11 +68,9 @@ class OutputRun:
         probe: Callable[[str], None] = nothing,
         window: timedelta | None = timedelta(hours=1),
     ) -> tuple[BatchOutput, OutputTurn]:
-        claim = Claim(self.life, 7)
+        claim = ClaimEpoch(self.life, 7)
         turn = OutputTurn(
-            batch,
-            plan or f"plan {batch}",
-            replayed,
+            BatchFacts(batch, plan or f"plan {batch}", UNREAD, MIN, replayed=replayed),
             self.number,
             self.name,
             self.place,

@@ -16,7 +16,8 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import SECTIONS, Manifest
 from lowwater_spark.sources.base import NONE, Line
 from lowwater_spark.sources.source_log import File, SourceLog, Taken
-from lowwater_spark.track.state.store import Place
+from lowwater_spark.track.state.handover import publish_directory
+from lowwater_spark.track.state.store import StageSection, StateStore, StateVersion
 from tests.kit.times import at
 
 if TYPE_CHECKING:
@@ -86,9 +87,21 @@ def begun(checkpoint: Path, run: int = 1) -> Manifest:
     return manifest
 
 
-def place(checkpoint: Path) -> Place:
+def place(checkpoint: Path) -> StageSection:
     """Where the manifest of a checkpoint has the state of its first stage."""
-    return Place(begun(checkpoint), checkpoint)
+    return StageSection(begun(checkpoint), checkpoint)
+
+
+def make_version(store: StateStore, batch: int, digest: str, fill: Callable[[Path], StateVersion]) -> StateVersion:
+    """Make a version of a state as a batch does, unless it is there; return what the store has then."""
+
+    def write(folder: Path) -> None:
+        fill(folder).write(folder)
+
+    publish_directory(store.root, str(batch), digest, write, ordinal=store.ordinal)
+    version = store.version(batch)
+    assert version is not None
+    return version
 
 
 def as_before(checkpoint: Path) -> None:

@@ -97,9 +97,7 @@ def test_silent_drops_are_seen(windows: Windows, authority: Serving, attached: A
 
     query.stop()
     eventually(lambda: seen.status().query("hourly").state == "ended", "the end is seen")
-    [ended] = eventually(
-        lambda: [r for r in lw.ranges("spark.hourly") if r.state is lowwater.RangeState.UNOWNED], "given back"
-    )
+    [ended] = eventually(lambda: [r for r in lw.ranges("spark.hourly") if r.state is lowwater.RangeState.UNOWNED])
     assert ended.watermark == mark(11, 50)
 
     # A restart from the checkpoint goes on.

@@ -32,9 +32,7 @@ def test_rule11_a_checkpoint_unreadable_for_a_moment_holds(flow: Flow, lw: lowwa
     looped.rename(flow.folder / "aside")
     looped.symlink_to(looped)
     upstream.at(11)
-    flow.eventually(
-        lambda: any(str(looped) in path for path in query.stage_status().waiting_for), "what it waits for is named"
-    )
+    flow.eventually(lambda: any(str(looped) in path for path in query.stage_status().waiting_for), "it is named")
     flow.eventually(lambda: in_short(query.stage_status().waiting_for) in lw.why("stage").sentence, "the authority too")
     assert query.query.isActive
     assert low(lw, "stage") == mark(10)

@@ -254,9 +254,7 @@ def test_removal_a_reader_that_comes_then_is_refused_or_waited_for(tmp_path: Pat
     world = WriterAndReaders(tmp_path / "killed")
     live(world, KILLED_HALF_WAY)
     assert (started(world), remaining(world)) == ([True, False], ["batch=1"])
-    assert [mark.reader for mark in bookmarks(world.writer.folder)] == ["a"], (
-        "one that is refused keeps nothing for itself"
-    )
+    assert [mark.reader for mark in bookmarks(world.writer.folder)] == ["a"], "a refused one keeps nothing for itself"
     assert world.writer.remove() == [0, 1]
     assert remaining(world) == [], "the next run goes on where the killed one was"
     world = WriterAndReaders(tmp_path / "chosen")

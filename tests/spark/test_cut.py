@@ -12,10 +12,10 @@ from pyspark.sql import functions as sf
 
 from lowwater import Layout
 from lowwater.layout import SLOTS
+from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.rows.cut import Cut, least_of
 from lowwater_spark.track.rows.ranges import place_bytes
-from lowwater_spark.track.run.inputs import Reading
-from lowwater_spark.track.run.progress import Committed, Progress
+from lowwater_spark.track.run.progress import AfterBatch, Progress
 
 starts = st.sets(st.integers(1, SLOTS - 1), max_size=30).map(lambda some: (0, *sorted(some)))
 cuts = st.one_of(st.builds(Cut, st.integers(1, 40)), st.builds(lambda some: Cut(4, Layout(1, some)), starts))
@@ -67,9 +67,7 @@ def test_each_place_of_a_range_is_in_one_share_of_its_parent(old: Cut, new: Cut,
 
 @given(cuts, cuts, st.data())
 def test_a_part_copies_and_a_union_takes_the_least(old: Cut, new: Cut, data: st.DataObject) -> None:
-    values = data.draw(
-        st.lists(st.one_of(st.none(), st.integers(0, 99)), min_size=len(old), max_size=len(old)), label="values"
-    )
+    values = data.draw(st.lists(st.one_of(st.none(), st.integers(0, 99)), min_size=len(old), max_size=len(old)))
     least = least_of(new.shares(old), values)
     for handle, (start, end) in enumerate(zip(new.places, new.places[1:], strict=False)):
         met = [
@@ -81,7 +79,7 @@ def test_a_part_copies_and_a_union_takes_the_least(old: Cut, new: Cut, data: st.
 
 
 def test_what_is_reported_has_a_value_for_each_range_of_the_cut() -> None:
-    progress = Progress(2, None, [], Committed(held=[5, None]))
+    progress = Progress(2, None, [], AfterBatch(held=[5, None]))
     progress.relay(3, [5, 5, None])
     assert progress.values(Reading(9)) == [5, 5, 9]
     progress.relay(4, ())

@@ -58,12 +58,8 @@ def test_a_topic_has_one_id_in_whatever_spelling(spark: SparkSession) -> None:
 
 
 def test_parts_that_differ_by_a_microsecond_or_a_byte_have_ids_of_their_own(spark: SparkSession) -> None:
-    kinds = (
-        "timestamp_ntz'2013-01-07 09:00:00.000{}'",
-        "timestamp'2013-01-07 09:00:00.000{}Z'",
-        "time'09:00:00.000{}'",
-    )
-    for kind in (*kinds, "interval '0.000{}' second", "1.1{}bd", "x'f{}'"):
+    sql = ("timestamp_ntz'2013-01-07 09:00:00.000{}'", "timestamp'2013-01-07 09:00:00.000{}Z'", "time'09:00:00.000{}'")
+    for kind in (*sql, "interval '0.000{}' second", "1.1{}bd", "x'f{}'"):
         for template in ("{}", "named_struct('a', {})"):
             pair = [template.format(kind.format(digit)) for digit in (1, 2)]
             frame = spark.range(1).select(

@@ -24,14 +24,14 @@ pytestmark = pytest.mark.timeout(400)
 def slower_than_the_query(self: Driving) -> None:
     open_question = any(driven.control.asked() > driven.newest.answered for driven in self._driven.values())
     if self._listed_reading is None or open_question:
-        _tick(self)
+        _look(self)
 
 
-_tick = Driving.tick
+_look = Driving.look
 
 
 def test_a_query_closes_windows_at_its_end(driven: Driven, upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Driving, "tick", slower_than_the_query)
+    monkeypatch.setattr(Driving, "look", slower_than_the_query)
     rows = [record("a", at(9, 10 * i)) for i in range(3)]
     for row in rows:
         driven.feed().put([row])

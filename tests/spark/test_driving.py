@@ -22,9 +22,9 @@ from lowwater_spark.sources.files import FileSource
 from lowwater_spark.track.plan.checked import Checked
 from lowwater_spark.track.rows.keyed import Keyed
 from lowwater_spark.track.run.authority import Authority, Registration
-from lowwater_spark.track.run.part import Part
 from lowwater_spark.track.run.plain import Plain
 from lowwater_spark.track.run.run import Run
+from lowwater_spark.track.run.stage_run import StageRun
 from tests.kit.eventually import eventually
 from tests.kit.times import at
 from tests.process.serving import Serving
@@ -69,7 +69,7 @@ class Query:
             estimated=any(drive.share is not None for drive in drives.values()),
         )
         self.authority = Authority(client, registration)
-        part = Part(self.authority, Keyed(("key",), "t", 1, injector=False), self.checkpoint)
+        part = StageRun(self.authority, Keyed(("key",), "t", 1, injector=False), self.checkpoint)
         self.run = Run(self.checkpoint, checked, [part], Plain())
         self.driving = Driving(self.checkpoint, checked, drives, pinned=pinned)
 
@@ -83,8 +83,8 @@ class Query:
         self.driving.open(self.authority)
 
     def tick(self) -> None:
-        self.driving.tick()
-        self.run.tick()
+        self.driving.look()
+        self.run.look()
 
     def moves(self, *controls: int) -> bool:
         self.tick()
@@ -173,7 +173,7 @@ def test_rule_9_a_reset_ends_it(lw: lowwater.Client, upstream: Upstream, tmp_pat
     eventually(lambda: query.moves(0), "the value of the first incarnation")
     lw.reset("source")
     with pytest.raises(errors.IncarnationChanged, match="source was reset"):
-        eventually(query.driving.tick, "the end")
+        eventually(query.driving.look, "the end")
 
 
 @pytest.mark.parametrize("what", ["late rows", "frame", "inputs"])
@@ -220,7 +220,7 @@ def test_a_start_from_a_plan_that_does_not_fit_is_refused(
         lost.plan(batch, Offset(5, {"source": 1}))
         (lost.checkpoint / "commits" / str(batch)).write_text(f'v1\n{{"nextBatchWatermarkMs":{watermark}}}')
         with pytest.raises(WatermarkLost, match="as its control rows say"):
-            lost.driving.tick()
+            lost.driving.look()
 
 
 def test_only_an_approximate_frame_follows_a_guess(

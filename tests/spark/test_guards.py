@@ -24,15 +24,15 @@ import lowwater_spark as lws
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
+from lowwater_spark.track.facts import BatchFacts
+from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.output.outputs import OpenOutputs
 from lowwater_spark.track.rows.keyed import Keyed
 from lowwater_spark.track.rows.ranges import range_bounds, range_column
 from lowwater_spark.track.run.authority import Registration
 from lowwater_spark.track.run.batch import Batch, MicroBatch
-from lowwater_spark.track.run.batch_log import BatchEntry
-from lowwater_spark.track.run.inputs import Reading
-from lowwater_spark.track.run.part import Part
-from lowwater_spark.track.run.progress import Committed
+from lowwater_spark.track.run.progress import AfterBatch
+from lowwater_spark.track.run.stage_run import StageRun
 from lowwater_spark.track.run.status import KeyRange
 from lowwater_spark.track.state.handover import publish_directory
 from lowwater_spark.track.state.receipt import Destination
@@ -52,13 +52,14 @@ def a_batch(checkpoint: Path, *, replayed: bool) -> Batch:
         registration=registration,
         full_name="stage",
         lease=None,
-        destination=lambda batch: Destination(None, "stage", 1, batch),
+        destination=lambda: Destination(None, "stage", 1),
     )
-    part = Part(cast(Any, authority), Keyed(["key"], "t", 2, injector=False), checkpoint)
-    part.place = place(checkpoint)
-    part.open([], Committed())
+    part = StageRun(cast(Any, authority), Keyed(["key"], "t", 2, injector=False), checkpoint)
+    part.section = place(checkpoint)
+    part.open([], AfterBatch())
     run: Any = SimpleNamespace(lock=contextlib.nullcontext(), reader=None)
-    return Batch(BatchEntry(3, "aa", Reading(14), MIN), part, MicroBatch(run, Reading(14), replayed, OpenOutputs()))
+    facts = BatchFacts(3, "aa", Reading(14), MIN, replayed=replayed)
+    return Batch(facts, part, MicroBatch(run, facts, OpenOutputs()))
 
 
 def test_a_second_write_to_one_directory_is_found_under_any_name(tmp_path: Path) -> None:

@@ -66,9 +66,7 @@ def test_rule11_no_name_node_holds(
     hdfs.kill()
     upstream.at(11)
     flow.eventually(lambda: any("ConnectException" in why for why in running.stage_status().waiting_for), "it says why")
-    flow.eventually(
-        lambda: in_short(running.stage_status().waiting_for) in lw.why("stage").sentence, "the authority too"
-    )
+    flow.eventually(lambda: in_short(running.stage_status().waiting_for) in lw.why("stage").sentence, "there too")
     flow.eventually(lambda: low(lw, "neighbour") == mark(11), "the neighbour does not wait")
     flow.feed.put([row("b", 10)])
     upstream.at(12)

@@ -205,14 +205,12 @@ def test_durable_before_reported_a_replayed_batch_finds_the_same_frontier(source
             query.await_termination(120)
         assert low(lw, "begin") == before, "what is not committed is not reported"
         source.flow.queries.clear()
-        number = 1 + max(
-            int(path.name) for path in (source.flow.folder / "ck/commits").iterdir() if path.name.isdigit()
-        )
-        mark_ = json.loads((source.flow.folder / f"ck/lowwater/batches/{number}.frontier.json").read_text())["frontier"]
+        batch = 1 + max(int(path.name) for path in (source.flow.folder / "ck/commits").iterdir() if path.name.isdigit())
+        mark_ = json.loads((source.flow.folder / f"ck/lowwater/batches/{batch}.frontier.json").read_text())["frontier"]
         source.batches.clear()
         source.start(source.injector(disorder=MINUTES[30]), probe=fail)
         source.reaches(lw, hour + 1, 30)
-        assert source.batches[0] == (number, True, str(lowwater.Watermark(mark_)))
+        assert source.batches[0] == (batch, True, str(lowwater.Watermark(mark_)))
 
 
 def test_a_column_that_names_no_producers_is_refused_before_it_is_kept(flow: Flow) -> None:

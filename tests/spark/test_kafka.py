@@ -23,14 +23,7 @@ import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import EARLIER, Partition
 from lowwater_spark.sources.control import END
-from lowwater_spark.sources.kafka import (
-    BROKERS,
-    KAFKA,
-    Ends,
-    KafkaSource,
-    OpenKafka,
-    unread,
-)
+from lowwater_spark.sources.kafka import BROKERS, KAFKA, Ends, KafkaSource, OpenKafka, unread
 from lowwater_spark.sources.kafka_admin import KafkaAdmin
 from lowwater_spark.sources.kafka_cluster import NO_ID, BrokerView, agreed
 from lowwater_spark.sources.kafka_marks import marks_topic

@@ -169,9 +169,7 @@ class Life:
     def settled(self, driver: Thread | Process) -> None:
         eventually(self.senders.acknowledged, "all is acknowledged", seconds=300, check=driver.check)
         reached = mark(10, self.senders.minute)
-        eventually(
-            lambda: low(self.lw, "stage") == reached, "the low watermark has passed it", seconds=300, check=driver.check
-        )
+        eventually(lambda: low(self.lw, "stage") == reached, "it has passed", seconds=300, check=driver.check)
 
     def outcome(self) -> Outcome:
         """Compare the outputs with what a look at all that was sent says at once: each record that was not late, once; and the others, beside."""

@@ -72,17 +72,11 @@ def test_what_is_written_is_read(folder: Location) -> None:
 
 
 def test_what_is_absent_is_told_from_what_fails(folder: Location) -> None:
-    nothing = folder / "nothing"
-    assert not nothing.exists()
-    assert not nothing.is_dir()
-    assert not nothing.is_file()
-    for call in (
-        nothing.read_bytes,
-        nothing.unlink,
-        nothing.stat,
-        lambda: list(nothing.iterdir()),
-        lambda: sync_file(nothing),
-    ):
+    gone = folder / "nothing"
+    assert not gone.exists()
+    assert not gone.is_dir()
+    assert not gone.is_file()
+    for call in (gone.read_bytes, gone.unlink, gone.stat, lambda: list(gone.iterdir()), lambda: sync_file(gone)):
         with pytest.raises(FileNotFoundError):
             call()
     # Nobody makes a checkpoint anew that was taken away meanwhile.

@@ -136,9 +136,7 @@ def test_a_source_that_gives_its_rows_once_is_refused(flow: Flow) -> None:
         ("tape", "-", "{", "is no offset of tape"),
     ],
 )
-def test_an_offset_that_goes_back_or_is_other_fails(
-    kind: str, before: str, now: str, text: str, tmp_path: Path
-) -> None:
+def test_an_offset_that_goes_back_or_differs_fails(kind: str, before: str, now: str, text: str, tmp_path: Path) -> None:
     source = OpenOpaque(kind, tmp_path, went_back if kind == "kafka" else None)
     source.read_to(before)
     source.confirm(before)

@@ -62,15 +62,9 @@ class Zeitgeist:
         command = [sys.executable, "-m", "lowwater_pipeline", "run", "zeitgeist.py", "--root", "root"]
         command += ["--address", self.address, "--master", "local[2]", *arguments]
         command += [f"--conf={name}={value}" for name, value in CONF.items()]
-        environment = dict(os.environ) | {
-            "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": str(ROOT),
-            "PYTHONUNBUFFERED": "1",
-        }
+        env = dict(os.environ) | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         with self.log.open("w") as log:
-            process = subprocess.Popen(
-                command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=log, text=True
-            )
+            process = subprocess.Popen(command, cwd=self.folder, env=env, stdout=subprocess.PIPE, stderr=log, text=True)
         self.processes.append(process)
         return process
 

@@ -124,9 +124,7 @@ def test_a_new_checkpoint_over_old_output_is_refused(flow: PlainFlow, lw: lowwat
     query = flow.start()
     neighbour = flow.start(stage=flow.stage("neighbour"), checkpoint="ck3", path=flow.folder / "out3")
     flow.eventually(lambda: low(lw, "stage") == low(lw, "neighbour") == mark(10), "the first batches")
-    with pytest.raises(
-        CheckpointMismatch, match=r"/out has batches up to 0, and .*/two has committed none: .* a new output"
-    ):
+    with pytest.raises(CheckpointMismatch, match=r"batches up to 0, and .*/two has committed none: .* a new output"):
         flow.start(stage=flow.stage("two"), checkpoint="two")
     assert not (flow.folder / "two").exists(), "nothing is touched"
     query.stop()

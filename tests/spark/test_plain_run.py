@@ -23,16 +23,16 @@ from lowwater_spark.sources.files import FileSource
 from lowwater_spark.sources.opaque import OpaqueSource
 from lowwater_spark.sources.sink_log import list_sink
 from lowwater_spark.sources.source_log import NOTHING
+from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, still_counts
 from lowwater_spark.track.plan.checked import Checked
 from lowwater_spark.track.plan.operators import Operator
 from lowwater_spark.track.plan.shape import check_shape
 from lowwater_spark.track.rows.keyed import Keyed
 from lowwater_spark.track.run import plain
 from lowwater_spark.track.run.authority import Authority, Registration
-from lowwater_spark.track.run.inputs import UNREAD, Change, Origin, Reading, still_counts
-from lowwater_spark.track.run.part import Part
 from lowwater_spark.track.run.plain import LastReading, Plain, Witness
 from lowwater_spark.track.run.run import Run
+from lowwater_spark.track.run.stage_run import StageRun
 from tests.kit.eventually import eventually
 from tests.kit.times import at
 from tests.spark.support import Upstream, begun, lines, low
@@ -105,7 +105,7 @@ class Checkpoint:
         checked = Checked([FileSource(str(self.folder / "in"), recursive=False)], retention=retention)
         keyed = Keyed(("key",), "t", 4, injector=False, window=window)
         output = self.folder / "out" if sink else None
-        parts = [Part(authority(self.client, registration), keyed, self.path)]
+        parts = [StageRun(authority(self.client, registration), keyed, self.path)]
         run = Run(self.path, checked, parts, Plain(output, lambda _: self.boot, witness), lambda: self.now)
         self.runs.append(run)
         run.start()
@@ -122,7 +122,7 @@ def checkpoint(tmp_path: Path, lw: lowwater.Client) -> Iterator[Checkpoint]:
 
 def ticks(run: Run, condition: Callable[[], bool]) -> Callable[[], bool]:
     def look() -> bool:
-        run.tick()
+        run.look()
         return condition()
 
     return look
@@ -152,11 +152,11 @@ def test_rule6_the_output_of_a_file_sink_is_durable_before_its_commit_and_the_re
     checkpoint.write(0, "year=1/a", "b")
     checkpoint.plan(0, [])
     checkpoint.commit(0)
-    run.tick()
+    run.look()
     checkpoint.write(1, "c", compacts=["year=1/a", "b"])
     checkpoint.plan(1, [])
     checkpoint.commit(1)
-    run.tick()
+    run.look()
     groups: list[list[str]] = [[]]
     for name in order:
         if name.startswith("ck/commits/") and not name.endswith("/"):
@@ -179,7 +179,7 @@ def test_rule6_the_output_of_a_file_sink_is_durable_before_its_commit_and_the_re
         checkpoint.write(batch, f"{batch}")
         checkpoint.plan(batch, [])
         checkpoint.commit(batch)
-    run.tick()
+    run.look()
     assert order.pop() == "reported"
     own = {"ck/offsets/2", "ck/offsets/3", "ck/sources/0/2", "ck/sources/0/3", "ck/commits/3"}
     folders = {"ck/offsets/", "ck/sources/0/", "ck/commits/"}
@@ -209,9 +209,7 @@ def test_rule6_a_commit_whose_output_a_power_cut_has_taken_is_not_reported(
     checkpoint.boot = "second"
     lost = checkpoint.folder / "out/cc"
     lost.write_text("")
-    with pytest.raises(
-        CheckpointMismatch, match=r"up to batch 2 is not whole: .*/cc has 0 bytes, and the sink's log says 2"
-    ):
+    with pytest.raises(CheckpointMismatch, match=r"batch 2 is not whole: .*/cc has 0 bytes, and the sink's log says 2"):
         checkpoint.start(sink=True)
     lost.unlink()
     with pytest.raises(CheckpointMismatch, match="/cc is missing"):
@@ -283,9 +281,7 @@ class Another:
         self.exchanged = plan is not None and plan.batch == self.after
 
 
-def test_rule1_an_exchanged_checkpoint_stops_it(
-    checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_rule1_another_checkpoint_stops_it(checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream) -> None:
     upstream.at(13)
     run = checkpoint.start(witness=Another(1))
     checkpoint.plan(0, [])
@@ -331,9 +327,7 @@ def test_a_checkpoint_keeps_what_its_query_holds(tmp_path: Path) -> None:
             check_shape(tmp_path, kind, other)  # type: ignore[arg-type]
     # What Spark holds comes out within a larger one, too. From then on it is the one of the checkpoint.
     check_shape(tmp_path, "plain", Checked(FILES, [window()], retention=2 * HOUR))
-    with pytest.raises(
-        CheckpointMismatch, match=r"within the larger retention, .*: declare retention=timedelta\(seconds=7200\)"
-    ):
+    with pytest.raises(CheckpointMismatch, match=r"larger retention, .*: declare retention=timedelta\(seconds=7200\)"):
         check_shape(tmp_path, "plain", HELD)
     (tmp_path / "lowwater/query.json").write_text(json.dumps({"format": 3}))
     with pytest.raises(CheckpointMismatch, match="of format 3"):
@@ -394,9 +388,7 @@ def test_what_spark_holds_is_bounded_by_the_watermark_of_the_committed_batch() -
     assert holds.spark_bound(plan(END)) < MAX, "rows may be dated so; only a control says that nothing comes any more"
 
 
-def test_rule6_an_earlier_batch_is_compared_at_its_commit(
-    checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream
-) -> None:
+def test_rule6_a_batch_before_is_compared_too(checkpoint: Checkpoint, lw: lowwater.Client, upstream: Upstream) -> None:
     upstream.at(13)
     run = checkpoint.start(sink=True)
     for batch, name in enumerate(("a", "bb", "ccc")):
@@ -417,7 +409,7 @@ def test_rule6_an_earlier_batch_is_compared_at_its_commit(
     with pytest.raises(
         CheckpointMismatch, match=r"up to batch 2 is not whole: .*/ccc has 0 bytes, and the sink's log says 3"
     ):
-        run.tick()
+        run.look()
     run.close()
     # What this run has seen Spark write may be gone before the clock looks: somebody cleans up.
     written.write_text("ccc")

@@ -110,11 +110,9 @@ def test_a_query_is_counted_once_and_a_status_that_fails_leaves_the_others(caplo
     )
     rows: dict[str, dict[str, float]] = {}
     for family in registry.collect():
-        for sample in family.samples:
-            assert sample.labels["query"] == "two"
-            rows.setdefault(sample.name.removeprefix("lowwater_spark_"), {})[sample.labels["computation"]] = (
-                sample.value
-            )
+        for point in family.samples:
+            assert point.labels["query"] == "two"
+            rows.setdefault(point.name.removeprefix("lowwater_spark_"), {})[point.labels["computation"]] = point.value
     shared = {"dropped_rows_total": 7, "ticks_total": 5, "removed_batches_total": 4, "removed_bytes_total": 99}
     for name, expected in (shared | {"remembered_files": 6, "removal_held_back_seconds": 1.5}).items():
         assert rows[name] == {"first": expected}

@@ -73,9 +73,7 @@ def test_a_stage_goes_on_from_a_checkpoint_on_s3(
     try:
         upstream.at(12)
         flow.eventually(lambda: any(s3.bucket in why for why in running.stage_status().waiting_for), "it says why")
-        flow.eventually(
-            lambda: in_short(running.stage_status().waiting_for) in lw.why("stage").sentence, "so does the authority"
-        )
+        flow.eventually(lambda: in_short(running.stage_status().waiting_for) in lw.why("stage").sentence, "there too")
         flow.eventually(lambda: low(lw, "neighbour") == mark(12), "the neighbour does not wait")
         assert low(lw, "stage") == mark(11)
     finally:
@@ -139,9 +137,7 @@ def test_ticks_which_are_paid_for_are_listed_once_a_second(flow: Flow, checkpoin
     listing = f"max-keys=5000&prefix={str(checkpoint).split('/', 3)[3]}/lowwater/ticks/"
 
     def seconds() -> Counter[str]:
-        return Counter(
-            line.split("[")[1].split("]")[0] for line in map(unquote, s3.said("list-type")) if listing in line
-        )
+        return Counter(row.split("[")[1].split("]")[0] for row in map(unquote, s3.said("list-type")) if listing in row)
 
     flow.eventually(lambda: len(seconds()) >= 3, "it has looked in three different seconds")
     # One that is late is followed by the next one in time.

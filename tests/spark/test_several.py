@@ -18,8 +18,8 @@ from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.identity import check_names
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.stages import Declared, check_together
-from lowwater_spark.track.run.inputs import Reading
-from lowwater_spark.track.run.progress import Committed, passed_on
+from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.run.progress import AfterBatch, passed_on
 from tests.kit.times import mark
 from tests.spark.flow import HOUR, Flow
 from tests.spark.support import Upstream, as_before, begun, low, row
@@ -90,7 +90,7 @@ def test_a_checkpoint_keeps_its_stages(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_stage_passes_on(holds: list[int | None], window: Any, reading: Reading, passed: Reading) -> None:
-    assert passed_on(Committed(0, [0], reading, held=holds), reading, window) == passed
+    assert passed_on(AfterBatch(0, [0], reading, held=holds), reading, window) == passed
 
 
 class Pair(Flow):

@@ -27,8 +27,8 @@ from lowwater_spark.sidecar import evidence
 from lowwater_spark.sidecar.command import describe, main
 from lowwater_spark.sidecar.declaration import PROMISES, Declaration, source_of
 from lowwater_spark.sidecar.watch import checked
-from lowwater_spark.track.run.inputs import Reading
-from lowwater_spark.track.run.progress import Committed, Progress
+from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.run.progress import AfterBatch, Progress
 from tests.kit.eventually import eventually
 from tests.kit.kafka import Kafka, Row
 from tests.kit.times import at, mark
@@ -319,7 +319,7 @@ def test_what_is_declared_is_read_and_what_is_wrong_is_named(wrong: dict[str, An
 )
 def test_rule1_shifted_windows_are_stamped_below_the_hour(declared: dict[str, Any], lowest: lowwater.Watermark) -> None:
     declaration = Declaration.parse({**SAID, "windows": "1h", **declared})
-    state = Committed(spark_bound=checked(declaration, []).bound_at(mark(10).micros))
+    state = AfterBatch(spark_bound=checked(declaration, []).bound_at(mark(10).micros))
     progress = Progress(1, declaration.stamp, [], state, declaration.windows_start)
     assert progress.values(Reading(mark(12).micros)) == [lowest.micros]
     assert progress.values(Reading(lowest.micros + 1)) == [lowest.micros], "a row of this time opens that window"

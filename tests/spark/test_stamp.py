@@ -216,9 +216,7 @@ def test_a_later_stage_has_the_times_of_the_first(flow: PlainFlow, lw: lowwater.
     """Its rows come from the earlier stage, and not from the frame, whose column of that name is a day."""
     frame = flow.read().withColumn("day", sf.date_trunc("day", "t"))
     later = flow.stage("later", "stage", event_time="day")
-    query = flow.stage().foreach_batch(
-        frame, lambda _rows, _batch: None, checkpoint=flow.folder / "ck", also=[later], name="both"
-    )
+    query = flow.stage().foreach_batch(frame, lambda *_: None, checkpoint=flow.folder / "ck", also=[later], name="both")
     flow.queries.append(query)
     with pytest.raises(Unsupported, match="which date_trunc"):
         flow.stage("other").foreach_batch(

@@ -18,20 +18,21 @@ from lowwater.cli import main
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.track.facts import BatchFacts
+from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.rows.cut import EQUAL, Cut
 from lowwater_spark.track.rows.keyed import Keyed
 from lowwater_spark.track.rows.ranges import KEY_HASH
-from lowwater_spark.track.run import part as parts
+from lowwater_spark.track.run import stage_run as stage_runs
 from lowwater_spark.track.run.authority import REPLACED, Authority, Registration
 from lowwater_spark.track.run.batch import Outcome
-from lowwater_spark.track.run.batch_log import BatchEntry
-from lowwater_spark.track.run.inputs import Reading
-from lowwater_spark.track.run.part import Part
-from lowwater_spark.track.run.progress import Committed
-from lowwater_spark.track.state.store import Place, RangeEntry, StateStore, Version
-from lowwater_spark.track.state.update import Terms, build_version
+from lowwater_spark.track.run.progress import AfterBatch
+from lowwater_spark.track.run.stage_run import StageRun
+from lowwater_spark.track.state.store import RangeEntry, StageSection, StateStore, StateVersion
+from lowwater_spark.track.state.update import build_version
 from tests.kit.times import MAX
 from tests.process.serving import Serving
+from tests.spark.support import make_version
 
 HALVES = Layout(0, (0, 0x8000))
 
@@ -80,9 +81,9 @@ class Owner:
         keyed = Keyed("key", "t", ranges, injector=True, layout=layout, **options)
         self.authority = Authority(lw, wish)
         self.authority.cut = keyed.cut
-        self.part = Part(self.authority, keyed, folder)
-        self.part.place = Place(Manifest(folder), folder)
-        self.part.open([], Committed())
+        self.part = StageRun(self.authority, keyed, folder)
+        self.part.section = StageSection(Manifest(folder), folder)
+        self.part.open([], AfterBatch())
         self.number = 0
         self.claim()
 
@@ -94,10 +95,9 @@ class Owner:
         number, self.number = self.number, self.number + 1
         self.part.follow_wanted(number, "aa")
         self.values = self.part.progress.values(Reading(5))
-        layout, result = self.part.keyed.layout, Outcome(**outcome)
+        layout, after = self.part.keyed.layout, AfterBatch(number, reading=Reading(5), held=holds)
         holding = self.authority.prepare(number, "aa", [], Reading(5), 5, covers_all=False)
-        state = Committed(number, reading=Reading(5), held=holds)
-        self.part.settle(state, result, self.part.commit(state, result, holding))
+        self.part.record(self.part.commit(Outcome(after, holding, **outcome)))
         return layout
 
 
@@ -170,7 +170,7 @@ def test_no_range_moves_to_an_absent_task(lw: lowwater.Client, owners: Any, monk
     owner.batch(partitions=4)
     assert owner.batch(partitions=4) == Layout(2, (0, 0x8000), (0, 4))
 
-    monkeypatch.setattr(parts, "can_pin", lambda: False)
+    monkeypatch.setattr(stage_runs, "can_pin", lambda: False)
     lw.change_layout("one", 1, Layout(2, (0, 0x8000), (0, 9)))
     owner.batch(partitions=4)
     assert owner.batch(partitions=4).version == 3, "Spark's hash decides then, whatever is said"
@@ -242,19 +242,21 @@ def test_a_refused_layout_changes_nothing_and_is_asked_for_once(lw: lowwater.Cli
     assert owner.batch() == Layout(4, (0, 0x800, 0x8000))
 
 
-def stage(folder: Path, name: str, layout: Layout) -> tuple[Part, StateStore]:
-    place = Place(Manifest(folder), folder)
+def stage(folder: Path, name: str, layout: Layout) -> tuple[StageRun, StateStore]:
+    place = StageSection(Manifest(folder), folder)
     place.manifest.take_over()
     store = StateStore.opened(place, folder / "state", 2, 4, ordinal=1)
-    store.build(4, "aa", lambda _: Version(4, "aa", 0, [RangeEntry(oldest=7)] * len(Cut(2, layout)), layout=layout))
+    make_version(
+        store, 4, "aa", lambda _: StateVersion(4, "aa", 0, [RangeEntry(oldest=7)] * len(Cut(2, layout)), layout=layout)
+    )
     with lowwater.connect("127.0.0.1:1") as nobody:
-        part = Part(Authority(nobody, registration(name)), Keyed("key", "t", 2, injector=True), folder)
-    part.place = place
+        part = StageRun(Authority(nobody, registration(name)), Keyed("key", "t", 2, injector=True), folder)
+    part.section = place
     return part, store
 
 
-def entry(layout: Layout, batch: int = 4) -> BatchEntry:
-    return BatchEntry(batch, "aa", Reading(5), 5, {".": layout} if layout.version else {})
+def entry(layout: Layout, batch: int = 4) -> BatchFacts:
+    return BatchFacts(batch, "aa", Reading(5), 5, {".": layout} if layout.version else {})
 
 
 @pytest.mark.parametrize(
@@ -269,11 +271,10 @@ def test_a_state_of_another_layout_than_was_logged_starts_nothing(tmp_path: Path
 
 def built(store: StateStore, cut: Cut, logged: dict[int, Layout], batch: int = 5) -> Any:
     nothing: Any = None
-    destination: Any = type("To", (), {"batch": batch})
     keyed = Keyed((), "", cut.ranges, injector=False, layout=cut.layout)
-    terms = Terms("aa", 0, 0, 0)
+    facts = BatchFacts(batch, "aa", Reading(0), 0)
     return build_version(
-        store, nothing, nothing, StructType(), keyed=keyed, terms=terms, destination=destination, logged=logged.get
+        store, nothing, nothing, StructType(), keyed=keyed, facts=facts, destination=nothing, logged=logged.get
     )
 
 

@@ -35,16 +35,18 @@ class ToyOut(BatchOutput):
                 half.unlink()
 
     def find(self, turn: OutputTurn) -> FoundBatch | None:
-        path = self.folder / f"{turn.batch}.json"
-        return FoundBatch(turn.batch, json.loads(path.read_text())["digest"], str(path)) if path.exists() else None
+        path = self.folder / f"{turn.facts.batch}.json"
+        return (
+            FoundBatch(turn.facts.batch, json.loads(path.read_text())["digest"], str(path)) if path.exists() else None
+        )
 
     def append(self, frame: DataFrame, turn: OutputTurn, standing: Standing | None) -> bool:
         rows = [[row.key, int(row.t.timestamp() * 1000)] for row in frame.select("key", "t").collect()]
         half = self.folder / f".run-{turn.run}"
-        half.write_text(json.dumps({"digest": turn.digest, "rows": rows}))
+        half.write_text(json.dumps({"digest": turn.facts.digest, "rows": rows}))
         turn.probe("rows written")
         try:
-            os.link(half, self.folder / f"{turn.batch}.json")
+            os.link(half, self.folder / f"{turn.facts.batch}.json")
         except FileExistsError:
             return False
         finally:
@@ -54,4 +56,4 @@ class ToyOut(BatchOutput):
 
     def remove(self, turn: OutputTurn) -> None:
         if self.keep is not None:
-            (self.folder / f"{turn.batch - self.keep}.json").unlink(missing_ok=True)
+            (self.folder / f"{turn.facts.batch - self.keep}.json").unlink(missing_ok=True)

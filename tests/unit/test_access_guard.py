@@ -48,12 +48,8 @@ ACCESS = Access([READER, TWIN])
 
 def who(*headers: str | bytes, names: tuple[str, ...] = ()) -> str:
     metadata = [("user-agent", "x"), *(("authorization", header) for header in headers)]
-    context = {
-        "peer_dns": [name.encode() for name in names],
-        "peer_email": [b"twin.example"],
-        "x509_subject": [b"CN=x"],
-    }
-    return presented(metadata, context).principal(ACCESS, 0.0).name
+    auth = {"peer_dns": [name.encode() for name in names], "peer_email": [b"twin.example"], "x509_subject": [b"CN=x"]}
+    return presented(metadata, auth).principal(ACCESS, 0.0).name
 
 
 @pytest.mark.parametrize("header", ["Bearer right", "bearer right", "BEARER  right ", b"BEARER right"])

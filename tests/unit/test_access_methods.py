@@ -68,9 +68,7 @@ NEEDS = {
 
 
 def test_each_method_is_either_open_or_guarded() -> None:
-    services = {
-        service for file in FILES for service in (s.full_name for s in file.DESCRIPTOR.services_by_name.values())
-    }
+    services = {name for file in FILES for name in (s.full_name for s in file.DESCRIPTOR.services_by_name.values())}
     assert services == set(SERVICES)
     assert METHODS.keys() | OPEN == DESCRIBED.keys() - NOT_SERVED
     assert not METHODS.keys() & OPEN

@@ -72,9 +72,7 @@ def access(text: str = GOOD) -> Access:
 def test_a_principal_may_do_what_a_rule_names_and_nothing_else(action: Action) -> None:
     etl = access().named("etl")
     assert etl is not None
-    assert {(action, *name) for name in NAMES if etl.may(action, *name)} == {
-        entry for entry in ALLOWED if entry[0] is action
-    }
+    assert {(action, *name) for name in NAMES if etl.may(action, *name)} == {one for one in ALLOWED if one[0] is action}
 
 
 def test_everything_means_every_namespace_and_the_one_without_a_name() -> None:

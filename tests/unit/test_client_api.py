@@ -43,9 +43,7 @@ WatermarkView Watermarks Why Worker WouldRegress connect
 def test_the_public_names_are_these() -> None:
     assert sorted(lowwater.__all__) == sorted(NAMES.split())
     assert all(getattr(lowwater, name) is not None for name in lowwater.__all__)
-    assert not [
-        name for name, value in vars(lowwater).items() if isinstance(value, type) and name not in lowwater.__all__
-    ]
+    assert not [name for name, obj in vars(lowwater).items() if isinstance(obj, type) and name not in lowwater.__all__]
 
 
 def test_importing_starts_nothing_and_needs_no_numpy() -> None:
@@ -312,9 +310,7 @@ def test_a_client_belongs_to_its_event_loop() -> None:
 
 async def test_close_ends_calls_that_wait_and_their_tasks_are_not_cancelled() -> None:
     lw = lowwater.aio.connect("localhost:1", timeout=60.0)
-    calls = [
-        asyncio.ensure_future(waiting) for waiting in (lw.get(), lw.reset("c"), lw.wait("c", 5), lw.inputs("c").read())
-    ]
+    calls = [asyncio.ensure_future(wait) for wait in (lw.get(), lw.reset("c"), lw.wait("c", 5), lw.inputs("c").read())]
     await asyncio.sleep(0)
     await lw.close()
     for result in await asyncio.gather(*calls, return_exceptions=True):

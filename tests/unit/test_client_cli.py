@@ -21,6 +21,7 @@ from lowwater.cli.live import State, draw, seen
 from lowwater.cli.shards import shards_table
 from lowwater.core.text import describe_holder, describe_key
 from lowwater.core.why import explain, find_culprits
+from lowwater.core.words import holder_words, severity
 from lowwater.views import Completion, History, Shards, ShardView
 from tests import blame
 from tests.kit.times import HOUR
@@ -107,7 +108,7 @@ def test_the_worst_comes_first_and_what_is_finished_last() -> None:
             holder=RangeView(b"", b"", Watermark.UNKNOWN, RangeState.NEVER_CLAIMED, "", "", 0, 0, 0),
         ),
     ]
-    views.sort(key=lambda view: render.severity(view, NOW))
+    views.sort(key=lambda view: severity(view, NOW))
     assert [view.computation for view in views] == ["unclaimed", "silent", "weather", "late", "enriched", "flights"]
 
 
@@ -132,7 +133,7 @@ def test_what_a_worker_calls_itself_reaches_no_terminal_as_it_is() -> None:
         render.status_table([view], NOW, {}),
         render.line(view, NOW, view),
         render.ranges_table(Ranges((EVIL,), 1), NOW),
-        render.holder(EVIL),
+        holder_words(EVIL),
         describe_holder(view),
         str(why),
     ):
@@ -274,15 +275,9 @@ def test_a_history_of_several_incarnations_marks_those_that_ended() -> None:
 
 
 def test_a_history_in_json_is_one_object() -> None:
-    record = json.loads(render.to_json(history_record(hours(completion(-INF, 13, 0.5), more=1), 1)))
-    [step] = record.pop("completions")
-    assert record == {
-        "computation": "hourly",
-        "incarnation": 1,
-        "step_seconds": 3600.0,
-        "step_micros": HOUR,
-        "total": 2,
-    }
+    entry = json.loads(render.to_json(history_record(hours(completion(-INF, 13, 0.5), more=1), 1)))
+    [step] = entry.pop("completions")
+    assert entry == {"computation": "hourly", "incarnation": 1, "step_seconds": 3600.0, "step_micros": HOUR, "total": 2}
     assert (step["incarnation"], step["after"], step["after_micros"]) == (1, "unknown", None)
     assert (step["through"], step["through_micros"]) == ("2013-01-09T13:00:00Z", NOW - HOUR)
     assert (step["time_micros"], step["behind_seconds"]) == (NOW - HOUR + 500_000, 0.5)

@@ -17,10 +17,8 @@ def view(
     """Return a view of a computation so many minutes ago; its worker spoke so many minutes ago."""
     low = minutes if isinstance(minutes, Watermark) else Watermark(NOW - int(minutes * MINUTE))
     since = NOW - int(stood * MINUTE)
-    holder = RangeView(
-        b"\x40", b"\x80", low, RangeState.OWNED, "exec-7", "host-3", 9, since, NOW - int(silent * MINUTE)
-    )
-    options = {"holder": None if low.finished else holder, "since_micros": since, "ranges": 64} | more
+    owner = RangeView(b"\x40", b"\x80", low, RangeState.OWNED, "exec-7", "host-3", 9, since, NOW - int(silent * MINUTE))
+    options = {"holder": None if low.finished else owner, "since_micros": since, "ranges": 64} | more
     return WatermarkView(name, registered=True, incarnation=1, low=low, **options)  # type: ignore[arg-type]
 
 

@@ -105,9 +105,7 @@ def test_the_right_one_is_blamed_with_the_expected_sentence(case: dict[str, Any]
     why = explain(case["ask"], views, blame.NOW, ranges(*holding))
     answer = ([hop.computation for hop in why], list(why.others), why.sentence)
     assert answer == (case["way"], case["others"], case["why"])
-    assert [cause_of(view, blame.NOW).value for view in views.values()] == case["causes"], (
-        "as `lowwater status` shows them"
-    )
+    assert [cause_of(view, blame.NOW).value for view in views.values()] == case["causes"], "as `status` shows them"
     culprits = find_culprits(views, views, blame.NOW)
     assert {name: culprit.computation for name, culprit in culprits.items()} == {
         name: find_way(name, views, blame.NOW).names[-1] for name in views
@@ -176,9 +174,7 @@ def test_who_answers_for_the_one_that_holds_comes_last_with_what_to_do() -> None
         "ana@example.org of the team billing answers for enriched; what to do: https://wiki/enriched; "
         "logs: https://logs/?w=exec%207%2F%3F%26&h=host-3"
     )
-    without = explain(
-        "hourly", {name: replace(view_, promise=None) for name, view_ in by_name.items()}, NOW, ranges(SILENT)
-    )
-    assert (without.promise, without.answers) == (None, "")
-    assert str(without).splitlines() == [without.sentence, *(hop.sentence for hop in without)]
-    assert without.hops[:-1] == why.hops[:-1], "nobody else is blamed for a promise"
+    bare = explain("hourly", {name: replace(view, promise=None) for name, view in by_name.items()}, NOW, ranges(SILENT))
+    assert (bare.promise, bare.answers) == (None, "")
+    assert str(bare).splitlines() == [bare.sentence, *(hop.sentence for hop in bare)]
+    assert bare.hops[:-1] == why.hops[:-1], "nobody else is blamed for a promise"

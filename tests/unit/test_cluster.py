@@ -307,6 +307,20 @@ async def test_a_question_waits_no_longer_for_a_store_that_hangs(deployment: Dep
     one.faults.held["owners"].set()
 
 
+async def test_rule3_who_leaves_hands_over_before_it_ends_and_moves_nothing_else(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    names, grant = held(other), await other.claim(name := min(held(other)))
+    await other.report(name, grant, 14)
+    before = {name: deployment.disk.owners[name].epoch for name in NAMES}
+    leaving = asyncio.create_task(other.cluster.leave())
+    while not leaving.done():
+        await deployment.settle(one, seconds=0.3)
+        await turns()
+    assert (held(one), held(other), one.low(name)) == (set(NAMES), set(), 14)
+    assert {name for name in NAMES if deployment.disk.owners[name].epoch > before[name]} == names
+    assert await one.report(name, grant, 15) == []
+
+
 async def test_a_process_that_leaves_before_it_has_joined_serves_nothing(deployment: Deployment) -> None:
     one = One(deployment, "one:1")
     await one.cluster.leave()

@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 
 from lowwater.watermark import MIN
 from lowwater_spark.complete.folder import WATERMARK, complete_folder
-from lowwater_spark.complete.mark import COMPLETE, Claim, Completeness, History, Mark, Standing, Version, follow, read
+from lowwater_spark.complete.mark import (
+    COMPLETE,
+    ClaimEpoch,
+    Completeness,
+    History,
+    Mark,
+    Standing,
+    Version,
+    follow,
+    read,
+)
 from lowwater_spark.complete.snapshots import said_of, snapshots_of
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.iceberg_log import Snapshot, Table, Written
@@ -99,7 +109,7 @@ class World:
 
     def write(self, stage: Stage, advance: int, meanwhile: Iterator[tuple[str, int]], *, claimed: bool) -> None:
         low, life, batch = stage.through + advance, stage.life, stage.batch
-        standing = Standing(low, Claim(life, 1) if claimed else None)
+        standing = Standing(low, ClaimEpoch(life, 1) if claimed else None)
         try:
             mark, state = self.look(stage, standing)
         except Refused:
@@ -380,7 +390,7 @@ def test_what_is_no_mark_of_a_directory_is_told_by_the_file(tmp_path: Path, text
 APP, OTHER = app_id("a", "c0"), app_id("a", "c1")
 
 
-CLAIM = Claim(1, 1)
+CLAIM = ClaimEpoch(1, 1)
 
 
 def history(*versions: Version | None, apps: Collection[str] = (APP,)) -> History:
@@ -399,14 +409,14 @@ def answer(*versions: Version | None, apps: Collection[str] = (APP,)) -> Complet
     return read(history(*versions, apps=apps), ("a",))
 
 
-def followed(*versions: Version | None, claim: Claim | None = CLAIM, apps: Collection[str] = (APP,)) -> Mark:
+def followed(*versions: Version | None, claim: ClaimEpoch | None = CLAIM, apps: Collection[str] = (APP,)) -> Mark:
     return follow(APP, Standing(9, claim), history(*versions, apps=apps))[0]
 
 
 def test_another_checkpoint_that_nobody_sees_any_more_may_be_of_a_higher_life() -> None:
     """Unless the one that is seen has begun after it."""
     assert "what another checkpoint of it has said" in answer(None, written(mark(5, checked=0)), apps=(APP, OTHER)).why
-    begun = followed(None, written(mark(5), OTHER), claim=Claim(2, 1), apps=(OTHER,))
+    begun = followed(None, written(mark(5), OTHER), claim=ClaimEpoch(2, 1), apps=(OTHER,))
     assert begun.after == (OTHER,)
     assert answer(None, None, written(begun), apps=(APP, OTHER)).low.micros == 9
 
@@ -415,7 +425,7 @@ def test_a_new_life_begins_at_nothing_until_it_is_current() -> None:
     """The new life resets what the life before has written."""
     assert followed(written(mark(5))).through == 9
     for current, through in ((True, 9), (False, MIN)):
-        standing = Standing(9, Claim(2, 1), current)
+        standing = Standing(9, ClaimEpoch(2, 1), current)
         assert follow(APP, standing, history(written(mark(5))))[0].through == through
 
 

@@ -57,9 +57,7 @@ def test_rule7_tombstones_of_one_namespace_keep_no_neighbour_from_dropping() -> 
         graph(*(Spec(f"greedy/{name}23") for name in "abc"), Spec("neighbour/a")).drop("greedy/a23").drop("greedy/b23")
     )
     assert full.tombstone_bytes == 68
-    with pytest.raises(
-        errors.LimitReached, match="of the namespace 'greedy' take 68 bytes, greedy/c23 would add 34"
-    ) as refused:
+    with pytest.raises(errors.LimitReached, match="greedy' take 68 bytes, greedy/c23 would add 34") as refused:
         full.drop("greedy/c23", most=136)
     assert refused.value.metadata == {"computation": "greedy/c23", "bound": "tombstones", "limit": "136"}
     assert "neighbour/a" in full.drop("neighbour/a", most=136).dropped
@@ -112,9 +110,7 @@ async def test_what_a_worker_owns_is_dropped_by_force_alone(running: Running) ->
     shard = running.shard
     grant = await running.claim("b", worker="exec-7")
     running.now += 90_000_000
-    with pytest.raises(
-        errors.OwnedRanges, match=r"exec-7 owns key ranges of b, last heard of 1 min 30 s ago\. Stop it"
-    ) as refused:
+    with pytest.raises(errors.OwnedRanges, match=r"key ranges of b, last heard of 1 min 30 s ago\. Stop it") as refused:
         await shard.graph.drop("b", force=False)
     assert refused.value.metadata["workers"] == "exec-7"
     assert "b" in shard.served

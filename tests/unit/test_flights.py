@@ -68,14 +68,12 @@ def test_the_worst_flight_of_the_year_is_in_the_demo() -> None:
 
 
 def test_availability_of_flown_cancelled_and_unknown_air_times() -> None:
-    flights = data.parse(
-        [HEADER, line(0, "1301", "640"), line(5, "NA", "NA"), line(10, "-3", "NA"), line(15, "0", "613")]
-    )
+    one = data.parse([HEADER, line(0, "1301", "640"), line(5, "NA", "NA"), line(10, "-3", "NA"), line(15, "0", "613")])
     base = micros(datetime(2013, 1, 9, 14, tzinfo=UTC))
-    minutes = [(flight.available - base) / data.MINUTE for flight in flights]
+    minutes = [(flight.available - base) / data.MINUTE for flight in one]
     # Without an air time: the median of the route's 640 and 613, half a minute included, and six hours.
     assert minutes == [1301 + 640, 5, 10 - 3 + 626.5 + 360, 15 + 613]
-    assert [flight.cancelled for flight in flights] == [False, True, False, False]
+    assert [flight.cancelled for flight in one] == [False, True, False, False]
 
 
 def by_name(batches: list[Batch]) -> dict[str, Comparison]:

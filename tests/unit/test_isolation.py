@@ -632,9 +632,7 @@ async def test_no_log_is_given_back_before_its_next_owner_has_healed_it(deployme
     assert await one.report(name, grant, 13) == []
 
 
-async def test_a_take_over_that_had_to_wait_takes_no_log_that_another_shard_is_to_serve_by_then(
-    deployment: Deployment,
-) -> None:
+async def test_a_take_over_that_had_to_wait_takes_no_log_that_another_is_to_serve(deployment: Deployment) -> None:
     one, other, name = await taken_unread(deployment)
     other.faults.held["owners"] = asyncio.Event()
     await other.hear()

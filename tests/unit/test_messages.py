@@ -43,9 +43,7 @@ CHECKED = Spec("checked", ("reading",), (990_000,), "", DAY)
         ),
     ],
 )
-def test_a_conflict_names_what_differs_and_what_changes_it(
-    asked: dict[str, tuple[int | str, ...]], message: str
-) -> None:
+def test_a_conflict_names_what_differs_and_what_to_do(asked: dict[str, tuple[int | str, ...]], message: str) -> None:
     with pytest.raises(errors.RegistrationConflict) as refused:
         Topology().register(CHECKED).register(replace(CHECKED, **asked))  # type: ignore[arg-type]
     assert str(refused.value) == f"checked is registered with {message}"
@@ -94,9 +92,7 @@ def test_a_name_that_does_not_exist_is_answered_with_similar_ones(name: str, nam
         (lambda: source_of("files:/in,maxFileAg=1d"), "did you mean maxfileage?"),
     ],
 )
-def test_an_option_that_does_not_exist_is_answered_with_a_similar_one(
-    call: Callable[[], object], question: str
-) -> None:
+def test_an_option_that_does_not_exist_is_answered_by_a_similar_one(call: Callable[[], object], question: str) -> None:
     with pytest.raises((ValueError, TypeError)) as refused:
         call()
     assert str(refused.value).endswith(question)

@@ -146,10 +146,7 @@ def test_the_version_is_newer_than_every_release() -> None:
 
 SHELLS = "client/src/lowwater"
 
-TREES = (
-    *("client/src/lowwater/v1", "authority/src/lowwater_authority/records"),
-    "regions/src/lowwater_regions/records",
-)
+TREES = ("client/src/lowwater/v1", "authority/src/lowwater_authority/records", "regions/src/lowwater_regions/records")
 
 
 def modules() -> list[str]:

@@ -44,26 +44,20 @@ def test_what_has_no_time_has_no_lag() -> None:
     assert samples.of("a", SPANS["24h"]) == [(START, None, None)]
     assert samples.of("b", SPANS["7d"]) == [(START, None, None)]
     assert samples.of("c", SPANS["7d"]) == [(START, START - SECOND, None)]
-    assert {name: lags[-1] for name, lags in samples.heat(SPANS["1h"], 10, {}).lags.items()} == {
-        "c": 1,
-        "a": None,
-        "b": None,
-    }
+    assert {n: lag[-1] for n, lag in samples.heat(SPANS["1h"], 10, {}).lags.items()} == {"c": 1, "a": None, "b": None}
 
 
 def test_a_new_incarnation_begins_with_nothing_and_a_dropped_one_leaves_nothing() -> None:
-    samples = Samples()
-    run(samples, 120, 10, 20)
-    samples.begin("c0")
-    samples.remove("c1")
+    past = Samples()
+    run(past, 120, 10, 20)
+    past.begin("c0")
+    past.remove("c1")
     for span in SPANS.values():
-        assert samples.of("c0", span) == samples.of("c1", span) == [] or {
-            low for _, low, _ in samples.of("c0", span)
-        } == {None}
-    assert list(samples.heat(SPANS["6h"], 10, {}).lags.values()) == [[None] * 72]
-    samples.add(START + 120 * SECOND, ["new"], [(START, START)])
-    assert [low for _, low, _ in samples.of("new", SPANS["24h"])][-1] == START
-    assert {low for _, low, _ in samples.of("new", SPANS["24h"])[:-1]} == {None}
+        assert past.of("c0", span) == past.of("c1", span) == [] or {low for _, low, _ in past.of("c0", span)} == {None}
+    assert list(past.heat(SPANS["6h"], 10, {}).lags.values()) == [[None] * 72]
+    past.add(START + 120 * SECOND, ["new"], [(START, START)])
+    assert [low for _, low, _ in past.of("new", SPANS["24h"])][-1] == START
+    assert {low for _, low, _ in past.of("new", SPANS["24h"])[:-1]} == {None}
 
 
 def test_what_was_before_is_recalled_from_when_hours_were_complete() -> None:

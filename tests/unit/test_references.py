@@ -84,9 +84,7 @@ class World:
         self.starts += 1
         before = self.callers.get(region)
         run = 1 if before is None else before.agent.run + 1
-        self.callers[region] = Caller(
-            region, Agent(f"agent-{region}", run, f"nonce-{self.starts}"), 0, self.core.store.token
-        )
+        self.callers[region] = Caller(region, Agent(region, run, f"nonce-{self.starts}"), 0, self.core.store.token)
 
     def caller(self, region: str) -> Caller:
         self.turns += 1
@@ -395,10 +393,7 @@ def test_a_message_that_cannot_be_read_damages_one_reference_or_is_refused_as_a_
     world.log.append(stored)
     for from_snapshot in (False, True):
         world.restart(from_snapshot=from_snapshot)
-        assert {name: unread.record for name, unread in world.core.damaged.items()} == {
-            HOURLY: b"\xff",
-            DAILY: good.record,
-        }
+        assert {key: entry.record for key, entry in world.core.damaged.items()} == {HOURLY: b"\xff", DAILY: good.record}
     for record in (b"", b"\xff", b"{", stored[2:]):
         with pytest.raises(ValueError, match=r".+"):
             world.core.apply(record)

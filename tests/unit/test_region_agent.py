@@ -81,13 +81,8 @@ def test_a_computation_goes_on_if_always_own(record: tuple[str, object] | None, 
 def test_a_file_is_read_and_its_defaults_are_those_of_the_documentation(tmp_path: Path) -> None:
     path = tmp_path / "region.toml"
     path.write_text(GOOD)
-    [entry] = read_config(path, "A")
-    assert (entry.name, entry.regions, entry.low, entry.policy) == (
-        "hourly:clicks+views",
-        ("A", "B"),
-        "hourly",
-        "replicated",
-    )
+    [one] = read_config(path, "A")
+    assert (one.name, one.regions, one.low, one.policy) == ("hourly:clicks+views", ("A", "B"), "hourly", "replicated")
 
 
 @pytest.mark.parametrize(
@@ -226,9 +221,7 @@ async def test_a_fresh_number_is_asked_of_the_global_authority(world: World) -> 
     assert (await world.agent.confirm_owned("hourly:clicks")).number == 1
     world.center.own("hourly", 2, owner="B")
     assert world.agent.owned("hourly:clicks").number == 1
-    with pytest.raises(
-        errors.StaleAdoption, match=r"region B owns hourly:clicks, by the adoption number 2, and region A does not"
-    ):
+    with pytest.raises(errors.StaleAdoption, match=r"B owns hourly:clicks, by the adoption number 2, and"):
         await world.agent.confirm_owned("hourly:clicks")
     world.agent.linked = False
     assert (await world.agent.confirm_owned("daily:clicks")).number == 1
@@ -515,10 +508,7 @@ async def test_with_a_token_nobody_else_is_answered() -> None:
             with pytest.raises(errors.Unauthenticated, match="LOWWATER_REGION_TOKEN"):
                 await asyncio.to_thread(Token(HOURLY, place, token=wrong).read)
         assert await status_of(place, {}, None) == 401
-        assert (
-            await status_of(place, {**JSON, "Authorization": f"Bearer {TOKEN}", "Origin": "https://evil.example"})
-            == 403
-        )
+        assert await status_of(place, {**JSON, "Authorization": f"Bearer {TOKEN}", "Origin": "https://evil.org"}) == 403
         for batch, right in enumerate((f"{TOKEN}\n", f"{'o' * 32},\n{TOKEN}")):
             await asyncio.to_thread(say, Token(HOURLY, place, token=right), batch)
         assert [batch for _, batch in agent.commits] == [0, 1]

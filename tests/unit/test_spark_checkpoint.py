@@ -22,6 +22,8 @@ from lowwater_spark.checkpoint.durable import write_once
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, StateLost
+from lowwater_spark.track.facts import BatchFacts
+from lowwater_spark.track.inputs import UNREAD, Origin, Reading
 from lowwater_spark.track.output import folder_out
 from lowwater_spark.track.output.folder_out import FolderOut
 from lowwater_spark.track.output.kafka_out import KafkaOut
@@ -30,16 +32,15 @@ from lowwater_spark.track.rows.counts import Counted
 from lowwater_spark.track.rows.cut import EQUAL
 from lowwater_spark.track.rows.keyed import Keyed
 from lowwater_spark.track.run.batch import Outcome
-from lowwater_spark.track.run.batch_log import BatchEntry, BatchLog
+from lowwater_spark.track.run.batch_log import BatchLog
 from lowwater_spark.track.run.hook import Hook, _Running
-from lowwater_spark.track.run.inputs import UNREAD, Origin, Reading
-from lowwater_spark.track.run.part import Part
-from lowwater_spark.track.run.progress import Committed, Progress
+from lowwater_spark.track.run.progress import AfterBatch, Progress
+from lowwater_spark.track.run.stage_run import StageRun
 from lowwater_spark.track.segments import Due, Segment
 from lowwater_spark.track.state import handover
 from lowwater_spark.track.state.handover import publish_directory, sweep
-from lowwater_spark.track.state.store import Place, RangeEntry, StateStore, Version
-from tests.spark.support import place
+from lowwater_spark.track.state.store import RangeEntry, StageSection, StateStore, StateVersion
+from tests.spark.support import make_version, place
 
 READING = Reading(14, {990_000: 15, 500_000: 16}, 3, (1, 7))
 
@@ -47,28 +48,30 @@ READING = Reading(14, {990_000: 15, 500_000: 16}, 3, (1, 7))
 def test_s5_a_replay_runs_with_the_w_and_the_clock_of_the_first_run(tmp_path: Path) -> None:
     log = BatchLog(tmp_path)
     log.purge(before=8)  # a later stage of a chain has no folder of its own
-    first = BatchEntry(7, "aa", READING, promised=9, now=60)
-    assert log.begin(first) == (first, False)
-    newer = BatchEntry(7, "aa", Reading(99), promised=50, now=70)
-    assert log.begin(newer) == (first, True)
+    first = BatchFacts(7, "aa", READING, promised=9, now=60)
+    assert log.begin(first) == first
+    newer = BatchFacts(7, "aa", Reading(99), promised=50, now=70)
+    assert log.begin(newer) == dataclasses.replace(first, replayed=True)
     with pytest.raises(CheckpointMismatch, match="batch 7 had another plan"):
-        log.begin(BatchEntry(7, "bb", READING, promised=9))
-    log.begin(BatchEntry(8, "cc", Reading(MIN), promised=MIN))
+        log.begin(BatchFacts(7, "bb", READING, promised=9))
+    log.begin(BatchFacts(8, "cc", Reading(MIN), promised=MIN))
     log.purge(before=8)
     assert log.read(7) is None
-    assert log.read(8) == BatchEntry(8, "cc", Reading(MIN), promised=MIN)
+    assert log.read(8) == BatchFacts(8, "cc", Reading(MIN), promised=MIN)
 
 
 def test_a_batch_that_an_older_release_has_begun_is_replayed_and_none_of_this_one_by_it(tmp_path: Path) -> None:
     log = BatchLog(tmp_path)
-    entry = BatchEntry(7, "aa", READING, promised=9)
+    entry = BatchFacts(7, "aa", READING, promised=9)
     log.begin(entry)
     path = tmp_path / "lowwater/batches/7.json"
     content = json.loads(path.read_text())
     assert content["format"] == 2, "0.1 reads format 1 alone: it would pass over the manifest"
     del content["now"]
     path.write_text(json.dumps({**content, "format": 1}))
-    assert log.begin(dataclasses.replace(entry, now=5)) == (entry, True), "its clock is not known"
+    assert log.begin(dataclasses.replace(entry, now=5)) == dataclasses.replace(entry, replayed=True), (
+        "its clock is not known"
+    )
     path.write_text(json.dumps({**content, "format": 4}))
     with pytest.raises(CheckpointMismatch, match="is of format 4; this release reads 1 to 3"):
         log.begin(entry)
@@ -104,7 +107,7 @@ def test_a_run_that_was_replaced_does_not_sweep_what_its_successor_fills(tmp_pat
 def test_kafkas_staged_batches_stay_while_a_replay_or_a_later_run_needs_them(tmp_path: Path) -> None:
     for batch in range(8):
         (tmp_path / f"batch={batch}").mkdir()
-    turn: Any = SimpleNamespace(batch=5)
+    turn: Any = SimpleNamespace(facts=SimpleNamespace(batch=5))
     KafkaOut(place(tmp_path / "ck"), tmp_path, "default/a", "topic", {}, 1).remove(turn)
     assert sorted(path.name for path in tmp_path.glob("batch=*")) == [f"batch={batch}" for batch in range(3, 8)]
 
@@ -166,19 +169,19 @@ def test_a_name_already_there_is_made_durable_at_first(tmp_path: Path, monkeypat
         lambda: publish_directory(tmp_path, "batch=0", "aa", fill, ordinal=2),
         lambda: publish_directory(tmp_path, "batch=1", "bb", overtaken, ordinal=1),
         lambda: write_once(tmp_path / "x", b"2"),
-        lambda: FolderOut(tmp_path, tmp_path, "json", None).settle(nothing, nothing),
+        lambda: FolderOut(tmp_path, tmp_path, "json", None).finish(nothing, nothing),
     ):
         synced.clear()
         assert not again()
         assert synced.count(tmp_path) == 1
 
 
-def version(batch: int) -> Version:
+def version(batch: int) -> StateVersion:
     entries = [RangeEntry(f"{batch}.state", "", 5, 2), RangeEntry()]
-    return Version(batch, f"digest{batch}", 14, entries, pending=([1, 3], [1, 1]), counted=Counted(3, 1, -4))
+    return StateVersion(batch, f"digest{batch}", 14, entries, pending=([1, 3], [1, 1]), counted=Counted(3, 1, -4))
 
 
-def version_of(batch: int, _: Path) -> Version:
+def version_of(batch: int, _: Path) -> StateVersion:
     return version(batch)
 
 
@@ -186,13 +189,15 @@ def test_the_state_of_a_checkpoint_that_was_copied_is_its_own(tmp_path: Path) ->
     """The manifest names it by the old place, which may still be there, of the checkpoint that was copied."""
     old, new = tmp_path / "old", tmp_path / "new"
     inside, elsewhere = old / "lowwater/state", tmp_path / "lowwater/state"
-    StateStore.opened(place(old), inside, 2, batch=0, ordinal=1).build(0, "digest0", lambda _: version(0))
+    make_version(StateStore.opened(place(old), inside, 2, batch=0, ordinal=1), 0, "digest0", lambda _: version(0))
     shutil.copytree(old, new)
     for copy, root in ((old, inside), (new, new / "lowwater/state")):
-        assert StateStore.opened(Place(Manifest(copy), copy), root, 2, batch=1, ordinal=2).before(1) == version(0)
+        assert StateStore.opened(StageSection(Manifest(copy), copy), root, 2, batch=1, ordinal=2).before(1) == version(
+            0
+        )
     StateStore.opened(place(tmp_path / "other"), elsewhere, 2, batch=0, ordinal=1)
     shutil.copytree(tmp_path / "other", tmp_path / "another")
-    store = StateStore.existing(Place(Manifest(tmp_path / "another"), tmp_path / "another"))
+    store = StateStore.existing(StageSection(Manifest(tmp_path / "another"), tmp_path / "another"))
     assert store is not None
     assert store.root == elsewhere, "the user has named it"
 
@@ -200,18 +205,16 @@ def test_the_state_of_a_checkpoint_that_was_copied_is_its_own(tmp_path: Path) ->
 def test_state_versions_build_on_each_other_and_are_never_changed(tmp_path: Path) -> None:
     store = StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=4, ordinal=1)
     assert store.before(4) is None
-    built = store.build(4, "digest4", lambda _: version(4))
-    assert (
-        built == version(4) == StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=9, ordinal=1).before(5)
-    )
-    assert built.held == [5, None]
-    assert store.build(4, "digest4", lambda _: pytest.fail("computed twice")) == built
+    new = make_version(store, 4, "digest4", lambda _: version(4))
+    assert new == version(4) == StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=9, ordinal=1).before(5)
+    assert new.held == [5, None]
+    assert make_version(store, 4, "digest4", lambda _: pytest.fail("computed twice")) == new
     with pytest.raises(CheckpointMismatch):
-        store.build(4, "other", lambda _: version(4))
+        make_version(store, 4, "other", lambda _: version(4))
     with pytest.raises(StateLost, match="needs version 5"):
         store.before(6)
     for batch in range(5, 9):
-        store.build(batch, f"digest{batch}", partial(version_of, batch))
+        make_version(store, batch, f"digest{batch}", partial(version_of, batch))
     store.purge(committed=7)
     assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["6", "7", "8"]
 
@@ -219,18 +222,20 @@ def test_state_versions_build_on_each_other_and_are_never_changed(tmp_path: Path
 def test_versions_of_releases_without_segments_are_read_and_written_as_they_were(tmp_path: Path) -> None:
     """A stage that has no segments may go back to such a release; one that has some is refused by it."""
     store = StateStore.opened(place(tmp_path), tmp_path / "state", 2, batch=4, ordinal=1)
-    store.build(4, "digest4", partial(version_of, 4))
+    make_version(store, 4, "digest4", partial(version_of, 4))
     written = json.loads((tmp_path / "state/4/manifest.json").read_bytes())
     assert (written["format"], written["ranges"]) == (1, [["4.state", "", 5, 2], ["", "", None, 0]])
     segments = (Segment("a.segments", 1, 3, 40, 90, (1, 2)),)
-    store.build(5, "digest5", lambda _: Version(5, "digest5", 14, [RangeEntry(segments=segments, facts=(9,))]))
+    make_version(
+        store, 5, "digest5", lambda _: StateVersion(5, "digest5", 14, [RangeEntry(segments=segments, facts=(9,))])
+    )
     written = json.loads((tmp_path / "state/5/manifest.json").read_bytes())
     assert (written["format"], written["ranges"]) == (2, [["", "", None, 0, [["a.segments", 1, 3, 40, 90, 1, 2]], [9]]])
     before = store.version(5)
     assert before is not None
     assert before.due is None
     due = [RangeEntry(segments=segments, due=entry) for entry in (Due(9, None), Due(None, 4), None, Due(8, 6))]
-    store.build(6, "digest6", lambda _: Version(6, "digest6", 14, due))
+    make_version(store, 6, "digest6", lambda _: StateVersion(6, "digest6", 14, due))
     after = store.version(6)
     assert after is not None
     assert after.ranges == due
@@ -258,7 +263,7 @@ def test_the_schema_of_what_is_emitted_is_compared_by_name(tmp_path: Path) -> No
 
     def build(batch: int, emitted: str) -> None:
         entries = [RangeEntry(emitted=emitted)]
-        opened(batch).build(batch, "aa", lambda _: Version(batch, "aa", MIN, entries))
+        make_version(opened(batch), batch, "aa", lambda _: StateVersion(batch, "aa", MIN, entries))
 
     opened(0).match(settings, schema, 0)
     build(0, "rows")
@@ -286,7 +291,7 @@ def test_the_schema_of_what_is_emitted_is_compared_by_name(tmp_path: Path) -> No
 
 def lows_of(log: BatchLog, number: int, reading: Reading, spark_bound: int, before: int) -> tuple[int, int]:
     """Begin a batch in a run of its own; return its low and its promised. ``before``: Spark's bound after the batch before."""
-    progress = Progress(1, None, [], Committed(reading=reading, spark_bound=before))
+    progress = Progress(1, None, [], AfterBatch(reading=reading, spark_bound=before))
     part: Any = SimpleNamespace(
         entries=log,
         name="stage",
@@ -301,14 +306,15 @@ def lows_of(log: BatchLog, number: int, reading: Reading, spark_bound: int, befo
         SimpleNamespace(
             lock=nullcontext(),
             reader=part,
-            heads=SimpleNamespace(counted=lambda *_: []),
+            log=SimpleNamespace(plan=lambda number: Plan(number, [], "aa", 0)),
+            heads=SimpleNamespace(counted=lambda *_: [], read_to=lambda _: None, evidence=lambda *_: []),
             lines=[],
             checked=SimpleNamespace(spark_bound=lambda _: spark_bound),
-            parts=[part],
+            stages=[part],
         ),
     )
-    entry = hook._choose(Plan(number, [], "aa", 0)).entry
-    return entry.reading.low, entry.promised
+    facts = hook._begin(number).facts
+    return facts.reading.low, facts.promised
 
 
 def test_a_batch_is_not_behind_the_one_before_when_the_retention_is_larger(tmp_path: Path) -> None:
@@ -327,24 +333,24 @@ def test_no_stage_counts_a_batch_that_another_one_may_not_commit(tmp_path: Path)
     def refuse(*_: object) -> str:
         raise errors.InvalidArgument("refused")
 
-    def stage(commit: Callable[..., str], earlier: Sequence[Part] = ()) -> Part:
+    def stage(commit: Callable[..., str], earlier: Sequence[StageRun] = ()) -> StageRun:
         authority: Any = SimpleNamespace(registration=SimpleNamespace(name="stage"), commit=commit, wanted=None)
-        part = Part(authority, Keyed("key", "t", 1, injector=not earlier), tmp_path, earlier)
-        part.open([], Committed())
+        part = StageRun(authority, Keyed("key", "t", 1, injector=not earlier), tmp_path, earlier)
+        part.open([], AfterBatch())
         part.progress.inputs = Origin()
         return part
 
     first = stage(lambda *_: "")
     last = stage(refuse, [first])
-    hook, heads = Hook(lambda *_: None, lambda *_: None), SimpleNamespace(knock=lambda _: None, settle=lambda _: None)
+    hook, heads = Hook(lambda *_: None, lambda *_: None), SimpleNamespace(knock=lambda _: None, confirm=lambda _: None)
     log = SimpleNamespace(committed=lambda _: True)
-    hook.run = cast("Any", SimpleNamespace(lock=threading.RLock(), heads=heads, log=log, parts=[first, last]))
-    ended = [(Committed(0, reading=Reading(10), held=held), Outcome(), "") for held in ([], [4])]
-    entry = BatchEntry(0, "aa", UNREAD, MIN, {}, 0)
-    hook._running = _Running(Plan(0, [], "aa", 0), entry, replayed=False, since=0.0, ended=ended)
+    hook.run = cast("Any", SimpleNamespace(lock=threading.RLock(), heads=heads, log=log, stages=[first, last]))
+    outcomes = [Outcome(AfterBatch(0, reading=Reading(10), held=held)) for held in ([], [4])]
+    entry = BatchFacts(0, "aa", UNREAD, MIN, {}, 0)
+    hook._running = _Running(Plan(0, [], "aa", 0), entry, since=0.0, outcomes=outcomes)
     for _ in range(2):
         with pytest.raises(errors.InvalidArgument):
-            hook.settle(1)
+            hook.follow_commits(1)
         first.advance(None)
         last.advance(None)
         assert last.progress.values(last.progress.reading) == [MIN]

@@ -13,7 +13,7 @@ import pytest
 
 from lowwater_spark.checkpoint.manifest import SECTIONS, Manifest
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.track.state.store import Place
+from lowwater_spark.track.state.store import StageSection
 
 OLD: dict[str, dict[str, Any]] = {
     "query.json": {
@@ -199,12 +199,12 @@ def test_each_stage_of_an_older_release_has_its_state(tmp_path: Path) -> None:
     (tmp_path / "lowwater/stages/enriched/lowwater").mkdir(parents=True)
     manifest = begun(tmp_path)
     assert manifest["state"] == {**CONTENT["state"], "lowwater/stages/hourly": place}
-    assert Place(manifest, later).read() == place
-    assert Place(manifest, tmp_path / "lowwater/stages/enriched").read() is None
+    assert StageSection(manifest, later).read() == place
+    assert StageSection(manifest, tmp_path / "lowwater/stages/enriched").read() is None
     other = {**place, "first": 7}
-    Place(manifest, tmp_path / "lowwater/stages/enriched").keep(other)
+    StageSection(manifest, tmp_path / "lowwater/stages/enriched").keep(other)
     assert Manifest(tmp_path)["state"] == {**manifest["state"], "lowwater/stages/enriched": other}
-    assert Place(manifest, tmp_path).read() == CONTENT["state"]["."], "a neighbour's stays"
+    assert StageSection(manifest, tmp_path).read() == CONTENT["state"]["."], "a neighbour's stays"
     assert (later / "lowwater/state.json").exists(), "a release that does not know the manifest would go on without"
 
 

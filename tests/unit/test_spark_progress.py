@@ -21,9 +21,9 @@ from pyspark.sql.types import LongType, TimestampNTZType, TimestampType
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.sources.head import KEPT, Candidates
 from lowwater_spark.sources.source_log import File, Head
+from lowwater_spark.track.inputs import UNREAD, Origin, Reading
 from lowwater_spark.track.rows.keyed import floor_stamp
-from lowwater_spark.track.run.inputs import UNREAD, Origin, Reading
-from lowwater_spark.track.run.progress import RELIST, Committed, Progress, bound_of, stamped
+from lowwater_spark.track.run.progress import RELIST, AfterBatch, Progress, bound_of, stamped
 from lowwater_spark.track.segments import Due
 from lowwater_spark.track.state.update import held_micros, least_record, lowest_stamp, times_in
 from tests.kit.times import at
@@ -57,7 +57,7 @@ class Pipeline:
         self.reading: Reading | None = None
         self.trap = newest_at_once
         self.removed: set[File] = set()
-        self.progress = Progress(2, None, self.logs, Committed())
+        self.progress = Progress(2, None, self.logs, AfterBatch())
         self.now = 0.0
 
     def put(self, source: int, ahead: int) -> None:
@@ -145,7 +145,7 @@ class Pipeline:
         self.running = None
         self.batch += 1
         self.committed = set(self.planned)
-        self.progress.settle(Committed(self.batch, offsets, used), "")
+        self.progress.record(AfterBatch(self.batch, offsets, used), "")
 
     def look(self) -> None:
         """The clock: what the stage reports now must be true of what is committed."""
@@ -291,7 +291,7 @@ def test_a_reading_counts_if_and_only_if_all_there_at_the_time_is_committed(move
 
 
 def test_stamps_of_windows_are_floored_also_where_nothing_is_held() -> None:
-    progress = Progress(3, WINDOW, [Log()], Committed(0, [0], Reading(14), held=[None, 4, 12]))
+    progress = Progress(3, WINDOW, [Log()], AfterBatch(0, [0], Reading(14), held=[None, 4, 12]))
     assert progress.values(Reading(14)) == [12, 4, 12]
     assert progress.values(Reading(MAX)) == [MAX, 4, 12]
     assert progress.values(UNREAD) == [MIN] * 3
@@ -310,10 +310,8 @@ def test_stamps_of_windows_are_floored_also_where_nothing_is_held() -> None:
         (None, [10], 11, True),
     ],
 )
-def test_a_forced_batch_closes_windows(
-    window: timedelta | None, holds: list[int | None], low: int, closes: bool
-) -> None:
-    progress = Progress(len(holds) or 1, window, [Log()], Committed(0, [0], Reading(10), held=holds))
+def test_a_forced_batch_ends_windows(window: timedelta | None, holds: list[int | None], low: int, closes: bool) -> None:
+    progress = Progress(len(holds) or 1, window, [Log()], AfterBatch(0, [0], Reading(10), held=holds))
     progress.observe(Reading(low), [set()], 0.0, [])
     progress.renew()
     assert progress.would_close() == closes
@@ -331,7 +329,7 @@ def test_a_forced_batch_closes_windows(
     ],
 )
 def test_a_stage_that_tells_when_it_is_due_is_asked_for_nothing_before(due: Due | None, low: int, closes: bool) -> None:
-    progress = Progress(1, None, [Log()], Committed(0, [0], Reading(10), held=[5], due=due))
+    progress = Progress(1, None, [Log()], AfterBatch(0, [0], Reading(10), held=[5], due=due))
     progress.observe(Reading(low), [set()], 0.0, [])
     progress.renew()
     assert progress.would_close() == closes
@@ -339,7 +337,7 @@ def test_a_stage_that_tells_when_it_is_due_is_asked_for_nothing_before(due: Due 
 
 def test_a_batch_is_forced_when_the_clock_is_there() -> None:
     for due, fires in ((None, False), (Due(1, None), False), (Due(None, 8), False), (Due(None, 7), True)):
-        assert Progress(1, None, [Log()], Committed(due=due)).would_fire(7) == fires
+        assert Progress(1, None, [Log()], AfterBatch(due=due)).would_fire(7) == fires
 
 
 @pytest.mark.parametrize(
@@ -355,7 +353,7 @@ def test_a_batch_is_forced_when_the_clock_is_there() -> None:
     ],
 )
 def test_held_rows_bound_ranges(window: timedelta | None, low: int, spark_bound: int, values: list[int]) -> None:
-    progress = Progress(2, window, [Log()], Committed(0, [0], Reading(low), held=[None, 9], spark_bound=spark_bound))
+    progress = Progress(2, window, [Log()], AfterBatch(0, [0], Reading(low), held=[None, 9], spark_bound=spark_bound))
     assert progress.values(Reading(low)) == values
     assert progress.promised == min(low, spark_bound), "of rows, which are not stamped by a window yet"
     assert not progress.would_close(), "Spark runs a batch by itself when its watermark has moved"
@@ -363,7 +361,7 @@ def test_held_rows_bound_ranges(window: timedelta | None, low: int, spark_bound:
 
 def test_a_file_that_is_gone_before_it_was_read_does_not_hold_for_ever() -> None:
     log = Log()
-    progress = Progress(1, None, [log], Committed(0, [0]))
+    progress = Progress(1, None, [log], AfterBatch(0, [0]))
     progress.observe(Reading(10), [{named("/in/gone"), named("/in/taken"), named("/in/there")}], 0.0, [])
     assert not progress.must_list(Reading(10), RELIST / 2)
     assert progress.must_list(Reading(10), RELIST)
@@ -375,7 +373,7 @@ def test_a_file_that_is_gone_before_it_was_read_does_not_hold_for_ever() -> None
     log.take(named("/in/renamed"), 0)
     log.take(named("/in/there"), 0)
     assert progress.renew() == UNREAD
-    progress.settle(Committed(1, [1]), "")
+    progress.record(AfterBatch(1, [1]), "")
     assert progress.renew() == Reading(10)
     assert not progress.must_list(Reading(10), RELIST * 9), "nothing waits"
 
@@ -408,14 +406,14 @@ class CountsPlans(Progress):
 def claims_no_more_than_a_restart(kind: type[Progress]) -> None:
     """A batch has read all that W covers; only when it is committed would a restart know that."""
     log = Log()
-    progress = kind(1, None, [log], Committed())
+    progress = kind(1, None, [log], AfterBatch())
     progress.observe(Reading(10), [{named("/in/a")}], 0.0, [])
     log.take(named("/in/a"), 0)
     if isinstance(progress, CountsPlans):
         progress.planned = [0]
     assert progress.choose([0]).low == 10, "the batch itself may use it"
     assert progress.renew().low == MIN, "and nobody may hear of it yet"
-    progress.settle(Committed(0, [0], Reading(10)), "")
+    progress.record(AfterBatch(0, [0], Reading(10)), "")
     assert progress.renew().low == 10
 
 
@@ -431,7 +429,7 @@ def test_rule6_breaks_when_switched_off() -> None:
 def test_what_spark_holds_is_stamped_as_what_comes_is() -> None:
     """For windows of an hour that are stamped by their day, the bound of Spark's state is within the day, and its rows are at its beginning."""
     day, micros = timedelta(days=1), timedelta(microseconds=1)
-    committed = Committed(0, (), spark_bound=22 * HOUR // micros + day // micros)
+    committed = AfterBatch(0, (), spark_bound=22 * HOUR // micros + day // micros)
     reading = Reading(2 * day // micros, {990_000: 2 * day // micros})
     assert bound_of(committed, reading, day) == day // micros
     assert stamped(committed, reading, day).heuristics == {990_000: day // micros}
@@ -440,7 +438,7 @@ def test_what_spark_holds_is_stamped_as_what_comes_is() -> None:
 def test_a_replay_that_was_planned_before_w_was_read_does_not_count_it() -> None:
     log = Log()
     log.take(named("/in/0"), 0)
-    progress = Progress(1, None, [log], Committed())
+    progress = Progress(1, None, [log], AfterBatch())
     progress.observe(Reading(14), [{named("/in/0"), named("/in/1")}], 0.0, [0])
     assert progress.choose([0]) == UNREAD
     log.take(named("/in/1"), 1)
@@ -448,7 +446,7 @@ def test_a_replay_that_was_planned_before_w_was_read_does_not_count_it() -> None
 
 
 def test_a_reading_found_in_another_stage_never_goes_back() -> None:
-    progress = Progress(1, None, [Log()], Committed(0, [0], Reading(10)))
+    progress = Progress(1, None, [Log()], AfterBatch(0, [0], Reading(10)))
     for reading, stands in ((Reading(12), 12), (Reading(11), 12), (UNREAD, 12), (Reading(13), 13)):
         progress.advance(reading)
         assert progress.reading.low == stands
@@ -457,14 +455,14 @@ def test_a_reading_found_in_another_stage_never_goes_back() -> None:
 def test_a_replay_does_not_bring_back_the_w_of_inputs_that_were_changed() -> None:
     """The batch itself ran with it; but nothing was read of the inputs that are registered now."""
     old = Reading(10, {}, 1, (1,))
-    progress = Progress(1, None, [Log()], Committed())
+    progress = Progress(1, None, [Log()], AfterBatch())
     progress.inputs = Origin(2, (1, 1))
-    progress.settle(Committed(0, [0], old), "")
+    progress.record(AfterBatch(0, [0], old), "")
     assert (progress.reading, progress.committed.reading, progress.renew()) == (UNREAD,) * 3
-    progress.settle(Committed(1, [0], Reading(11, {}, 2, (1, 9))), "")
+    progress.record(AfterBatch(1, [0], Reading(11, {}, 2, (1, 9))), "")
     assert progress.reading == UNREAD, "another incarnation of an input"
     for batch, reading in enumerate((Reading(12, {}, 2, (1, 1)), Reading(13, {}, 3, (1, 1, 1))), start=2):
-        progress.settle(Committed(batch, [0], reading), "")
+        progress.record(AfterBatch(batch, [0], reading), "")
         assert progress.reading == reading
 
 

@@ -106,7 +106,7 @@ def test_names_of_files_travel_and_their_contents_do_not(tmp_path: Path) -> None
     assert settings.encrypted
     assert settings.credentials is not None
     # The driver's quick client has other time-outs; what a task gets is that client's.
-    shipped = pickle.dumps(Destination(dataclasses.replace(settings, timeout=1.0), "stage", 1, 0))
+    shipped = pickle.dumps(Destination(dataclasses.replace(settings, timeout=1.0), "stage", 1))
     assert b"the private key" not in shipped
     arrived = pickle.loads(shipped).settings
     assert (arrived.private_key, arrived.timeout, arrived.token) == (None, 1.0, "t")
@@ -219,18 +219,11 @@ class OneAttempt(threading.Event):
 
 def test_a_query_is_tried_again_while_its_token_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LOWWATER_TOKEN_FILE", str(tmp_path / "token"))
-    query: dict[str, Any] = {
-        "name": "a",
-        "checkpoint": str(tmp_path),
-        "inputs": ["b"],
-        "sources": [f"files:{tmp_path}"],
-    }
-    watch = QueryWatch(
-        {**query, "promises": ["sink-visible-before-commit", "nothing-skipped"]}, str(tmp_path), None, None
-    )
-    watch.run(OneAttempt())
-    assert not watch.refused
-    assert watch.turn == (2, 0), "the checkpoint is one step, and the attempt another"
+    spec: dict[str, Any] = {"name": "a", "checkpoint": str(tmp_path), "inputs": ["b"], "sources": [f"files:{tmp_path}"]}
+    one = QueryWatch({**spec, "promises": ["sink-visible-before-commit", "nothing-skipped"]}, str(tmp_path), None, None)
+    one.run(OneAttempt())
+    assert not one.refused
+    assert one.turn == (2, 0), "the checkpoint is one step, and the attempt another"
     assert may_pass(errors.Unauthenticated("unknown token"))
     assert not may_pass(errors.PermissionDenied("of another principal"))
     assert not may_pass(errors.InvalidArgument("name", metadata={"field": "name"}))

@@ -11,6 +11,7 @@
 An import of it starts nothing. This module has all public names.
 """
 
+from lowwater import notebook
 from lowwater._sync.batches import Batches
 from lowwater._sync.client import Client
 from lowwater._sync.connect import connect
@@ -94,6 +95,7 @@ from lowwater.views import (
     TaskState,
     TaskView,
     Topology,
+    Views,
     WatermarkView,
 )
 from lowwater.watermark import MAX, MIN, EventTime, Watermark, Watermarks
@@ -184,6 +186,7 @@ __all__ = [
     "UnknownComputation",
     "UnknownGroup",
     "UnknownReference",
+    "Views",
     "Watermark",
     "WatermarkView",
     "Watermarks",
@@ -192,3 +195,5 @@ __all__ = [
     "WouldRegress",
     "connect",
 ]
+
+notebook.install(notebook.LINES, notebook.HTML)

@@ -2,7 +2,8 @@
 
 Event times are :class:`~lowwater.Watermark`; processing times, by the authority's clock, are
 microseconds since the epoch, with a property that gives the aware datetime. All types are frozen
-and compare by value.
+and compare by value. :mod:`lowwater.notebook` says how the long ones look in a notebook and in an
+interactive Python.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ __all__ = [
     "TaskState",
     "TaskView",
     "Topology",
+    "Views",
     "WatermarkView",
 ]
 
@@ -273,6 +275,15 @@ class WatermarkView:
     def oldest_operation(self) -> datetime | None:
         """Start of the oldest operation that still runs at a worker that reports it."""
         return _moment(self.oldest_operation_micros)
+
+
+class Views(dict[str, WatermarkView]):
+    """Published watermarks by name, as ``Client.get`` returns them: a dict of the caller's own."""
+
+    def __init__(self, views: Mapping[str, WatermarkView], *, whole: bool = False) -> None:
+        super().__init__(views)
+        self.whole: bool = whole
+        """True when these are all computations that the caller may read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, SupportsIndex, cast, overload
 
-__all__ = ["MAX", "MIN", "EventTime", "Watermark", "Watermarks", "all_to_micros", "to_micros"]
+__all__ = ["MAX", "MIN", "EventTime", "Watermark", "Watermarks", "all_to_micros", "parse_iso", "to_micros"]
 
 MIN: Final = -(2**63)
 """Unknown: no promise yet."""
@@ -43,17 +43,17 @@ class Watermark:
     def __post_init__(self) -> None:
         value: Any = self.micros
         if type(value) is not int or not MIN <= value <= MAX:
-            if isinstance(value, Watermark | dt.datetime):
+            if isinstance(value, Watermark | dt.datetime | str):
                 raise TypeError(f"Watermark takes microseconds, not a {type(value).__name__}; use Watermark.of(...)")
             # Integers of other types, such as numpy's, become plain ones.
             object.__setattr__(self, "micros", to_micros(value))
 
     @classmethod
     def of(cls, value: EventTime) -> Watermark:
-        """Return the watermark of microseconds, an aware datetime, or a watermark.
+        """Return the watermark of microseconds, an aware datetime, its text, or a watermark.
 
-        Raises ValueError for a naive datetime and for numbers beyond 64 bits, TypeError for other
-        types.
+        Raises ValueError for a time without a zone and for numbers beyond 64 bits, TypeError for
+        other types.
         """
         return value if isinstance(value, Watermark) else cls(to_micros(value))
 
@@ -132,32 +132,57 @@ class Watermarks(Sequence[Watermark]):
         return f"<{len(self)} watermarks, the least {min(self, default=None)}>"
 
 
-EventTime = int | dt.datetime | Watermark
-"""Types that every argument for an event time accepts: microseconds, an aware datetime, or a
-watermark."""
+EventTime = int | dt.datetime | str | Watermark
+"""Types that every argument for an event time accepts: microseconds, an aware datetime, its ISO
+8601 text with a zone such as ``"2013-01-09T14:00Z"``, or a watermark."""
+
+
+def parse_iso(text: str) -> dt.datetime:
+    """Return the aware datetime of an ISO 8601 text. Raises ValueError, also without a zone.
+
+    >>> parse_iso("2013-01-09T14:00Z")
+    datetime.datetime(2013, 1, 9, 14, 0, tzinfo=datetime.timezone.utc)
+    >>> parse_iso("2013-01-09 14:00")
+    Traceback (most recent call last):
+    ValueError: '2013-01-09 14:00' has no time zone; write 2013-01-09 14:00Z for UTC
+    """
+    try:
+        time = dt.datetime.fromisoformat(text)
+    except ValueError:
+        msg = f"{text!r} is no time; write it with its zone, like '2013-01-09T14:00Z'"
+        raise ValueError(msg) from None
+    if time.utcoffset() is None:
+        fix = f"{text}Z" if "T" in text or " " in text else f"{text}T00:00Z"
+        msg = f"{text!r} has no time zone; write {fix} for UTC"
+        raise ValueError(msg)
+    return time
 
 
 def to_micros(value: EventTime | SupportsIndex) -> int:
     """Return an event time as microseconds since the epoch, rounded down.
 
-    Raises ValueError for a naive datetime and for numbers beyond 64 bits, TypeError for other
+    Raises ValueError for a time without a zone and for numbers beyond 64 bits, TypeError for other
     types.
 
+    >>> to_micros("1970-01-01T01:00:01+01:00")
+    1000000
     >>> to_micros(dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC))
     1000000
     """
     if isinstance(value, Watermark):
         return value.micros
+    if isinstance(value, str):
+        value = parse_iso(value)
     if isinstance(value, dt.datetime):
         if value.utcoffset() is None:
             raise ValueError(f"{value.isoformat()} has no time zone; add one, for example .replace(tzinfo=UTC)")
         return (value - _EPOCH) // _MICROSECOND
     if isinstance(value, bool):
-        raise TypeError(f"an event time is microseconds, an aware datetime or a Watermark, not {value!r}")
+        raise TypeError(f"an event time is microseconds, an aware datetime, its text or a Watermark, not {value!r}")
     try:
         micros = operator.index(value)
     except TypeError:
-        msg = f"an event time is microseconds, an aware datetime or a Watermark, not {type(value).__name__} {value!r}"
+        msg = f"an event time is microseconds, an aware datetime, its text or a Watermark, not {type(value).__name__} {value!r}"
         raise TypeError(msg) from None
     if not MIN <= micros <= MAX:
         raise ValueError(f"{micros} is beyond 64 bits; event times are microseconds since the epoch")

@@ -50,9 +50,9 @@ from lowwater_spark.track.rows.ranges import range_bounds
 from lowwater_spark.track.run.authority import Authority, Registration
 from lowwater_spark.track.run.events import observe_oldest
 from lowwater_spark.track.run.hook import Hook, WriteBatch
-from lowwater_spark.track.run.part import Part
 from lowwater_spark.track.run.plain import Plain
 from lowwater_spark.track.run.run import Run
+from lowwater_spark.track.run.stage_run import StageRun
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -448,7 +448,7 @@ class Stage:
         check_shape(folder, "function", checked)
         ticking = with_ticks(self.spark, frame, folder)
         client = self._connect() if self.client is None else self.client
-        parts = self._parts(
+        stage_runs = self._stage_runs(
             client,
             folder,
             checked,
@@ -456,9 +456,9 @@ class Stage:
             adopt=adopt,
             estimated=is_approximate(driving),
         )
-        with self._beginning(client, [part.authority for part in parts], driving) as begin:
+        with self._beginning(client, [run.authority for run in stage_runs], driving) as begin:
             hook = Hook(write_batch, probe)
-            run = Run(folder, checked, parts, hook, skip_removed=skip_removed)
+            run = Run(folder, checked, stage_runs, hook, skip_removed=skip_removed)
             # Spark lists the ticks whenever it looks for rows.
             stream_writer = writer_options.with_pause(glance(folder)).onto(ticking, folder, query_name)
             return begin(run, stream_writer.foreachBatch(hook.run_batch))
@@ -551,8 +551,8 @@ class Stage:
         registration = self._registration(folder, checked, adopt=adopt, estimated=is_approximate(driving))
         authority = Authority(client, dataclasses.replace(registration, ranges=keyed.ranges))
         with self._beginning(client, [authority], driving) as begin:
-            parts = [Part(authority, keyed, folder)]
-            run = Run(folder, checked, parts, Plain(output), skip_removed=skip_removed)
+            stage_runs = [StageRun(authority, keyed, folder)]
+            run = Run(folder, checked, stage_runs, Plain(output), skip_removed=skip_removed)
             return begin(run, stream_writer)
 
     def _check(
@@ -695,7 +695,7 @@ class Stage:
         client = self.address if self.client is None else self.client
         return Declared(self.name, self.inputs, self.heuristics, client, self.retention)
 
-    def _parts(
+    def _stage_runs(
         self,
         client: lowwater.Client,
         checkpoint: Location,
@@ -704,10 +704,10 @@ class Stage:
         *,
         adopt: bool,
         estimated: bool,
-    ) -> list[Part]:
-        """Make the parts of the query's stages, each with the earlier stages that it reads."""
+    ) -> list[StageRun]:
+        """Make the runs of the query's stages, each with the earlier stages that it reads."""
         registration = self._registration(checkpoint, checked, adopt=adopt, estimated=estimated)
-        parts: dict[str, Part] = {}
+        stage_runs: dict[str, StageRun] = {}
         for stage, earlier in stages:
             own_registration = dataclasses.replace(
                 registration,
@@ -720,8 +720,8 @@ class Stage:
             )
             home = home_of(checkpoint, stage.name, first=stage is self)
             authority = Authority(client, own_registration)
-            parts[stage.name] = Part(authority, stage.keyed, home, [parts[name] for name in earlier])
-        return list(parts.values())
+            stage_runs[stage.name] = StageRun(authority, stage.keyed, home, [stage_runs[name] for name in earlier])
+        return list(stage_runs.values())
 
     def _registration(self, checkpoint: Location, checked: Checked, *, adopt: bool, estimated: bool) -> Registration:
         first, planned = CheckpointLog(checkpoint).next()

@@ -1,5 +1,5 @@
 import { EMPTY, replace } from "/static/model/board.js";
-import { PART, breadth, namesToDraw, layout, shape } from "/static/model/graph.js";
+import { PART, namesToDraw, layout, shape } from "/static/model/graph.js";
 import { rows } from "/static/model/heat.js";
 import { layoutInLayers } from "/static/model/layers.js";
 import { judge } from "/static/model/verdict.js";
@@ -63,18 +63,10 @@ export function what_reads_nothing_stands_first_however_late_it_is_read() {
   }
 }
 
-export function the_breadth_is_known_before_anything_is_placed() {
-  for (const many of [pipeline(), pipeline().slice(0, 1)]) {
-    const of = shape(many.map(({ name }) => name), new Map(many.map((each) => [each.name, each])));
-    equal(breadth(of, BOX.width), layout(of, BOX, false).width);
-  }
-}
-
 export function groups_that_read_each_other_are_drawn_from_the_edge() {
   const circle = [computation("bill", 1, { inputs: ["raw"] }), computation("raw", 1, { inputs: ["bill"] })];
   for (const many of [circle, [...circle, computation("weather", 1), computation("storms", 1, { inputs: ["weather"] })]]) {
     const of = shape(many.map(({ name }) => name), new Map(many.map((each) => [each.name, each])));
-    equal(breadth(of, BOX.width), layout(of, BOX, false).width);
     for (const down of [false, true]) {
       const { nodes, width, height } = layout(of, BOX, down);
       ok(nodes.every(({ x, y }) => x >= 0 && y >= 0 && x + BOX.width <= width && y + BOX.height <= height), `outside of ${width} by ${height}: ${JSON.stringify(nodes)}`);

@@ -81,3 +81,13 @@ export function an_owner_sees_what_is_theirs() {
     [[true, true], [false, true], [false, false]]);
   equal([promisedNames([a, b], "team"), promisedNames([a, b], "owner"), promisedNames([a], "team")], [["billing"], ["ana"], []]);
 }
+
+export function what_is_far_behind_comes_last_and_is_not_called_late() {
+  const year = 365 * 86_400;
+  const computations = [computation("history", 13 * year), computation("live", 1)];
+  const board = replace(EMPTY, { time_micros: NOW, stale_for: 0, version: "1", shards: [], computations });
+  const { verdicts: found } = judge(board, NOW, { late: 1800, from: "" });
+  const answer = { from_micros: NOW - 60 * SECOND, column_seconds: 60, total: 2, lags: { history: [13 * year], live: [1] } };
+  equal(rows(answer, found, NOW).map(({ verdict }) => verdict.computation.name), ["live", "history"]);
+  equal([...cellPaths([13 * year], 1800, true).keys()], ["far"]);
+}

@@ -1,7 +1,7 @@
 import { columns, extended, ticks } from "/static/model/history.js";
 import { format, parse } from "/static/model/route.js";
 import { cells, indexAfterKey, same } from "/static/model/strip.js";
-import { direction, matches, sorted, turned, visible } from "/static/model/table.js";
+import { direction, found, matches, sorted, turned, visible } from "/static/model/table.js";
 import { EMPTY, replace } from "/static/model/board.js";
 import { judge } from "/static/model/verdict.js";
 import { NOW, SECOND, computation, equal, mark, ok, range } from "./check.js";
@@ -45,6 +45,15 @@ export function a_heading_sorts_one_way_and_then_the_other() {
 export function a_search_finds_by_name_worker_host_and_range() {
   const [a] = verdicts();
   equal(["a", "EXEC-7 node", "0x40", "exec-8"].map((query) => matches(a, query)), [true, true, true, false]);
+}
+
+export function a_search_leads_to_names_first_and_to_what_is_held_last() {
+  const held = computation("held", 7201, { inputs: ["b"], holder: range({ watermark: mark(7201), worker: "other", host: "" }) });
+  const named = computation("exec-7-report", 1);
+  const board = replace(EMPTY, { time_micros: NOW, stale_for: 0, version: "1", shards: [], computations: [computation("b", 7200), held, named] });
+  const rows = sorted(judge(board, NOW, { late: 1800, from: "" }).verdicts.values(), "");
+  equal(rows.map(({ computation: { name } }) => name), ["held", "b", "exec-7-report"]);
+  equal(found(rows, "exec-7"), ["exec-7-report", "b", "held"]);
 }
 
 export function only_rows_in_sight_are_in_the_document() {

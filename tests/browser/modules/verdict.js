@@ -1,6 +1,7 @@
 import { EMPTY, change, replace } from "/static/model/board.js";
 import { culprits, holding } from "/static/model/culprit.js";
-import { judge, summary, way } from "/static/model/verdict.js";
+import { detail, heldInBrief } from "/static/model/headline.js";
+import { judge, kind, ranked, summary, way } from "/static/model/verdict.js";
 import { MINUTE, NOW, SECOND, computation, equal, mark, range } from "./check.js";
 
 const SETTINGS = { late: 1800, from: "" };
@@ -24,11 +25,11 @@ const LATE = [
 ];
 
 export function the_sentence_names_the_worst_and_who_holds_it() {
-  equal(said(LATE), "2 of 3 computations are late; the worst is hourly, 41 min behind, held by enriched [0x40, 0x44) of exec-7 on node-4, silent for 38 min.");
+  equal(said(LATE), "2 of 3 computations are late; the worst is hourly, 41 min behind, held by enriched (worker exec-7 on node-4), silent for 38 min.");
 }
 
 export function the_sentence_counts_one_as_one() {
-  equal(said(LATE.slice(0, 2)), "1 of 2 computations is late: enriched, 41 min behind, held by its key range [0x40, 0x44) of exec-7 on node-4, silent for 38 min.");
+  equal(said(LATE.slice(0, 2)), "1 of 2 computations is late: enriched, 41 min behind, held by its own worker exec-7 on node-4, silent for 38 min.");
   equal(said([computation("flights", 2)]), "flights is on time, 2 s behind.");
 }
 
@@ -42,7 +43,7 @@ export function when_all_is_well_the_sentence_says_so() {
 export function what_never_began_is_told_before_what_is_well() {
   const never = range({ state: "never claimed", worker: "", host: "", watermark: mark("unknown"), start: "", end: "", label: "all keys", last_report_micros: 0 });
   equal(said([computation("flights", 2), computation("hourly", "unknown", { inputs: ["flights"], holder: never })]),
-    "1 of 2 computations has no watermark yet: hourly, held by its only key range, which no worker ever claimed.");
+    "1 of 2 computations has no watermark yet: hourly, held by itself, which no worker ever claimed.");
 }
 
 export function an_input_that_is_not_registered_holds_by_its_name() {
@@ -55,13 +56,13 @@ export function stuck_is_told_before_it_is_late() {
   const still = range({ since_micros: NOW - 20 * SECOND, last_report_micros: NOW - 20 * SECOND });
   const enriched = computation("enriched", 25, { inputs: ["flights"], holder: still, since_micros: NOW - 20 * SECOND });
   equal(said([computation("flights", 2), enriched]),
-    "Nothing is late yet, but enriched is stuck, 25 s behind, held by its key range [0x40, 0x44) of exec-7 on node-4, silent for 20 s.");
+    "Nothing is late yet, but enriched is stuck, 25 s behind, held by its own worker exec-7 on node-4, silent for 20 s.");
 }
 
 export function what_is_nearly_late_is_told_with_who_holds_it() {
   const enriched = computation("enriched", 1000, { inputs: ["flights"] });
   equal(said([computation("flights", 2), enriched]),
-    "Nothing is late yet, but enriched is nearly late, 16 min behind, held by its key range [0x40, 0x44) of exec-7 on node-4, alive.");
+    "Nothing is late yet, but enriched is nearly late, 16 min behind, held by its own worker exec-7 on node-4, alive.");
 }
 
 export function old_data_and_a_stuck_system_are_told_apart() {
@@ -88,7 +89,7 @@ export function a_living_stage_behind_a_dead_one_is_not_to_blame() {
   const { verdicts } = judge(board([...LATE.slice(0, 2), rounding]), NOW, SETTINGS);
   equal([verdicts.get("hourly")?.guilty, way("hourly", verdicts)], ["enriched", ["enriched"]]);
   equal(said([...LATE.slice(0, 2), rounding]),
-    "2 of 3 computations are late; the worst is hourly, 43 min behind, held by enriched [0x40, 0x44) of exec-7 on node-4, silent for 38 min.");
+    "2 of 3 computations are late; the worst is hourly, 43 min behind, held by enriched (worker exec-7 on node-4), silent for 38 min.");
 }
 
 export function silence_begins_with_time_alone() {
@@ -102,21 +103,21 @@ export function silence_begins_with_time_alone() {
 export function what_nobody_works_on_is_told_before_what_is_only_slow() {
   const archive = computation("archive", 3600, { inputs: ["flights"] });
   equal(said([...LATE, archive]), "3 of 4 computations are late, most of all archive, by 1 h; hourly waits, 41 min behind, " +
-    "held by enriched [0x40, 0x44) of exec-7 on node-4, silent for 38 min.");
+    "held by enriched (worker exec-7 on node-4), silent for 38 min.");
 }
 
 export function only_who_holds_itself_is_called_stuck() {
   const archive = computation("archive", 3600, { inputs: ["flights"] });
   equal(said([LATE[0], LATE[1], archive]), "2 of 3 computations are late, most of all archive, by 1 h; enriched is stuck, 41 min behind, " +
-    "held by its key range [0x40, 0x44) of exec-7 on node-4, silent for 38 min.");
+    "held by its own worker exec-7 on node-4, silent for 38 min.");
 }
 
 export function who_holds_is_told_without_repeating_its_name() {
   const only = range({ start: "", end: "", label: "all keys" });
   equal(said([computation("flights", 3000, { holder: only }), computation("weather", 2)]),
-    "1 of 2 computations is late: flights, 50 min behind, held by its only key range of exec-7 on node-4, alive.");
+    "1 of 2 computations is late: flights, 50 min behind, held by its own worker exec-7 on node-4, alive.");
   equal(said([computation("flights", 3000, { holder: only }), computation("hourly", 3000, { inputs: ["flights"] })]),
-    "Both computations are late; the worst is hourly, 50 min behind, held by flights all keys of exec-7 on node-4, alive.");
+    "Both computations are late; the worst is hourly, 50 min behind, held by flights (worker exec-7 on node-4), alive.");
   equal(said([computation("flights", 3000, { holder: null })]), "flights is 50 min behind, held by itself, and no key range says why.");
 }
 
@@ -144,4 +145,43 @@ export function who_holds_is_told_by_state() {
   equal(holding(range({ last_report_micros: 0 }), NOW), "[0x40, 0x44) of exec-7 on node-4, of which the authority has not heard yet");
   equal(holding(range({ state: "unowned", last_report_micros: NOW - 5 * MINUTE }), NOW),
     "[0x40, 0x44) left by exec-7 on node-4, which nobody owns, silent for 5 min");
+}
+
+export function the_headline_names_a_worker_and_leaves_its_ids_to_the_line_below() {
+  const id = "1db75b3b-8f1c-4f5e-9d55-3f0a1b2c3d4e";
+  const told = (/** @type {any} */ given, /** @type {any} */ more = {}) => {
+    const hourly = computation("hourly", 3000, { inputs: ["flights"], holder: range({ watermark: mark(3000), ...given }), ranges: 64, ...more });
+    const verdict = /** @type {any} */ (judge(board([computation("flights", 2), hourly]), NOW, SETTINGS).verdicts.get("hourly"));
+    return [heldInBrief(verdict, NOW), detail(verdict, hourly)];
+  };
+  equal(told({}), ["held by its own worker exec-7 on node-4, alive", "key range [0x40, 0x44), one of 64"]);
+  equal(told({ worker: `query ${id}`, start: "", end: "" }, { ranges: 1 }), ["held by its own query on node-4, alive", `worker query ${id}`]);
+  equal(told({ worker: id, host: "" })[0], "held by its own worker, alive");
+  equal(told({ worker: "node-4" })[0], "held by its own worker node-4, alive");
+  equal(told({ state: "unowned" })[0], "held by itself (left by worker exec-7 on node-4), which nobody owns, silent for 1 s");
+}
+
+export function a_replay_is_told_apart_from_what_is_late() {
+  const year = 365 * 86_400;
+  const replay = [computation("history", 13 * year), computation("hourly-history", 13 * year + 2500, { inputs: ["history"] })];
+  const live = [computation("flights", 2), computation("slow", 8 * 86_400, { inputs: ["flights"] })];
+  const { verdicts } = judge(board([...replay, ...live]), NOW, SETTINGS);
+  equal(ranked(verdicts.values()).map((verdict) => [verdict.computation.name, verdict.level, kind(verdict)]),
+    [["slow", "verylate", "late"], ["flights", "ontime", "ontime"], ["hourly-history", "far", "far"], ["history", "far", "far"]]);
+  const { text, counts } = summary(verdicts, NOW);
+  equal([text, counts.late, counts.far], ["1 of 2 computations is late: slow, 8 d behind", 1, 2]);
+  equal(said([...replay, live[0]]), "flights is on time, 2 s behind.");
+  const mine = new Map([...verdicts].filter(([name]) => name.includes("history")));
+  equal(summary(mine, NOW, verdicts).text, "Both computations are far behind, hourly-history by 13 y.");
+  // The viewer's choice and a promise are kept to.
+  const levels = (/** @type {any[]} */ given, /** @type {any} */ from) => [...judge(board(given), NOW, { late: 1800, from }).verdicts.values()].map(({ level }) => level);
+  equal(levels([...replay, live[0]], "clock"), ["ontime", "verylate", "verylate"]);
+  const promise = { late_seconds: 60, owner: "", team: "", runbook: "", logs: "" };
+  equal(levels([{ ...replay[0], promise }, live[0]], ""), ["ontime", "verylate"]);
+}
+
+export function a_replay_whose_worker_is_gone_is_stuck() {
+  const silent = range({ watermark: mark(400 * 86_400), last_report_micros: NOW - 5 * MINUTE });
+  const { verdicts } = judge(board([computation("flights", 2), computation("history", 400 * 86_400, { holder: silent })]), NOW, SETTINGS);
+  equal(summary(verdicts, NOW).counts, { late: 0, stuck: 1, far: 0, unknown: 0, ontime: 1, finished: 0 });
 }

@@ -62,7 +62,7 @@ class Prepared:
         return Mass(self.starts, self.counts, recent, dict(self.request.frontiers))
 
 
-class BatchStage:
+class BatchParts:
     """The micro-batches of one computation: parts of the newest one, and the last commit."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from lowwater import errors
 from lowwater.core.text import duration
 from lowwater.watermark import Watermark
 from lowwater_authority.core import codec
-from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES, BatchStage
+from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES, BatchParts
 from lowwater_authority.core.bounds import Bounds
 from lowwater_authority.core.budget import Budget, Kept, Lateness, Pending, reached
 from lowwater_authority.core.groups import MOST_RECORDS, Group, GroupState, Mass
@@ -126,7 +126,7 @@ class Computation:
         self.incarnation = spec.incarnation
         self.map = IntervalMap(spec.keys.began)
         self.masses = Masses(spec.heuristics, self.map.run_groups())
-        self.batches = BatchStage()
+        self.batches = BatchParts()
         self.tasks = Tasks()
         self.low = MIN
         self.heuristics = dict.fromkeys(spec.heuristics, MIN)

@@ -29,6 +29,7 @@ from lowwater.core.surroundings import REAL, Surroundings
 from lowwater.core.watches import Changes, Waiting, check_followed
 from lowwater.core.why import ASK_SECONDS, UNANSWERED, Why, explain, find_absent, find_guilty
 from lowwater.layout import Layout, LayoutView
+from lowwater.notebook.progress import Progress
 from lowwater.views import (
     Completeness,
     Computation,
@@ -40,6 +41,7 @@ from lowwater.views import (
     Slice,
     TaskAttempt,
     Topology,
+    Views,
     WatermarkView,
 )
 from lowwater.watermark import EventTime
@@ -253,10 +255,11 @@ class Client:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def get(self, *names: str) -> dict[str, WatermarkView]:
+    def get(self, *names: str) -> Views:
         """Return the published watermarks of some computations by name, or of all.
 
-        A name that is not registered is unknown. Cost: one call per shard that serves one of them.
+        The answer is a dict; a notebook shows it as a table and, of all, as a graph. A name that
+        is not registered is unknown. Cost: one call per shard that serves one of them.
         """
         return (self._call(self._calls.get(names))).views
 
@@ -302,13 +305,16 @@ class Client:
         timeout: float | None = None,
         *,
         registered: bool = False,
+        progress: bool = True,
     ) -> WatermarkView:
         """Wait until everything before ``until`` is complete; returns the watermarks then.
 
-        ``timeout`` in seconds; None waits without end. A name that is not registered is waited for
-        as well; with ``registered`` it raises UnknownComputation at once. Raises Timeout, whose
-        message names what holds it, and IncarnationChanged when the computation was reset or
-        dropped meanwhile: the wait was for its earlier incarnation.
+        A wait of more than two seconds is shown in a notebook and on a terminal, with what holds
+        it; ``progress=False`` shows nothing. ``timeout`` in seconds; None waits without end. A name
+        that is not registered is waited for as well; with ``registered`` it raises
+        UnknownComputation at once. Raises Timeout, whose message names what holds it, and
+        IncarnationChanged when the computation was reset or dropped meanwhile: the wait was for its
+        earlier incarnation.
         """
         waiting = Waiting(self._full(name), until, timeout, registered=registered)
         runtime = self._runtime()
@@ -316,18 +322,25 @@ class Client:
         deadline = runtime.deadline(timeout)
         subscription = watcher.subscribe([waiting.name])
         try:
-            with watcher.changed:
-                if watcher.wait(lambda: waiting.reached(state, subscription), subscription, deadline):
-                    return state.ratchet.get(waiting.name)
-                answers = waiting.answers(state)
-            why = None
-            if answers:
-                with suppress(errors.LowwaterError):
-                    why = self._why(waiting.name, ASK_SECONDS)
-            with watcher.changed:
-                if waiting.reached(state, subscription):  # it may have come meanwhile
-                    return state.ratchet.get(waiting.name)
-                raise waiting.too_late(state, why)
+            with Progress(waiting.name, waiting.target, self._surroundings.monotonic, wanted=progress) as shown:
+                while True:
+                    with watcher.changed:
+                        if watcher.wait(
+                            lambda: waiting.reached(state, subscription), subscription, shown.before(deadline)
+                        ):
+                            return state.ratchet.get(waiting.name)
+                        answers = waiting.answers(state)
+                    why = None
+                    if answers:
+                        with suppress(errors.LowwaterError):
+                            why = self._why(waiting.name, ASK_SECONDS)
+                    with watcher.changed:
+                        if waiting.reached(state, subscription):  # it may have come meanwhile
+                            return state.ratchet.get(waiting.name)
+                        if not shown.is_due(deadline):
+                            raise waiting.too_late(state, why)
+                        low, where = state.ratchet.get(waiting.name).low, waiting.whereabouts(state, why)
+                    shown.show(low, where)
         finally:
             watcher.unsubscribe(subscription)
 

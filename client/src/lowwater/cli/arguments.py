@@ -15,7 +15,7 @@ from lowwater.cli.examples import EXAMPLES, TOP
 from lowwater.cli.failures import fail
 from lowwater.core.text import did_you_mean
 from lowwater.layout import SLOTS
-from lowwater.watermark import Watermark
+from lowwater.watermark import Watermark, parse_iso
 
 __all__ = [
     "SHELLS",
@@ -47,6 +47,7 @@ _GROUPS: Final = {
         "publish",
         "ranges",
         "history",
+        "advise",
         "tasks",
         "completion",
     ),
@@ -113,13 +114,9 @@ def parse_start(text: str) -> datetime | Watermark:
     if text == "finished":
         return Watermark.FINISHED
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; write it like 2013-01-09T14:00Z, or finished") from None
-    if moment.utcoffset() is None:
-        example = f"{text}Z" if "T" in text or " " in text else f"{text}T00:00Z"
-        raise argparse.ArgumentTypeError(f"{text!r} has no time zone; write {example} for UTC")
-    return moment
+        return parse_iso(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def parse_duration(text: str) -> float:
@@ -309,6 +306,32 @@ def parser() -> CommandParser:
     history.add_argument(
         "--last", type=parse_count, default=20, metavar="N", help="number of lines, the newest (default: %(default)s)"
     )
+
+    advise = _named(
+        commands,
+        "advise",
+        "what waiting costs and loses: constant delays of Spark's watermark, beside the low watermark",
+    )
+    advise.add_argument(
+        "--progress",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="Spark's event log, or lines of query.lastProgress.json; - for standard input; repeatable",
+    )
+    advise.add_argument("--query", metavar="QUERY", help="query of these files (default: the only one)")
+    advise.add_argument(
+        "--delay",
+        type=parse_duration,
+        action="append",
+        metavar="T",
+        help="delay of Spark's watermark, like 2h; repeatable (default: 10m, 1h, 2h, 6h and 1d)",
+    )
+    advise.add_argument(
+        "--window", type=parse_duration, metavar="T", help="length of the query's windows, which lose fewer rows"
+    )
+    advise.add_argument("--since", type=parse_time, metavar="TIME", help="only what is at or after an event time")
+    advise.add_argument("--picture", type=Path, metavar="FILE", help="write the picture too, an SVG")
 
     reset = _named(commands, "reset", "start a new incarnation of a computation and of all that read it")
     reset.add_argument("--yes", action="store_true", help="do not ask")

@@ -31,6 +31,7 @@ from lowwater.core.settings import address_of, with_port
 from lowwater.core.slices import slices_of
 from lowwater.core.text import counted, duration, on_one_line
 from lowwater.core.why import find_culprits, find_slices
+from lowwater.core.words import holder_words, severity
 from lowwater.views import Promise, Shards, WatermarkView
 from lowwater.watermark import Watermark
 
@@ -163,7 +164,7 @@ def _to_show(
 
 def _sorted(views: Iterable[WatermarkView], now: int) -> list[WatermarkView]:
     """Return computations, the worst first; a slice follows its computation if that is shown."""
-    views = sorted(views, key=lambda view: render.severity(view, now))
+    views = sorted(views, key=lambda view: severity(view, now))
     places = {view.computation: place for place, view in enumerate(views)}
     return sorted(views, key=lambda view: (places.get(view.slice_of, places[view.computation]), bool(view.slice_of)))
 
@@ -399,7 +400,7 @@ def complete(lw: Client, args: argparse.Namespace) -> int:
             print(f"  {on_one_line(why.sentence)}")
             return 1
         for holder in completeness.holders:
-            print(f"  {render.holder(holder)}, at {holder.watermark}")
+            print(f"  {holder_words(holder)}, at {holder.watermark}")
     return 0 if completeness.complete else 1
 
 
@@ -433,6 +434,16 @@ def history(lw: Client, args: argparse.Namespace) -> int:
     table = history_table(completions, view.incarnation)
     text = table if len(completions) else why_empty(completions, view, args.since)
     return answer(args, history_record(completions, view.incarnation), text)
+
+
+def _advise(lw: Client, args: argparse.Namespace) -> int:
+    """Say what waiting costs and loses.
+
+    The late import spares all other commands the time to load it.
+    """
+    from lowwater.cli.advise import advice
+
+    return advice(lw, args)
 
 
 def reset(lw: Client, args: argparse.Namespace) -> int:
@@ -573,6 +584,7 @@ COMMANDS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {
     "publish": _publish,
     "ranges": ranges,
     "history": history,
+    "advise": _advise,
     "reset": reset,
     "retire": retire,
     "hot": hot,

@@ -50,8 +50,8 @@ function _shtab_lowwater_using
   test "$_shtab_lowwater_cmdpath" = "$argv"
 end
 
-set -g _shtab_lowwater_commands serve demo journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' global region references 'references list' 'references show' 'references adopt' 'references move' 'references cancel-move' 'references write-off' 'references arrived' 'references automatic' 'references policy' 'references forget' 'references register' 'references recover' status watch why wait complete publish ranges history reset retire hot split merge move set-inputs drop shards drain pin slices 'slices list' 'slices split' tasks 'tasks list' 'tasks create-group' 'tasks configure' 'tasks create' 'tasks take' 'tasks output' 'tasks renew' 'tasks done' 'tasks release' completion
-set -g _shtab_lowwater_opts_with_value --access --address --adopt-again-after --advertise --answer-within --as --at --authority --below --ca --cert --config --configuration --cursor --data --dead-after --deployment --digest --end --every --expect-deployment --fenced --forget-dropped --from --global --group --http --into --key --last --lease --limit --listen --log-format --lost --may --name --namespace --old-token --output --owner --page --page-host --payload --peer-ca --port --promises --regions --seconds --server-token --since --start --state --store --suspect-after --team --timeout --tls-cert --tls-client-ca --tls-key --to --until --version --wait --worker
+set -g _shtab_lowwater_commands serve demo journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' global region references 'references list' 'references show' 'references adopt' 'references move' 'references cancel-move' 'references write-off' 'references arrived' 'references automatic' 'references policy' 'references forget' 'references register' 'references recover' status watch why wait complete publish ranges history advise reset retire hot split merge move set-inputs drop shards drain pin slices 'slices list' 'slices split' tasks 'tasks list' 'tasks create-group' 'tasks configure' 'tasks create' 'tasks take' 'tasks output' 'tasks renew' 'tasks done' 'tasks release' completion
+set -g _shtab_lowwater_opts_with_value --access --address --adopt-again-after --advertise --answer-within --as --at --authority --below --ca --cert --config --configuration --cursor --data --dead-after --delay --deployment --digest --end --every --expect-deployment --fenced --forget-dropped --from --global --group --http --into --key --last --lease --limit --listen --log-format --lost --may --name --namespace --old-token --output --owner --page --page-host --payload --peer-ca --picture --port --progress --promises --query --regions --seconds --server-token --since --start --state --store --suspect-after --team --timeout --tls-cert --tls-client-ca --tls-key --to --until --version --wait --window --worker
 
 complete -c lowwater -e
 complete -c lowwater -f
@@ -364,6 +364,23 @@ complete -c lowwater -n '_shtab_lowwater_using history' -l key -xka "(__fish_com
 complete -c lowwater -n '_shtab_lowwater_using history' -l since -x -d 'only steps that end after an event time, like 2013-01-09T14:00Z'
 complete -c lowwater -n '_shtab_lowwater_using history' -l last -x -d 'number of lines, the newest (default: 20)'
 complete -c lowwater -n '_shtab_lowwater_using history; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
+complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a advise -d 'What waiting costs and loses: constant delays of Spark'"'"'s watermark, beside the low watermark.'
+complete -c lowwater -n '_shtab_lowwater_using advise' -s h -l help -d 'show this help message and exit'
+complete -c lowwater -n '_shtab_lowwater_using advise' -l json -d 'answer in JSON, for programs; docs/reference/cli.md lists the fields'
+complete -c lowwater -n '_shtab_lowwater_using advise' -l address -x -d 'address of the authority, or of one or more of its shards; the port is 7420 if none is named (default: LOWWATER_ADDRESS or localhost:7420)'
+complete -c lowwater -n '_shtab_lowwater_using advise' -l namespace -x -d 'namespace of names that have none; without names, only computations of this namespace are shown'
+complete -c lowwater -n '_shtab_lowwater_using advise' -l answer-within -x -d 'how long an answer may take (default: 5s)'
+complete -c lowwater -n '_shtab_lowwater_using advise' -l server-token -x -d 'token of the deployment that must answer'
+complete -c lowwater -n '_shtab_lowwater_using advise' -l ca -xka "(__fish_complete_path (commandline -ct))" -d 'certificates to trust; turns TLS on (default: LOWWATER_CA)'
+complete -c lowwater -n '_shtab_lowwater_using advise' -l cert -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s certificates (default: LOWWATER_CERT)'
+complete -c lowwater -n '_shtab_lowwater_using advise' -l key -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s key (default: LOWWATER_KEY)'
+complete -c lowwater -n '_shtab_lowwater_using advise' -l progress -xka "(__fish_complete_path (commandline -ct))" -d 'Spark'"'"'s event log, or lines of query.lastProgress.json; - for standard input; repeatable'
+complete -c lowwater -n '_shtab_lowwater_using advise' -l query -x -d 'query of these files (default: the only one)'
+complete -c lowwater -n '_shtab_lowwater_using advise' -l delay -x -d 'delay of Spark'"'"'s watermark, like 2h; repeatable (default: 10m, 1h, 2h, 6h and 1d)'
+complete -c lowwater -n '_shtab_lowwater_using advise' -l window -x -d 'length of the query'"'"'s windows, which lose fewer rows'
+complete -c lowwater -n '_shtab_lowwater_using advise' -l since -x -d 'only what is at or after an event time'
+complete -c lowwater -n '_shtab_lowwater_using advise' -l picture -xka "(__fish_complete_path (commandline -ct))" -d 'write the picture too, an SVG'
+complete -c lowwater -n '_shtab_lowwater_using advise; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
 complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a reset -d 'Start a new incarnation of a computation and of all that read it.'
 complete -c lowwater -n '_shtab_lowwater_using reset' -s h -l help -d 'show this help message and exit'
 complete -c lowwater -n '_shtab_lowwater_using reset' -l json -d 'answer in JSON, for programs; docs/reference/cli.md lists the fields'

@@ -11,6 +11,7 @@
 _shtab_lowwater_commands() {
   local _commands=(
     access:'Make tokens, and explain what a file of access rules allows.'
+    advise:'What waiting costs and loses: constant delays of Spark'"'"'s watermark, beside the low watermark.'
     complete:'Is everything before a time, or of an interval, here? exits 0 yes, 1 not yet, 2 error, 3 no answer.'
     completion:'Print a script that completes commands, options and names in a shell.'
     demo:'Run an authority and a small living pipeline on this machine, without Spark, and say what to type: who is late, and why. Nothing of it is left when it ends.'
@@ -139,6 +140,28 @@ _shtab_lowwater_access_token_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_lowwater_access_token_defaults_added=0
+
+_shtab_lowwater_advise_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  "*--progress[Spark\'s event log, or lines of query.lastProgress.json\; - for standard input\; repeatable]:FILE:_files"
+  "--query[query of these files (default\: the only one)]:QUERY:"
+  "*--delay[delay of Spark\'s watermark, like 2h\; repeatable (default\: 10m, 1h, 2h, 6h and 1d)]:T:"
+  "--window[length of the query\'s windows, which lose fewer rows]:T:"
+  "--since[only what is at or after an event time]:TIME:"
+  "--picture[write the picture too, an SVG]:FILE:_files"
+  ":the computation:_lowwater_names"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_advise_defaults_added=0
 
 _shtab_lowwater_complete_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -1013,6 +1036,7 @@ _shtab_lowwater() {
       curcontext="${curcontext%:*:*}:_shtab_lowwater-$line[1]:"
       case $line[1] in
         access) _shtab_lowwater_access ;;
+        advise) _arguments -C -s $_shtab_lowwater_advise_options ;;
         complete) _arguments -C -s $_shtab_lowwater_complete_options ;;
         completion) _arguments -C -s $_shtab_lowwater_completion_options ;;
         demo) _arguments -C -s $_shtab_lowwater_demo_options ;;

@@ -125,6 +125,18 @@ the newest and the oldest of them. The bar is as long as the oldest was late.
 The newest 10,000 lines are kept, also those of incarnations that a reset has
 ended. history_step chooses another step at the registration.
 """,
+    "advise": """\
+examples:
+  lowwater advise hourly --progress events.jsonl --window 1h --delay 2h
+  lowwater advise hourly --progress events.jsonl --picture advise.svg --json
+  zstd -dc eventlog.zstd | lowwater advise hourly --progress - --query by_hour
+
+The files have the progress of a query that Spark ran over the same data: its
+event log, or lines of query.lastProgress.json. Spark reports the least, mean
+and greatest event time of each batch, so a share of lost rows lies between two
+bounds. Without files only the waits are known, by the history of the
+computation. docs/concepts/lateness-budget.md has an example.
+""",
     "reset": """\
 examples:
   lowwater reset hourly

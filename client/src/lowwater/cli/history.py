@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
-from lowwater.cli.render import moment, table, times
+from lowwater.cli.render import table, times
 from lowwater.core.text import duration
-from lowwater.views import Completion, History, WatermarkView
+from lowwater.core.words import late_words, longest_delay, moment, steps_words
+from lowwater.views import History, WatermarkView
 from lowwater.watermark import Watermark
 
 __all__ = ["history_record", "history_table", "why_empty"]
@@ -24,7 +25,7 @@ def history_table(history: History, incarnation: int) -> str:
     ``incarnation`` is the current one; completions of other incarnations are marked.
     """
     several = any(completion.incarnation != incarnation for completion in history)
-    most = max((_longest(completion, history.step) for completion in history), default=timedelta())
+    most = max((longest_delay(completion, history.step) for completion in history), default=timedelta())
     rows = [(*(("INCARNATION",) if several else ()), "STEPS", "COMPLETE AT", "AFTER END", "")]
     for completion in history:
         which = (
@@ -33,52 +34,15 @@ def history_table(history: History, incarnation: int) -> str:
         rows.append(
             (
                 *((which,) if several else ()),
-                _steps(completion, history.step),
+                steps_words(completion, history.step),
                 moment(completion.time_micros),
-                _late(completion, history.step),
-                _bar(_longest(completion, history.step), most),
+                late_words(completion, history.step),
+                _bar(longest_delay(completion, history.step), most),
             )
         )
     more = history.total - len(history)
     head = f"{history.computation}, in steps of {duration(history.step.total_seconds())}, UTC"
     return f"{head}\n{table(rows)}" + (f"\nand {more} before them; --last shows more" if more > 0 else "")
-
-
-def _steps(completion: Completion, step: timedelta) -> str:
-    """Return the steps that became complete; a single day is named once."""
-    if completion.after.unknown:
-        return "everything" if completion.through.finished else f"up to {_minute(completion.through, step)}"
-    start = _minute(completion.after, step)
-    if completion.through.finished:
-        return f"{start} to the end"
-    end = _minute(completion.through, step)
-    day, _, time = end.partition(" ")
-    return f"{start} to {time}" if time and start.startswith(f"{day} ") else f"{start} to {end}"
-
-
-def _minute(boundary: Watermark, step: timedelta) -> str:
-    """Return a boundary, to the microsecond, second or minute as its step needs."""
-    exact = "microseconds" if step % timedelta(seconds=1) else "seconds" if step % timedelta(minutes=1) else "minutes"
-    try:
-        return boundary.datetime().replace(tzinfo=None).isoformat(" ", exact)
-    except ValueError:  # before the year 1 or after 9999
-        return str(boundary)
-
-
-def _longest(completion: Completion, step: timedelta) -> timedelta:
-    """Return how late the oldest step of a completion was; zero if its end is not known."""
-    if completion.behind is None:
-        return timedelta()
-    if completion.after.unknown:
-        return completion.behind
-    return completion.behind + (completion.through.micros - completion.after.micros) * _MICROSECOND - step
-
-
-def _late(completion: Completion, step: timedelta) -> str:
-    if completion.behind is None:
-        return ""
-    newest, oldest = (duration(late.total_seconds()) for late in (completion.behind, _longest(completion, step)))
-    return newest if newest == oldest else f"{newest} to {oldest}"
 
 
 def _bar(late: timedelta, most: timedelta) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
 from lowwater.cli.live import Style, style_of
 from lowwater.core.causes import cause_of
 from lowwater.core.lag import late_by
-from lowwater.core.text import counted, describe_key, describe_owner, describe_range, duration, lag, on_one_line
+from lowwater.core.text import counted, describe_key, duration, lag, on_one_line
 from lowwater.core.why import Why
+from lowwater.core.words import culprit_words, low_words, moment, state_words
 from lowwater.views import PPM, Completeness, LatenessBudget, Promise, Ranges, RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 
@@ -20,14 +21,10 @@ __all__ = [
     "Guilty",
     "Slices",
     "completeness_record",
-    "culprit_words",
-    "holder",
     "line",
-    "moment",
     "promise_record",
     "range_record",
     "ranges_table",
-    "severity",
     "status_table",
     "table",
     "times",
@@ -60,11 +57,6 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def severity(view: WatermarkView, now_micros: int) -> tuple[bool, int, str]:
-    """Return a sort key: trouble first, then the furthest behind, finished computations last."""
-    return (not cause_of(view, now_micros).trouble, view.low.micros, view.computation)
-
-
 Guilty = Mapping[str, WatermarkView]
 """The computation that holds each computation, by name."""
 
@@ -91,8 +83,8 @@ def status_table(
         rows.append(
             (
                 "  " * (view.slice_of in names_shown) + view.computation,
-                _state(view, guilty.get(view.computation), now_micros),
-                _low(view),
+                state_words(view, guilty.get(view.computation), now_micros),
+                low_words(view),
                 lag(view.low, now_micros),
                 *(_late(view, now_micros) for _ in late),
                 *(_heuristic(view, share, now_micros) for share in shares),
@@ -118,13 +110,6 @@ def _ranges(view: WatermarkView, slices: Slices) -> str:
 
 def _painted(line: str, style: Style) -> str:
     return f"\x1b[{_COLOURS[style]}m{line}\x1b[0m" if style in _COLOURS else line
-
-
-def _low(view: WatermarkView) -> str:
-    """Return the low watermark, and whether it is only estimated."""
-    if not view.registered:
-        return "not registered"
-    return f"{view.low} (estimated)" if view.estimated else str(view.low)
 
 
 def _heuristic(view: WatermarkView, share: int, now_micros: int) -> str:
@@ -157,33 +142,9 @@ def _ahead(view: WatermarkView, watermark: Watermark, now_micros: int) -> str:
     return "=" if watermark == view.low else lag(watermark, now_micros)
 
 
-def holder(key_range: RangeView | None) -> str:
-    """Return a key range and its owner; empty for none."""
-    return "" if key_range is None else f"{describe_range(key_range.start, key_range.end)}, {describe_owner(key_range)}"
-
-
-def _state(view: WatermarkView, guilty: WatermarkView | None, now_micros: int) -> str:
-    """Return what keeps a computation where it is.
-
-    Its own trouble is shown even while another computation holds it: it would hold it next.
-    """
-    cause = cause_of(view, now_micros)
-    waits = guilty is not None and guilty.computation != view.computation and not cause.trouble
-    return f"waits for {guilty.computation}" if waits and guilty is not None else cause.value
-
-
-def culprit_words(view: WatermarkView, guilty: WatermarkView | None) -> str:
-    """Return who holds a computation: its own key range, or another computation and its range."""
-    if guilty is None or guilty.computation == view.computation:
-        return holder(view.holder)
-    if not guilty.registered:
-        return f"{guilty.computation}, which is not registered"
-    return f"{guilty.computation} {holder(guilty.holder)}".rstrip()
-
-
 def line(view: WatermarkView, now_micros: int, guilty: WatermarkView | None) -> str:
     """Return one change as a line; ``guilty`` is the computation that holds it, None if unknown."""
-    parts = [moment(now_micros), view.computation, _low(view)]
+    parts = [moment(now_micros), view.computation, low_words(view)]
     if not (view.low.unknown or view.low.finished):
         parts.append(f"lag {lag(view.low, now_micros)}")
     parts += [
@@ -218,11 +179,6 @@ def ranges_table(ranges: Ranges, now_micros: int) -> str:
 def _without_report(key_range: RangeView) -> str:
     """Return what the lack of a last report means."""
     return "never" if key_range.state is RangeState.NEVER_CLAIMED else "not since the authority restarted"
-
-
-def moment(micros: int) -> str:
-    """Return a processing time, to the second."""
-    return datetime.fromtimestamp(micros // 1_000_000, UTC).isoformat().replace("+00:00", "Z")
 
 
 def to_json(value: Any) -> str:

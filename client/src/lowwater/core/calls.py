@@ -31,6 +31,7 @@ from lowwater.views import (
     Slice,
     TaskAttempt,
     Topology,
+    Views,
     WatermarkView,
     slice_of,
 )
@@ -59,7 +60,7 @@ def full_name(namespace: str, name: str, field: str = "name") -> str:
 class Published:
     """Published watermarks by name, and the authority's clock, in microseconds."""
 
-    views: dict[str, WatermarkView]
+    views: Views
     time_micros: int
 
     def require(self, name: str) -> None:
@@ -307,7 +308,7 @@ class Calls:
                 views_by_name.update((view.computation, view) for view in views)
             full_names = full or {name: name for name in (sorted(views_by_name) if len(answers) > 1 else views_by_name)}
             by_name = {name: views_by_name[computation] for name, computation in full_names.items()}
-            return Published(by_name, max(answer.time_micros for answer in answers))
+            return Published(Views(by_name, whole=not full), max(answer.time_micros for answer in answers))
 
         return Gather(lambda stubs: stubs.watermarks.GetWatermarks, tuple(full.values()), request, take)
 

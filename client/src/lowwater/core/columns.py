@@ -156,7 +156,7 @@ class Column:
 
 def is_one(value: object) -> TypeGuard[EventTime]:
     """Return True for one event time; numpy's integers are one, its arrays are not."""
-    return isinstance(value, int | dt.datetime | Watermark) or not hasattr(value, "__len__")
+    return isinstance(value, int | dt.datetime | str | Watermark) or not hasattr(value, "__len__")
 
 
 def everything_but(count: int, handles: Collection[int]) -> Handles[int] | None:

@@ -12,7 +12,7 @@ from lowwater.core import checks
 from lowwater.core.causes import Cause, cause_of
 from lowwater.core.why import Why
 from lowwater.views import History, Ranges, WatermarkView
-from lowwater.watermark import MAX, MIN, EventTime, Watermark
+from lowwater.watermark import MAX, MIN, EventTime, Watermark, parse_iso
 
 __all__ = ["Closings", "Gap", "Interval", "IntervalView", "bounds_of", "first_start", "gap_of", "upstream_below"]
 
@@ -94,6 +94,8 @@ def first_start(start: EventTime, every: timedelta, field: str = "start") -> Eve
     Such a zone has days of 23 and 25 hours. The intervals would drift from its days, and their
     names, which are in UTC, would name other days.
     """
+    if isinstance(start, str):
+        start = parse_iso(start)
     if not isinstance(start, datetime) or start.tzinfo is None or every <= _HOUR:
         return start
     months = [start.replace(month=month, day=1) for month in range(1, 13)]

@@ -787,7 +787,7 @@ class Waiting:
 
     def __init__(self, name: str, until: EventTime, timeout: float | None, *, registered: bool = False) -> None:
         self.name: str = checks.known_name("name", name)
-        self._target = Watermark.of(until)
+        self.target: Watermark = Watermark.of(until)
         if timeout is not None:
             checks.seconds("timeout", timeout)
         self._timeout = timeout
@@ -822,25 +822,28 @@ class Waiting:
         if view.registered and view.incarnation != self._incarnation:
             msg = f"{self.name} was reset during the wait: incarnation {self._incarnation} ended, {view.incarnation} began. Wait again."
             raise checks.other_incarnation(self.name, self._incarnation, view.incarnation, msg)
-        return view.registered and view.low >= self._target
+        return view.registered and view.low >= self.target
 
     def answers(self, state: WatchState) -> bool:
         """Return True when the authority sent a message lately, so that it is worth a question."""
         return state.stale_for([self.name]) <= _LATELY and self.name not in state.unserved
 
+    def whereabouts(self, state: WatchState, why: Why | None) -> str:
+        """Return where the computation is, and what holds it, if that is known."""
+        if state.stale_for([self.name]) == float("inf"):
+            reason = "" if state.last_error is None else f": {words_of(state.last_error)}"
+            return f"the authority has never answered{reason}"
+        view = state.ratchet.get(self.name)
+        position = why.sentence.rstrip(".") if why is not None else f"it is {view.low}"
+        return position if view.registered else "it is not registered"
+
     def too_late(self, state: WatchState, why: Why | None) -> errors.Timeout:
         """Return the error of a wait that timed out; it names what holds, if that is known."""
         view = state.ratchet.get(self.name)
-        stale = state.stale_for([self.name])
+        stale, where = state.stale_for([self.name]), self.whereabouts(state, why)
         if stale == float("inf"):
-            reason = "" if state.last_error is None else f": {words_of(state.last_error)}"
-            where, fix = (
-                f"the authority has never answered{reason}",
-                "Check the address, or start `lowwater serve` there.",
-            )
+            fix = "Check the address, or start `lowwater serve` there."
         else:
-            position = why.sentence.rstrip(".") if why is not None else f"it is {view.low}"
-            where = position if view.registered else "it is not registered"
             where += f"; the authority last answered {duration(stale)} ago"
             fix = (
                 f"Ask why({self.name!r})."
@@ -850,8 +853,8 @@ class Waiting:
         if self.name in state.unserved:
             where += "; no shard serves it now"
         end = "" if where.endswith((".", "?")) else "."
-        msg = f"{self.name} did not reach {self._target} within {self._timeout:g} s: {where}{end} {fix}"
-        metadata = {"computation": self.name, "until": str(self._target), "low": str(view.low), "fix": fix}
+        msg = f"{self.name} did not reach {self.target} within {self._timeout:g} s: {where}{end} {fix}"
+        metadata = {"computation": self.name, "until": str(self.target), "low": str(view.low), "fix": fix}
         metadata |= {"stale_for": f"{stale:g}"} | ({} if why is None else {"guilty": why.guilty.computation})
         return errors.Timeout(msg, metadata=metadata)
 

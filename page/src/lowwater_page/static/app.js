@@ -3,8 +3,9 @@
 import { html } from "./html.js";
 import { Live, clockOf, seenAt } from "./live.js";
 import { parse, format } from "./model/route.js";
+import { belongsTo } from "./model/promise.js";
 import { wholes } from "./model/slices.js";
-import { sorted, matches } from "./model/table.js";
+import { found, sorted, matches } from "./model/table.js";
 import { judge } from "./model/verdict.js";
 import { duration, zoneName } from "./model/time.js";
 import { render } from "./vendor/preact.js";
@@ -64,21 +65,28 @@ function App() {
   useEffect(() => {
     document.title = route.name ? `${route.name} · lowwater` : "lowwater";
   }, [route.name]);
-  const first = () => {
-    const searched = route.query.includes("~") ? verdicts : wholes(verdicts);
-    const rows = sorted([...searched.values()].filter((verdict) => matches(verdict, route.query)), route.sort);
-    if (rows.length > 0) go({ ...route, name: rows[0].computation.name, query: "" });
+  const [step, setStep] = useState({ query: "", index: 0 });
+  const index = step.query === route.query ? step.index : 0;
+  const all = route.query && !route.name ? [...(route.query.includes("~") ? verdicts : wholes(verdicts)).values()] : [];
+  const names = found(sorted(all.filter((verdict) => matches(verdict, route.query) && belongsTo(verdict.computation, route)), route.sort), route.query);
+  const next = () => {
+    if (names.length === 1) go({ ...route, name: names[0], query: "" });
+    else setStep({ query: route.query, index: index + 1 });
   };
+  useEffect(() => {
+    if (step.index > 0) document.querySelector(".current")?.scrollIntoView({ block: "nearest" });
+  }, [step]);
   if (state.link === "out") return html`<${Door} signIn=${(/** @type {string} */ token) => live.signIn(token)} />`;
   return html`<${ZoneContext.Provider} value=${route.zone}>
     <a class="skip" href="#main" onClick=${skip}>To the content</a>
     <header class="top">
       <a class="brand" href=${format({ ...route, name: "", query: "", only: "" })}><img src="/static/icon.svg" alt="" width="22" height="22" />lowwater</a>
-      <form class="search" role="search" onSubmit=${(/** @type {Event} */ event) => { event.preventDefault(); first(); }}>
+      <form class="search" role="search" onSubmit=${(/** @type {Event} */ event) => { event.preventDefault(); next(); }}>
         <input
           ref=${search}
           type="search"
           aria-label="Search computations, workers and hosts"
+          title="Marks what matches. Enter goes on to the next, or opens the only one; Escape ends the search."
           placeholder="Search computations, workers, hosts"
           autocomplete="off"
           spellcheck=${false}
@@ -93,7 +101,7 @@ function App() {
     ${!loaded
       ? html`<main id="main"><p class="empty" role="status">${state.link === "lost" ? "The authority does not answer." : "Loading …"}</p></main>`
       : route.name === ""
-        ? html`<${Overview} verdicts=${verdicts} from=${from} route=${route} go=${go} now=${at} />`
+        ? html`<${Overview} verdicts=${verdicts} from=${from} found=${names} index=${index} route=${route} go=${go} now=${at} />`
         : verdict === undefined
           ? html`<main id="main"><p class="crumbs"><a href=${format({ ...route, name: "" })}>← All computations</a></p>
               <h1>${route.name}</h1><p class="empty">No computation of this name is registered. The page shows it once it is registered.</p></main>`
@@ -118,7 +126,7 @@ function Link({ state, route, go, now }) {
  */
 function ZoneSwitch({ route, go, now }) {
   const choose = (/** @type {Event} */ event) => go({ ...route, zone: /** @type {HTMLSelectElement} */ (event.target).value === "local" ? "local" : "utc" });
-  return html`<select class="zone" aria-label="Zone of all times" value=${route.zone} onChange=${choose}>
+  return html`<select class="zone" aria-label="Zone of all times" title="Zone in which all times are written" value=${route.zone} onChange=${choose}>
     <option value="utc">UTC</option>
     <option value="local">${zoneName(now, "local")}${zoneName(now, "local").includes("local") ? "" : " (local)"}</option>
   </select>`;

@@ -11,7 +11,7 @@ from lowwater_pipeline.computation.stage import pieces_of, unsent_rows
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.track.segments import Segments
-from lowwater_spark.track.state.store import Place, RangeEntry, StateStore
+from lowwater_spark.track.state.store import RangeEntry, StageSection, StateStore
 
 __all__ = ["Remains", "cut_off"]
 
@@ -39,7 +39,7 @@ class Remains:
         Reads two small files, O(segments). Raises StateLost, CheckpointMismatch and OSError.
         """
         last = CheckpointLog(checkpoint).last_committed()
-        store = None if last is None else StateStore.existing(Place(Manifest(checkpoint), checkpoint))
+        store = None if last is None else StateStore.existing(StageSection(Manifest(checkpoint), checkpoint))
         version = None if store is None or last is None or last < store.first else store.before(last + 1)
         return cls() if version is None else cls.of_ranges(version.ranges)
 
@@ -81,5 +81,5 @@ def cut_off(checkpoint: Path) -> int | None:
     """
     last = CheckpointLog(checkpoint).last_committed()
     following = 0 if last is None else last + 1
-    store = StateStore.existing(Place(Manifest(checkpoint), checkpoint))
+    store = StateStore.existing(StageSection(Manifest(checkpoint), checkpoint))
     return None if store is None or store.version(following) is None else following

@@ -17,9 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import lowwater
+from lowwater.core.advice import DELAYS, Advice, advise
 from lowwater_spark.attach.book import Book, QueryStatus
 from lowwater_spark.attach.embedded import Embedded, acquire
 from lowwater_spark.attach.progress import computation_name, read_progress
@@ -149,6 +151,7 @@ class Attachment:
         self._spark = spark
         self._session = _session_of(spark)
         self._book = Book(lambda name, query: computation_name(settings.prefix, name, query), time.monotonic)
+        self._reach: lowwater.Settings | None = None
         self._sender: Sender | None = None
         self._listener: StreamingQueryListener | None = None
         self._stopped = not settings.enabled
@@ -177,6 +180,7 @@ class Attachment:
                 namespace=self.settings.namespace,
                 timeout=min(base.settings.timeout, CALL_TIMEOUT),
             )
+            self._reach = reach
             reporting = lowwater.Client(reach)
             self._sender = Sender(self._book, reporting, inputs=self.settings.inputs)
             self._listener = _listener(self._book, lambda: self._stopped)
@@ -237,6 +241,49 @@ class Attachment:
                 last_swallowed=book.last_swallowed,
                 queries=book.queries(),
             )
+
+    def advise(
+        self,
+        query: str | None = None,
+        *,
+        low: str | None = None,
+        delays: Sequence[timedelta] = DELAYS,
+        window: timedelta | None = None,
+    ) -> Advice:
+        """Return what constant delays would have lost of a query's rows since it was attached.
+
+        ``str()`` of the answer says it in sentences. No job runs for it. With ``low`` it calls the
+        authority.
+
+        Args:
+            query: Name of the query, Spark's or the computation's; default the only one.
+            low: Computation whose low watermark is compared, such as a driven stage over the same
+                data.
+            delays: Delays of ``withWatermark`` to judge.
+            window: Length of the query's windows. Spark drops a row when its window has ended, so
+                fewer rows are lost than without windows.
+
+        Raises KeyError for an unknown query, ValueError when there are several, and LowwaterError
+        when the authority does not know ``low`` or is away.
+        """
+        queries = self.status().queries
+        if query is None and len({status.name for status in queries}) != 1:
+            names = ", ".join(status.name or status.computation for status in queries)
+            raise ValueError(f"name the query to advise about; attached are: {names or 'none'}")
+        status = self.status().query(query if query is not None else queries[-1].computation)
+        history, estimated = None, False
+        if low is not None and self._reach is not None:
+            with lowwater.Client(self._reach) as client:
+                history, estimated = client.history(low, limit=10_000), client.get(low)[low].estimated
+        return advise(
+            self._book.times(status.query),
+            history,
+            query=status.name or status.computation,
+            estimated=estimated,
+            delays=delays,
+            window=window,
+            until=time.time_ns() // 1_000 if status.state != "ended" else None,
+        )
 
     def stop(self) -> None:
         """End the attachment: queries go on unseen, and their computations hold.

@@ -2,7 +2,8 @@
 
 Spark's threads write here and go on; they wait only for a lock that is never held across a call.
 Each query has one entry, and a newer value replaces one that was not sent. So the book is bounded
-by the number of queries.
+by the number of queries. So are the event times that queries have read: see
+:mod:`lowwater.core.event_times`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from lowwater.core.event_times import EventTimes
 from lowwater.watermark import MIN, Watermark
 from lowwater_spark.attach.progress import BatchProgress
 
@@ -97,6 +99,7 @@ class Book:
         self._clock = clock
         self._most = most
         self._queries: dict[str, QueryStatus] = {}
+        self._times: dict[str, EventTimes] = {}
         # Earliest times of sending by query, in the order in which queries began to wait.
         self._waiting: dict[str, float] = {}
         self._ended: dict[str, None] = {}
@@ -116,6 +119,8 @@ class Book:
             status = self._queries.get(progress.query) or self._enter(progress.query, progress.run, progress.name)
             if status is None:
                 return
+            if progress.times is not None:
+                self._times.setdefault(progress.query, EventTimes()).note(progress.times)
             # Events of a replaced run may come late: they count, but do not tell the new run's
             # state.
             counted = replace(
@@ -167,6 +172,7 @@ class Book:
                 return None
             del self._ended[oldest]
             del self._queries[oldest]
+            self._times.pop(oldest, None)
         return QueryStatus(self._name_of(name, query), query, run, name)
 
     def _put(self, status: QueryStatus) -> None:
@@ -181,6 +187,11 @@ class Book:
         else:
             self._waiting[query] = self._clock()
             self.changed.notify_all()
+
+    def times(self, query: str) -> EventTimes:
+        """Return the event times that a query, by its id, has read. O(stretches)."""
+        with self.changed:
+            return self._times.get(query, EventTimes()).copy()
 
     # -- the sender's side -------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from lowwater.core.event_times import BatchTimes, read_batch_times
+
 __all__ = ["BatchProgress", "computation_name", "read_progress"]
 
 _LONGEST: Final = 128
@@ -42,6 +44,8 @@ class BatchProgress:
     """Number of rows in the state of all its stateful operators, after the batch."""
     seconds: float
     """Duration of the batch."""
+    times: BatchTimes | None = None
+    """Event times of its rows."""
 
 
 def read_progress(progress: Mapping[str, Any]) -> BatchProgress:
@@ -59,6 +63,7 @@ def read_progress(progress: Mapping[str, Any]) -> BatchProgress:
         late_rows=sum(int(operator.get("numRowsDroppedByWatermark") or 0) for operator in operators),
         state_rows=sum(int(operator.get("numRowsTotal") or 0) for operator in operators),
         seconds=int(progress.get("batchDuration") or 0) / 1e3,
+        times=read_batch_times(progress),
     )
 
 

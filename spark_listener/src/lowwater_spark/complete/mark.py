@@ -31,7 +31,7 @@ from lowwater_spark.sources.versioned import writer_of
 
 __all__ = [
     "COMPLETE",
-    "Claim",
+    "ClaimEpoch",
     "Completeness",
     "History",
     "Mark",
@@ -46,8 +46,8 @@ COMPLETE: Final = "complete"
 """Key of the mark in the metadata that lowwater leaves in a version."""
 
 
-class Claim(NamedTuple):
-    """Claim under which a stage runs."""
+class ClaimEpoch(NamedTuple):
+    """Which claim of a computation a mark was written under."""
 
     life: int
     """Incarnation of the computation."""
@@ -59,7 +59,7 @@ class Standing(NamedTuple):
 
     low: int
     """Lowest event time that a later batch of the stage can still write, microseconds."""
-    claim: Claim | None
+    claim: ClaimEpoch | None
     """Claim of the stage; None: it has none at the moment."""
     current: bool = True
     """True when ``low`` was read from the inputs that the stage is registered with now."""
@@ -218,7 +218,7 @@ def follow(app: str, standing: Standing, history: History) -> tuple[Mark, str]:
     if app in apps and previous is None:
         rewound = rewound or f"no {history.word} of it shows what this writer had written"
     last = Mark(MIN, 0, 0, history.newest) if previous is None else previous
-    life, epoch = standing.claim or Claim(last.life, last.epoch)
+    life, epoch = standing.claim or ClaimEpoch(last.life, last.epoch)
     lives |= {other: max(history.lives.get(other, 0), lives.get(other, 0)) for other in others & history.lost.keys()}
     newest_life = max(lives.values(), default=0)
     if 0 < life < newest_life:

@@ -101,7 +101,7 @@ class _Driven:
 
 @dataclass(slots=True)
 class Driving:
-    """Moves the controls of one query. :meth:`of` makes it, the query's clock calls :meth:`tick`.
+    """Moves the controls of one query. :meth:`of` makes it, the query's clock calls :meth:`look`.
 
     A run begins in two steps. :meth:`reserve` comes before the claim, and finds what would be
     refused. :meth:`open` comes after it, reads, and sets the controls: until the claim an older run
@@ -211,7 +211,7 @@ class Driving:
             driven.control.write_value(driven.newest)
         self._reader = authority.follow(sorted({name for drive in self.drives.values() for name in drive.inputs}))
         # The first batch may carry the present value, if no rows are there that it could pass.
-        self.tick()
+        self.look()
 
     def silence(self) -> None:
         """Give the sources no more values: a source that asks again fails."""
@@ -259,7 +259,7 @@ class Driving:
         claimed = self._authority is not None and self._authority.lease is not None
         return claimed and (self._listed_reading is None or not self.pinned)
 
-    def tick(self) -> None:
+    def look(self) -> None:
         """Read the inputs once, and move the controls if that is safe.
 
         While the authority is away, earlier readings may still be given out. Raises
@@ -269,7 +269,7 @@ class Driving:
         questions = {number: driven.control.asked() for number, driven in self._driven.items()}
         self._check_followed()
         if self._follows:
-            self._look()
+            self._read_and_list()
         lags = self._lags()
         reached = self._reached()
         for number, driven in self._driven.items():
@@ -288,7 +288,7 @@ class Driving:
                 driven.control.write_value(value)
                 driven.newest = value
 
-    def _look(self) -> None:
+    def _read_and_list(self) -> None:
         """Read the inputs, then list the sources if the value may rise; never in another order."""
         reading, moment = self._read(), self._heads.moment()
         if reading is None:

@@ -34,9 +34,9 @@ from lowwater_spark.track.plan.checked import Checked
 from lowwater_spark.track.query import INTERVAL, Tracked
 from lowwater_spark.track.rows.keyed import Keyed
 from lowwater_spark.track.run.authority import Authority, Registration
-from lowwater_spark.track.run.part import Part
 from lowwater_spark.track.run.plain import Plain
 from lowwater_spark.track.run.run import Run
+from lowwater_spark.track.run.stage_run import StageRun
 from lowwater_spark.track.run.status import Status
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class _Beginning:
             run = Run(
                 checkpoint,
                 checked(self.declared, sources),
-                [Part(authority, keyed, checkpoint)],
+                [StageRun(authority, keyed, checkpoint)],
                 Plain(output, witness=evidence),
                 elsewhere=manifest,
             )

@@ -157,11 +157,11 @@ class Heads:
             source.read_to(line)
 
     def knock(self, lines: Sequence[Line]) -> None:
-        """Ask the sources, without ``lock``, for what :meth:`settle` needs. Raises OSError."""
+        """Ask the sources, without ``lock``, for what :meth:`confirm` needs. Raises OSError."""
         for source, line in zip(self.sources, lines, strict=False):
             source.knock(line)
 
-    def settle(self, lines: Sequence[Line]) -> None:
+    def confirm(self, lines: Sequence[Line]) -> None:
         """Read the logs up to a committed batch, and check that its sources are those of before.
 
         Raises as :meth:`read_to`.

@@ -69,7 +69,7 @@ class Tracked:
     @property
     def stages(self) -> tuple[str, ...]:
         """Names of its stages, as arguments of the status."""
-        return self._run.stages
+        return self._run.stage_names
 
     @property
     def client(self) -> lowwater.Client:
@@ -163,7 +163,7 @@ class Tracked:
 
     def _look(self, *, last: bool) -> None:
         try:
-            self._run.tick(last=last)
+            self._run.look(last=last)
         except errors.LowwaterError:
             raise  # Timeout is an OSError, but not an error of files
         except OSError as failure:

@@ -1,7 +1,7 @@
 /** Finds the root cause of each computation: the walk upstream of `lowwater why`, in the page. */
 
 import { duration } from "./time.js";
-import { REPLAY_SECONDS, SILENT_SECONDS, newest, silent } from "./lag.js";
+import { SILENT_SECONDS, isOld, newest, silent } from "./lag.js";
 import { sliceOf, slicesOf } from "./slices.js";
 
 /** @type {import("./types.js").Watermark} */
@@ -58,11 +58,12 @@ export function order(watermark) {
  *
  * @param {Map<string, import("./types.js").Computation>} computations
  * @param {number} now Authority's clock in microseconds; a worker gets silent as it passes.
+ * @param {(name: string) => number | undefined} [frontOf] Result of `fronts`.
  * @returns {Map<string, Culprit>} Root causes by name, including those of inputs that are not
  *   registered.
  */
-export function culprits(computations, now) {
-  const start = sourceReference(computations, now);
+export function culprits(computations, now, frontOf = fronts(computations)) {
+  const start = sourceReference(frontOf, now);
   const slices = slicesOf(computations.keys());
   /** @type {Map<string, Culprit>} */
   const result = new Map();
@@ -126,14 +127,13 @@ function heldByInput(own, longOperation, end, rounding) {
 }
 
 /**
- * Returns a function that gives the time with which a source is compared: the clock, or in a replay
- * the newest data of its pipeline. A pipeline is a connected part of the graph.
+ * Returns a function that gives the newest event time of a computation's pipeline. A pipeline is a
+ * connected part of the graph.
  *
  * @param {Map<string, import("./types.js").Computation>} computations
- * @param {number} now
- * @returns {(name: string) => number} Microseconds.
+ * @returns {(name: string) => number | undefined} Microseconds; undefined: the pipeline has no time.
  */
-function sourceReference(computations, now) {
+export function fronts(computations) {
   /** @type {Map<string, string>} */
   const parents = new Map();
   const pipelineOf = (/** @type {string} */ name) => {
@@ -153,14 +153,26 @@ function sourceReference(computations, now) {
     }
   }
   /** @type {Map<string, number>} */
-  const fronts = new Map();
+  const result = new Map();
   for (const computation of computations.values()) {
     const [root, micros] = [pipelineOf(computation.name), newest([computation])];
-    if (micros !== null) fronts.set(root, Math.max(fronts.get(root) ?? -Infinity, micros));
+    if (micros !== null) result.set(root, Math.max(result.get(root) ?? -Infinity, micros));
   }
+  return (name) => result.get(pipelineOf(name));
+}
+
+/**
+ * Returns a function that gives the time with which a source is compared: the clock, or in a replay
+ * the newest data of its pipeline.
+ *
+ * @param {(name: string) => number | undefined} frontOf Result of `fronts`.
+ * @param {number} now
+ * @returns {(name: string) => number} Microseconds.
+ */
+function sourceReference(frontOf, now) {
   return (name) => {
-    const micros = fronts.get(pipelineOf(name)) ?? now;
-    return now - micros > REPLAY_SECONDS * 1e6 ? micros : now;
+    const micros = frontOf(name) ?? now;
+    return isOld(micros, now) ? micros : now;
   };
 }
 

@@ -92,31 +92,6 @@ export function shape(names, computations) {
 export const BETWEEN = 44;
 export const MARGIN = 3;
 
-/**
- * Computes the width of a graph from left to right without placing it: O(computations + edges).
- *
- * @param {string} key Result of `shape`.
- * @param {number} width Pixels of one box.
- * @returns {number} Pixels.
- */
-export function breadth(key, width) {
-  /** @type {Map<string, string[]>} */
-  const inputs = new Map(JSON.parse(key));
-  /** @type {Map<string, number>} */
-  const ranks = new Map();
-  /** @type {(name: string) => number} */
-  const rank = (name) => {
-    const knownRank = ranks.get(name);
-    if (knownRank !== undefined) return knownRank;
-    ranks.set(name, 0); // groups may read each other, though computations cannot
-    const ownRank = 1 + Math.max(0, ...(inputs.get(name) ?? []).filter((input) => inputs.has(input)).map(rank));
-    ranks.set(name, ownRank);
-    return ownRank;
-  };
-  const most = Math.max(0, ...[...inputs.keys()].map(rank));
-  return most * width + Math.max(0, most - 1) * BETWEEN + 2 * MARGIN;
-}
-
 /** Id of a hidden node in front of all sources; no computation has this id. */
 const ORIGIN = " ";
 /**

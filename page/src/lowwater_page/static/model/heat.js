@@ -23,7 +23,7 @@ import { extent, levelOf } from "./lag.js";
  */
 
 /**
- * Returns the rows, largest lag in units of its threshold first.
+ * Returns the rows, largest lag in units of its threshold first, and what is far behind last.
  *
  * @param {Answer} answer
  * @param {Map<string, Verdict>} verdicts Computations that are shown.
@@ -44,7 +44,7 @@ export function rows({ from_micros: start, column_seconds: column, lags }, verdi
     const ownLags = clockLags.map((lag, index) => (lag === null ? null : Math.max(0, lag - ahead(index))));
     const most = ownLags.reduce((a, b) => Math.max(a ?? -1, b ?? -1), -1) ?? -1;
     const lateSeconds = ownLags.filter((lag) => lag !== null && lag >= verdict.late).length * column;
-    result.push({ verdict, lags: ownLags, worst: most < 0 ? -1 : ownLags.indexOf(most), lateSeconds, times: most / verdict.late });
+    result.push({ verdict, lags: ownLags, worst: most < 0 ? -1 : ownLags.indexOf(most), lateSeconds, times: verdict.level === "far" ? -Infinity : most / verdict.late });
   }
   return result.sort((a, b) => b.times - a.times || (a.verdict.computation.name < b.verdict.computation.name ? -1 : 1));
 }
@@ -60,14 +60,15 @@ const LEAST = 0.16;
  *
  * @param {(number | null)[]} lags
  * @param {number} late
+ * @param {boolean} [far] True for a computation that is far behind: it has no other level.
  * @returns {Map<Level, string>}
  */
-export function cellPaths(lags, late) {
+export function cellPaths(lags, late, far = false) {
   /** @type {Map<Level, string>} */
   const paths = new Map();
   lags.forEach((lag, column) => {
     if (lag === null) return;
-    const level = levelOf(lag, late);
+    const level = far ? "far" : levelOf(lag, late);
     const top = (1 - Math.max(LEAST, extent(lag, late))).toFixed(3);
     paths.set(level, `${paths.get(level) ?? ""}M${column} 1V${top}h${FULL}V1z`);
   });

@@ -6,7 +6,12 @@
  * threshold, promised or chosen by the viewer, so they fit a pipeline of seconds and one of days.
  */
 
-/** @typedef {"ontime" | "slow" | "late" | "verylate" | "unknown" | "finished"} Level */
+/**
+ * "far": the newest event time of its whole pipeline is more than a week old, so it is a replay, or
+ * it stopped long ago. It is told apart from what is late.
+ *
+ * @typedef {"ontime" | "slow" | "late" | "verylate" | "far" | "unknown" | "finished"} Level
+ */
 /** @typedef {{name: "clock" | "data", micros: number}} Reference Time from which lag is counted. */
 
 /** Thresholds that the page offers, in seconds of lag. */
@@ -17,7 +22,7 @@ export const LATE_DEFAULT = 1800;
  * Age of the newest data in seconds from which a pipeline counts as a replay: in a live pipeline
  * somebody would have noticed by now.
  */
-export const REPLAY_SECONDS = 7 * 86400;
+const REPLAY_SECONDS = 7 * 86400;
 /** Seconds without a report after which a worker is called silent, as by `lowwater why`. */
 export const SILENT_SECONDS = 15;
 
@@ -27,8 +32,20 @@ export const WORDS = {
   slow: "nearly late",
   late: "late",
   verylate: "very late",
+  far: "far behind",
   unknown: "no watermark",
   finished: "finished",
+};
+
+/** Levels explained. @type {Record<Level, string>} */
+export const LEVELS = {
+  ontime: "less behind than half of what counts as late",
+  slow: "at least half of what counts as late",
+  late: "up to four times what counts as late",
+  verylate: "more than four times what counts as late",
+  far: "the newest data of its whole pipeline is more than 7 days old: a replay, or a pipeline that stopped long ago; counted apart from late",
+  unknown: "some key range was never reported, or an input is not registered",
+  finished: "nothing will ever come",
 };
 
 /**
@@ -48,6 +65,16 @@ export function newest(computations) {
 }
 
 /**
+ * Returns true when data is so old that a pipeline without newer data counts as a replay.
+ *
+ * @param {number} micros Newest event time.
+ * @param {number} now
+ */
+export function isOld(micros, now) {
+  return now - micros > REPLAY_SECONDS * 1e6;
+}
+
+/**
  * Chooses the reference of lags.
  *
  * @param {Iterable<import("./types.js").Computation>} computations
@@ -57,7 +84,7 @@ export function newest(computations) {
  */
 export function reference(computations, now, chosen) {
   const front = newest(computations);
-  const data = chosen === "data" || (chosen === "" && front !== null && now - front > REPLAY_SECONDS * 1e6);
+  const data = chosen === "data" || (chosen === "" && front !== null && isOld(front, now));
   return data && front !== null ? { name: "data", micros: front } : { name: "clock", micros: now };
 }
 

@@ -69,8 +69,29 @@ export function sorted(verdicts, sort) {
  * @param {string} query Words that must all match.
  */
 export function matches({ computation, range, guilty }, query) {
-  const text = [computation.name, guilty, range?.worker, range?.host, range?.label].join(" ").toLowerCase();
-  return query.toLowerCase().split(/\s+/).every((word) => text.includes(word));
+  return includesAll([computation.name, guilty, range?.worker, range?.host, range?.label].join(" "), query);
+}
+
+/**
+ * Lists what a search found, in the order in which Enter goes from one to the next: names first,
+ * then those whose own worker, host or key range matches, then those that such a one holds.
+ *
+ * @param {Verdict[]} rows What matches, in the order of the table.
+ * @param {string} query
+ * @returns {string[]} Names.
+ */
+export function found(rows, query) {
+  const rank = (/** @type {Verdict} */ { computation: { name }, guilty }) => (includesAll(name, query) ? 0 : guilty === name ? 1 : 2);
+  return [...rows].sort((a, b) => rank(a) - rank(b)).map(({ computation }) => computation.name);
+}
+
+/**
+ * @param {string} text
+ * @param {string} query
+ * @returns {boolean} True when each word of the query is in the text.
+ */
+function includesAll(text, query) {
+  return query.toLowerCase().split(/\s+/).every((word) => text.toLowerCase().includes(word));
 }
 
 /**

@@ -125,6 +125,44 @@ export function clock(micros, now, zone = "utc") {
   return `${at.getUTCDate()} ${MONTHS[at.getUTCMonth()]}${year} ${minute}`;
 }
 
+/** Steps of a time axis in seconds. */
+const AXIS_STEPS = [60, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400, 172_800];
+
+/**
+ * Chooses the marks of a time axis: full hours of the zone, or parts of an hour when the span is
+ * short, or days when it is long.
+ *
+ * @param {number} from Microseconds.
+ * @param {number} to Microseconds.
+ * @param {number} most Number of marks that fit.
+ * @param {Zone} [zone]
+ * @returns {number[]} Microseconds.
+ */
+export function axisTimes(from, to, most, zone = "utc") {
+  const ahead = (/** @type {number} */ micros) => shifted(micros, zone).getTime() * 1000 - date(micros).getTime() * 1000;
+  const seconds = (to - from) / 1e6;
+  const step = (AXIS_STEPS.find((size) => Math.floor(seconds / size) < most) ?? Math.ceil(seconds / most / 86_400) * 86_400) * 1e6;
+  const marks = [];
+  for (let at = Math.ceil((from + ahead(from)) / step) * step; ; at += step) {
+    const micros = at - ahead(at - ahead(from)); // summer time may begin or end in between
+    if (micros > to) return marks;
+    marks.push(micros);
+  }
+}
+
+/**
+ * Labels a mark of a time axis: the time of day, or the date where a day begins.
+ *
+ * @param {number} micros
+ * @param {Zone} [zone]
+ * @returns {string} "13:00", "9 Jan"
+ */
+export function axisLabel(micros, zone = "utc") {
+  const at = shifted(micros, zone);
+  const minute = `${two(at.getUTCHours())}:${two(at.getUTCMinutes())}`;
+  return minute === "00:00" ? `${at.getUTCDate()} ${MONTHS[at.getUTCMonth()]}` : minute;
+}
+
 /**
  * Writes a time in full.
  *

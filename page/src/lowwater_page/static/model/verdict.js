@@ -1,7 +1,8 @@
 /** Judges each computation (level, lag, root cause), and sums all up in one sentence. */
 
-import { behind, level, reference } from "./lag.js";
-import { culprits, holding, reasonOf } from "./culprit.js";
+import { behind, isOld, level, reference } from "./lag.js";
+import { culprits, fronts, holding, reasonOf } from "./culprit.js";
+import { heldInBrief } from "./headline.js";
 import { slicesOf } from "./slices.js";
 import { duration } from "./time.js";
 
@@ -58,7 +59,8 @@ const STUCK_SECONDS = 15;
 export function judge(board, now, settings) {
   const from = reference(board.computations.values(), now, settings.from);
   const clock = reference([], now, "clock");
-  const rootCauses = culprits(board.computations, now);
+  const frontOf = fronts(board.computations);
+  const rootCauses = culprits(board.computations, now, frontOf);
   const slices = slicesOf(board.computations.keys());
   const verdicts = new Map();
   for (const computation of board.computations.values()) {
@@ -68,7 +70,9 @@ export function judge(board, now, settings) {
     const promised = computation.promise?.late_seconds;
     const late = promised || settings.late;
     const own = promised && settings.from === "" ? clock : from;
-    const at = level(computation.low, own, late);
+    const far = settings.from === "" && own.name === "clock" && !promised && isOld(frontOf(computation.name) ?? now, now);
+    const timed = level(computation.low, own, late);
+    const at = far && timed !== "unknown" && timed !== "finished" ? "far" : timed;
     verdicts.set(computation.name, {
       computation,
       level: at,
@@ -150,7 +154,7 @@ export function because({ cause: why, guilty }) {
 
 /**
  * Sorts computations, worst first: late and waiting for somebody to act, late, without a watermark,
- * stuck, the rest; within each by lag.
+ * stuck, the rest, far behind; within each by lag.
  *
  * @param {Iterable<Verdict>} verdicts
  * @returns {Verdict[]}
@@ -165,6 +169,7 @@ export function ranked(verdicts) {
  */
 export function badness({ level: at, lag, cause: why, trouble }) {
   if (at === "finished") return -Infinity;
+  if (at === "far" && !isStuck(why)) return (lag ?? 0) - 1e12;
   return (lag ?? 0) + (isLate(at) ? (trouble ? 3e12 : 2e12) : at === "unknown" ? 1e12 : isStuck(why) ? 1e11 : 0);
 }
 
@@ -180,12 +185,13 @@ function isLate(at) {
  * As what a computation is counted.
  *
  * @param {Verdict} verdict
- * @returns {"late" | "stuck" | "unknown" | "ontime" | "finished"}
+ * @returns {keyof Counts}
  */
 export function kind({ level: at, cause: why }) {
   if (isLate(at)) return "late";
   if (at === "unknown" || at === "finished") return at;
-  return isStuck(why) ? "stuck" : "ontime";
+  if (isStuck(why)) return "stuck";
+  return at === "far" ? "far" : "ontime";
 }
 
 /**
@@ -200,13 +206,18 @@ export function isStuck(why) {
 }
 
 /**
+ * @typedef {{late: number, stuck: number, far: number, unknown: number, ontime: number, finished:
+ *   number}} Counts Number of computations of each kind.
+ */
+
+/**
  * @typedef {object} Summary
  * @property {import("./lag.js").Level | "stuck" | "none"} tone
  * @property {string} text The sentence, without the root cause.
  * @property {string} held The root cause in words; empty when none need be named.
  * @property {string} worst Name of the computation that the sentence is about.
  * @property {string} guilty Name of its root cause.
- * @property {{late: number, stuck: number, unknown: number, ontime: number, finished: number}} counts
+ * @property {Counts} counts
  */
 
 /**
@@ -220,22 +231,27 @@ export function isStuck(why) {
  */
 export function summary(verdicts, now, all = verdicts) {
   const sorted = ranked(verdicts.values());
-  const counts = { late: 0, stuck: 0, unknown: 0, ontime: 0, finished: 0 };
+  const counts = { late: 0, stuck: 0, far: 0, unknown: 0, ontime: 0, finished: 0 };
   for (const verdict of sorted) counts[kind(verdict)] += 1;
-  const total = sorted.length;
+  // What is far behind is told below the sentence, unless there is nothing else.
+  const total = sorted.length - counts.far || sorted.length;
   const none = { tone: /** @type {const} */ ("none"), held: "", worst: "", guilty: "", counts };
   if (total === 0) return { ...none, text: "No computation is registered yet." };
   const worst = furthestDown(sorted.filter((verdict) => badness(verdict) === badness(sorted[0])), all);
   const { name } = worst.computation;
   const about = { worst: name, guilty: worst.guilty, counts };
   const far = duration(worst.lag ?? 0);
-  if (counts.finished === total) {
+  if (counts.finished === sorted.length) {
     const text = `${total === 1 ? `${name} is` : allAre(total)} finished: nothing will ever come.`;
     return { ...about, tone: "finished", text, held: "" };
   }
-  const held = heldBy(worst, now);
+  if (worst.level === "far" && counts.stuck === 0) {
+    const text = sorted.length === 1 ? `${name} is ${far} behind` : `${someOf(counts.far, sorted.length)} far behind, ${name} by ${far}`;
+    return { ...about, tone: "far", text: `${text}.`, held: "" };
+  }
+  const held = heldInBrief(worst, now);
   if (counts.late > 0) {
-    const last = furthestBehind(sorted);
+    const last = furthestBehind(sorted.filter((verdict) => verdict.level !== "far"));
     return { ...about, tone: last.level, text: lateness(worst, last, counts.late, total), held };
   }
   if (counts.unknown > 0) {

@@ -17,9 +17,9 @@ export function Budgets({ budgets, from, now }) {
     </header>
     <div class="scroller"><table class="budgets">
       <thead><tr>
-        <th scope="col">Budget</th><th scope="col" class="number">Watermark</th><th scope="col" class="number wide">Behind the clock</th>
+        <th scope="col">Budget</th><th scope="col" class="number">Watermark</th><th scope="col" class="number wide">Behind now</th>
         <th scope="col" class="number">Came behind it</th><th scope="col" class="number wide">of records</th>
-        <th scope="col" class="number">Excused</th><th scope="col" class="number">Worst lately</th>
+        <th scope="col" class="number">Excused</th><th scope="col" class="number">Worst of recent records</th>
       </tr></thead>
       <tbody>
         ${budgets.map(({ share, watermark, records, behind: late, excused, worst }) => {

@@ -5,29 +5,19 @@
 import { html } from "../html.js";
 import { useEffect, useRef, useState } from "../vendor/preact-hooks.js";
 import { ticks } from "../model/history.js";
-import { clock, duration, lag, stamp, zoneName } from "../model/time.js";
+import { axisLabel, axisTimes, duration, lag, stamp, zoneName } from "../model/time.js";
 import { useMedia, useWidth } from "./hooks.js";
 
 const HEIGHT = 220;
 /** Smallest span of the time axis. */
 const LEAST_SECONDS = 300;
 
-const DAY = 86_400;
+/** Number of marks of the time axis on a large screen, and pixels for each on a small one. */
+const MARKS = 8;
+const MARK_PIXELS = 70;
 
 /**
- * Labels a mark of the time axis: the time of day, or the date where a day begins.
- *
- * @param {number} seconds
- * @param {import("../model/time.js").Zone} zone
- * @returns {string} "13:02", "9 Jan"
- */
-function mark(seconds, zone) {
-  const [, date = "", minute = ""] = /^(?:(.*) )?(\d\d:\d\d)$/.exec(clock(seconds * 1e6, 0, zone)) ?? [];
-  return minute === "00:00" ? date.replace(/ \d{4}$/, "") : minute;
-}
-
-/**
- * @param {string} mostName Name of the second line: "99 % of the records lately seen".
+ * @param {string} mostName Name of the second line: "99 % of recent records".
  * @param {boolean} most True when there is a second line.
  * @param {number} width
  * @param {import("../model/time.js").Zone} zone
@@ -48,7 +38,12 @@ function options(mostName, most, width, zone, plotting) {
     hooks: { ready: [(/** @type {any} */ plot) => queueMicrotask(() => rest(plot))] },
     scales: { x: { time: true, range: (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) => [Math.min(low, high - LEAST_SECONDS), high] }, y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ high) => [0, Math.max(1, (high ?? 0) * 1.08)] } },
     axes: [
-      { ...axis, space: 70, incrs: [60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, DAY], values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((seconds) => mark(seconds, zone)) },
+      {
+        ...axis,
+        splits: (/** @type {any} */ plot, /** @type {number} */ __, /** @type {number} */ low, /** @type {number} */ high) =>
+          axisTimes(low * 1e6, high * 1e6, Math.min(MARKS, Math.floor(plot.width / MARK_PIXELS)), zone).map((micros) => micros / 1e6),
+        values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((seconds) => axisLabel(seconds * 1e6, zone)),
+      },
       {
         ...axis,
         size: 62,

@@ -135,7 +135,7 @@ function Numbers({ verdict, now }) {
       <div><dt>Low watermark</dt><dd><${Mark} watermark=${computation.low} now=${now} /> <span class="quiet">${verdict.lag !== null && lag(verdict.lag)}</span></dd></div>
       ${computation.shares.map(
         ({ share, watermark, came_behind: behind }) =>
-          html`<div key=${share}><dt>${percent(share)} of the records lately seen</dt><dd><${Mark} watermark=${watermark} now=${now} />${typeof behind === "number" &&
+          html`<div key=${share}><dt>${percent(share)} of recent records</dt><dd><${Mark} watermark=${watermark} now=${now} />${typeof behind === "number" &&
           html`<span class="quiet">, at most ${percent(Number(behind.toPrecision(2)))} of all came behind it</span>`}</dd></div>`,
       )}
       <div><dt>Moved last</dt><dd>${since ? html`<${Time} micros=${since} now=${now} text=${ago(since, now)} />` : "never"}</dd></div>
@@ -203,7 +203,7 @@ function Lately({ computation, verdict, from, changes, route, go, now }) {
     <${Chart}
       key=${zone}
       columns=${lines}
-      mostName=${verdict.mostName && `${verdict.mostName} of the records lately seen`}
+      mostName=${verdict.mostName && `${verdict.mostName} of recent records`}
       label=${`Lag of ${name} over the last ${words}: now ${far(verdict)}, ${most}`}
       zone=${zone}
     />

@@ -49,7 +49,7 @@ export function Contacts({ verdict, verdicts, route, full = false }) {
     const href = template ? address(template) : "";
     return href && html`<${Away} href=${href}>runbook of ${subject}<//>`;
   };
-  const own = promise ? [full && promise.late_seconds && html`late from ${duration(promise.late_seconds)}, as promised`, whose(promise, ""), runbook(name, promise.runbook)] : [];
+  const own = promise ? [full && promise.late_seconds && html`late after ${duration(promise.late_seconds)}, as promised`, whose(promise, ""), runbook(name, promise.runbook)] : [];
   const other = holder && guilty !== name && [holder.team, holder.owner].join("\n") !== [promise?.team, promise?.owner].join("\n");
   const parts = [...own, other && whose(holder, guilty), guilty !== name && runbook(guilty, holder?.runbook), holder?.logs && html`<${Logs} promise=${holder} range=${range} />`];
   const shown = parts.filter(Boolean);

@@ -5,31 +5,28 @@
 
 import { html } from "../html.js";
 import { useEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js";
-import { breadth, namesToDraw, kindToDraw, layout } from "../model/graph.js";
+import { namesToDraw, kindToDraw, layout } from "../model/graph.js";
 import { gather, sumUp } from "../model/groups.js";
-import { WORDS } from "../model/lag.js";
+import { LEVELS, WORDS } from "../model/lag.js";
 import { layoutInLayers } from "../model/layers.js";
 import { format } from "../model/route.js";
 import { sliceOf } from "../model/slices.js";
 import { brief, mark } from "../model/time.js";
 import { because, isStuck, way } from "../model/verdict.js";
-import { Bar } from "./bar.js";
-import { useMedia, useWidth, useZone } from "./hooks.js";
+import { Bar, barWords } from "./bar.js";
+import { useMedia, useWidth, useWindowHeight, useZone } from "./hooks.js";
 import { Symbol, far } from "./parts.js";
 import { STEP, useZoom } from "./zoom.js";
 
 /** @typedef {import("../model/verdict.js").Verdict} Verdict */
 /** @typedef {import("../model/route.js").Route} Route */
 
-/**
- * Sizes of boxes, roomy to narrow. The first size is used with which the graph fits. If none does,
- * the last is used when the graph then fits at a legible scale, else the first, and the graph
- * scrolls.
- */
+/** Sizes of boxes, roomy to narrow. */
 const BOXES = [
   { width: 216, height: 92 },
   { width: 188, height: 92 },
   { width: 164, height: 92 },
+  { width: 132, height: 76 },
 ];
 /**
  * Bounds of a box's width on a small screen, where it follows the longest name; at `most` two boxes
@@ -40,26 +37,23 @@ const SMALL = { least: 102, most: 148, height: 58 };
 const LETTER = 7.6;
 const BESIDE = 30;
 /**
- * Height in pixels beyond which a graph scrolls, with few boxes and with many; the same as in the
- * style sheet.
+ * Greatest height of the frame in pixels, and its part of the window's height: below it a large
+ * screen shows the head of the table.
  */
-const TALL = 620;
-const TALLER = 700;
+const TALL = { few: 620, many: 700 };
+const PART_OF_WINDOW = { few: 0.5, many: 0.62, small: 0.72 };
+const LEAST_TALL = 240;
 /** Milliseconds between two choices of the part of a large pipeline that is drawn. */
 const CHOOSE_MILLIS = 5_000;
 /**
- * Number of boxes up to which they keep their size, and beyond which they are placed in layers; the
- * size of a box in layers.
+ * Number of boxes beyond which they are placed in layers, the size of a box in layers, and the
+ * factor by which layers must show the boxes larger to be preferred to the prettier placing.
  */
-const FEW = 24;
 const MANY = 40;
 const FLAT = { width: 176, height: 76 };
-/**
- * Smallest first scale of a graph of up to MANY boxes, also on a small screen; and height of a box
- * in pixels that a finger still hits on a small screen.
- */
-const LEGIBLE = 0.7;
-const LEGIBLE_SMALL = 0.85;
+const PRETTIER = 1.3;
+/** Number of boxes up to which all are seen at once on a small screen, and pixels that a finger hits. */
+const HUNDRED = 100;
 const FINGER = 24;
 /**
  * Scale below which a box shows its name only, the pixels of its letters then, and the scale below
@@ -70,29 +64,35 @@ const LETTERS = 11;
 const DOTS = 0.28;
 
 /**
- * @param {{verdicts: Map<string, Verdict>, slices: Map<string, string[]>, wanted: string[], dimmed:
- *   Set<string>, route: Route, go: (route: Route) => void, now: number, worst: string}} props
- *   `slices`: slices by cut computation; they are counted, not drawn. `wanted`: names searched for.
- *   `dimmed`: names drawn only because they hold others. `worst`: name that the summary is about;
- *   empty: none.
+ * @param {{verdicts: Map<string, Verdict>, slices: Map<string, string[]>, wanted: string[],
+ *   current: string, dimmed: Set<string>, route: Route, go: (route: Route) => void, now: number,
+ *   worst: string}} props `slices`: slices by cut computation; they are counted, not drawn.
+ *   `wanted`: names that a search or a count found, which are marked. `current`: the one to which
+ *   the search leads; empty: none. `dimmed`: names drawn only because they hold others. `worst`:
+ *   name that the summary is about; empty: none.
  */
-export function Graph({ verdicts, slices, wanted, dimmed, route, go, now, worst }) {
+export function Graph({ verdicts, slices, wanted, current, dimmed, route, go, now, worst }) {
   const down = useMedia("(max-width: 640px)");
+  const windowHeight = useWindowHeight();
   const [frame, room] = useWidth();
-  const kind = wanted.length > 0 && (route.graph === "" || route.graph === "worst") ? "worst" : kindToDraw(route.graph, verdicts.size);
+  const some = wanted.length > 0 && verdicts.size > MANY && (route.graph === "" || route.graph === "worst");
+  const kind = some ? "worst" : kindToDraw(route.graph, verdicts.size);
   const names = useChosen(verdicts, wanted, kind === "worst");
   const computations = new Map(names.map((name) => [name, /** @type {Verdict} */ (verdicts.get(name)).computation]));
   const { at, groups, shape: key } = gather(computations, kind === "name" || kind === "team" ? kind : "", route.open);
-  const { placed, box } = useMemo(() => fit(key, room, down), [key, room, down]);
-  const count = placed.nodes.length;
-  const tall = count > MANY ? TALLER : TALL;
-  const whole = room > 0 ? Math.min(1, room / placed.width, tall / placed.height) : 1;
-  const zoom = useZoom(frame, firstScale(count, placed.width, box.height, room, whole, down), whole);
+  const count = new Set(at.values()).size;
+  const tall = heightOf(windowHeight, count, down);
+  const { placed, box } = useMemo(() => fit(key, { width: room || 1, height: tall }, down), [key, room, tall, down]);
+  const whole = room > 0 ? scaleOf(placed, { width: room, height: tall }) : 1;
+  // Of hundreds a small screen shows a part, with boxes that a finger hits.
+  const zoom = useZoom(frame, down && count > HUNDRED ? Math.max(whole, FINGER / box.height) : whole, whole);
   const { scale } = zoom;
   const blamed = new Set((worst ? [worst, ...way(worst, verdicts)] : []).map((name) => at.get(name)));
   const holds = (worst && verdicts.get(worst)?.guilty) || "";
   const guilty = at.get(sliceOf(holds) || holds);
-  useCentred(frame, guilty, placed, box, room, scale);
+  const marked = new Set(wanted.map((name) => at.get(name)));
+  const leading = at.get(current);
+  useCentred(frame, leading ?? guilty, placed, box, room, scale);
   const close = useClose(frame, scale, count > MANY);
   const wide = placed.width * scale;
   const high = placed.height * scale;
@@ -103,22 +103,24 @@ export function Graph({ verdicts, slices, wanted, dimmed, route, go, now, worst 
         ${names.length < verdicts.size
           ? `${names.length} of ${verdicts.size.toLocaleString("en")} computations: ${wanted.length ? "those that match" : "the worst"} and their neighbours`
           : groups.size > 0
-            ? `${verdicts.size.toLocaleString("en")} computations in ${count.toLocaleString("en")} boxes; a click opens a group`
-            : "what is read stands before what reads it"}
+            ? `${verdicts.size.toLocaleString("en")} computations in ${count.toLocaleString("en")} boxes; click to open a group`
+            : down
+              ? "inputs above, readers below"
+              : "inputs left, readers right"}
       </p>
-      <${Legend} />
+      <${Tools} kind=${kind} verdicts=${verdicts} zoom=${zoom} route=${route} go=${go} />
     </header>
-    <${Tools} kind=${kind} verdicts=${verdicts} zoom=${zoom} route=${route} go=${go} />
     <div
-      class=${count > MANY ? "graph many" : "graph"}
+      class="graph"
       ref=${frame}
+      style=${{ maxHeight: `${tall}px` }}
       tabindex=${wide > room + 1 || high > tall + 1 ? 0 : undefined}
       role="group"
       aria-label="Pipeline graph"
     >
       <div class="canvas" style=${{ width: `${wide}px`, height: `${high}px` }}>
         <div
-          class=${`drawn${scale < AFAR ? " afar" : ""}${scale < DOTS ? " dots" : ""}`}
+          class=${`drawn${scale < AFAR ? " afar" : ""}${scale < DOTS ? " dots" : ""}${marked.size > 0 ? " searched" : ""}`}
           style=${{ width: `${placed.width}px`, height: `${placed.height}px`, transform: `scale(${scale})`, "--letters": `${LETTERS / scale}px`, "--hair": `${1 / scale}px` }}
         >
           <svg width=${placed.width} height=${placed.height} aria-hidden="true">
@@ -130,6 +132,7 @@ export function Graph({ verdicts, slices, wanted, dimmed, route, go, now, worst 
           ${placed.nodes.map(({ name, x, y }) => {
             const place = { left: `${x}px`, top: `${y}px`, width: `${box.width}px`, height: `${box.height}px` };
             const group = groups.get(name);
+            const mark = `${name === guilty ? " blamed" : ""}${marked.has(name) ? " match" : ""}${name === leading ? " current" : ""}`;
             const brief = scale < AFAR || (close !== null && !within(x, y, close));
             return group === undefined
               ? html`<${Node}
@@ -139,7 +142,8 @@ export function Graph({ verdicts, slices, wanted, dimmed, route, go, now, worst 
                   place=${place}
                   route=${route}
                   now=${now}
-                  blamed=${name === guilty}
+                  mark=${mark}
+                  others=${name === guilty ? held(name, verdicts) : 0}
                   dimmed=${dimmed.has(name)}
                   flat=${box.height < BOXES[0].height}
                   brief=${brief}
@@ -150,7 +154,7 @@ export function Graph({ verdicts, slices, wanted, dimmed, route, go, now, worst 
                   names=${group.names}
                   verdicts=${verdicts}
                   place=${place}
-                  blamed=${name === guilty}
+                  mark=${mark}
                   brief=${brief}
                   open=${() => go({ ...route, open: [...route.open, group.group] })}
                 />`;
@@ -158,25 +162,41 @@ export function Graph({ verdicts, slices, wanted, dimmed, route, go, now, worst 
         </div>
       </div>
     </div>
+    <${Legend} verdicts=${names.map((name) => /** @type {Verdict} */ (verdicts.get(name)))} />
   </section>`;
 }
 
 /**
- * Returns the scale until the viewer chooses one. A few boxes keep their size if they fit. Of
- * hundreds all are shown at once, but on a small screen no smaller than a finger.
+ * Returns the greatest height of the frame.
  *
+ * @param {number} windowHeight Pixels.
  * @param {number} count Number of boxes.
- * @param {number} width Pixels of the whole graph.
- * @param {number} height Pixels of one box.
- * @param {number} room Pixels of the frame's width.
- * @param {number} whole Scale at which the whole graph fits.
  * @param {boolean} small True on a small screen.
- * @returns {number}
+ * @returns {number} Pixels.
  */
-function firstScale(count, width, height, room, whole, small) {
-  if (count <= FEW) return room > 0 ? Math.min(1, Math.max(small ? LEGIBLE_SMALL : LEGIBLE, room / width)) : 1;
-  if (count <= MANY) return Math.max(whole, LEGIBLE);
-  return small ? Math.max(whole, FINGER / height) : whole;
+function heightOf(windowHeight, count, small) {
+  const size = count > MANY ? "many" : "few";
+  return Math.min(TALL[size], Math.max(LEAST_TALL, Math.floor(windowHeight * PART_OF_WINDOW[small ? "small" : size])));
+}
+
+/**
+ * Returns the scale at which a graph fits.
+ *
+ * @param {import("../model/graph.js").Layout} placed
+ * @param {{width: number, height: number}} room
+ */
+function scaleOf({ width, height }, room) {
+  return Math.min(1, room.width / width, room.height / height);
+}
+
+/**
+ * Counts the computations that one holds, besides itself.
+ *
+ * @param {string} name
+ * @param {Map<string, Verdict>} verdicts
+ */
+function held(name, verdicts) {
+  return [...verdicts.values()].filter(({ guilty, computation }) => (sliceOf(guilty) || guilty) === name && computation.name !== name).length;
 }
 
 /** Choices of what is drawn, in words. */
@@ -201,8 +221,8 @@ function Tools({ kind, verdicts, zoom, route, go }) {
   };
   const shut = (/** @type {string} */ group) => go({ ...route, open: route.open.filter((choice) => choice !== group) });
   return html`<div class="tools">
-    <label>draw
-      <select value=${kind} onChange=${choose}>
+    <label>Show
+      <select value=${kind} title="What the graph shows: each computation, groups of them, or the late ones with what holds them" onChange=${choose}>
         ${KINDS.filter(([choice]) => choice !== "team" || teams || kind === "team").map(
           ([choice, words]) => html`<option key=${choice} value=${choice}>${words}</option>`,
         )}
@@ -211,12 +231,12 @@ function Tools({ kind, verdicts, zoom, route, go }) {
     ${(kind === "name" || kind === "team") &&
     route.open.map(
       (group) =>
-        html`<button key=${group} type="button" class="chip" aria-label=${`Close the group ${group}`} onClick=${() => shut(group)}>${group} <span aria-hidden="true">×</span></button>`,
+        html`<button key=${group} type="button" class="chip" aria-label=${`Close the group ${group}`} title=${`Close the group ${group}`} onClick=${() => shut(group)}>${group} <span aria-hidden="true">×</span></button>`,
     )}
-    <div class="zooms" role="group" aria-label="Zoom" title="also with Ctrl and the wheel, two fingers, or the keys + - 0">
-      <button type="button" aria-label="Smaller" onClick=${() => zoom.by(1 / STEP)}>−</button>
-      <button type="button" aria-label="Larger" onClick=${() => zoom.by(STEP)}>+</button>
-      <button type="button" onClick=${zoom.fit}>Fit</button>
+    <div class="zooms" role="group" aria-label="Zoom" >
+      <button type="button" aria-label="Smaller" title="Smaller: also Ctrl and the wheel, two fingers, or the key -" onClick=${() => zoom.by(1 / STEP)}>−</button>
+      <button type="button" aria-label="Larger" title="Larger: also Ctrl and the wheel, two fingers, or the key +" onClick=${() => zoom.by(STEP)}>+</button>
+      <button type="button" title="Show the whole graph: also the key 0" onClick=${zoom.fit}>Fit</button>
     </div>
   </div>`;
 }
@@ -297,24 +317,27 @@ function useCentred(frame, name, placed, box, room, scale) {
 }
 
 /**
- * Places the boxes with the largest size with which they fit.
+ * Places the boxes so that the whole graph fits, as large as it can be.
  *
  * @param {string} key Result of `shape` of model/graph.js.
- * @param {number} room Pixels of the frame's width.
+ * @param {{width: number, height: number}} room Pixels of the frame.
  * @param {boolean} down
  */
 function fit(key, room, down) {
   /** @type {[string, string[]][]} */
   const boxes = JSON.parse(key);
-  if (down) {
-    const longest = Math.max(0, ...boxes.map(([name]) => name.length));
-    const box = { width: Math.min(SMALL.most, Math.max(SMALL.least, Math.ceil(longest * LETTER) + BESIDE)), height: SMALL.height };
-    return { placed: boxes.length > MANY ? layoutInLayers(key, box, true, { width: room || 1, height: 4 * TALL }) : layout(key, box, true), box };
+  const longest = Math.max(0, ...boxes.map(([name]) => name.length));
+  const small = { width: Math.min(SMALL.most, Math.max(SMALL.least, Math.ceil(longest * LETTER) + BESIDE)), height: SMALL.height };
+  const flat = down ? small : FLAT;
+  let best = { placed: layoutInLayers(key, flat, down, boxes.length > HUNDRED && down ? { ...room, height: 4 * TALL.few } : room), box: flat };
+  if (boxes.length > MANY) return best;
+  let scale = scaleOf(best.placed, room) / PRETTIER;
+  for (const box of down ? [small] : BOXES) {
+    const placed = layout(key, box, down);
+    if (scaleOf(placed, room) > scale) [best, scale] = [{ placed, box }, scaleOf(placed, room)];
+    if (scale === 1) break;
   }
-  if (boxes.length > MANY) return { placed: layoutInLayers(key, FLAT, false, { width: room || 1, height: TALLER }), box: FLAT };
-  const narrow = BOXES[BOXES.length - 1];
-  const box = BOXES.find(({ width }) => breadth(key, width) <= room) ?? (breadth(key, narrow.width) * LEGIBLE <= room ? narrow : BOXES[0]);
-  return { placed: layout(key, box, false), box };
+  return best;
 }
 
 /**
@@ -339,21 +362,26 @@ function useChosen(verdicts, wanted, some) {
 
 /**
  * @param {{verdict: Verdict, slices: number, place: Record<string, string>, route: Route, now:
- *   number, blamed: boolean, dimmed: boolean, flat: boolean, brief: boolean}} props `slices`:
- *   number of its slices. `flat`: the box has no room for times. `brief`: it shows its name only.
+ *   number, mark: string, others: number, dimmed: boolean, flat: boolean, brief: boolean}} props
+ *   `slices`: number of its slices. `mark`: classes of what holds the worst, and of what a search
+ *   found. `others`: number of computations that it holds. `flat`: the box has no room for times.
+ *   `brief`: it shows its name only.
  */
-function Node({ verdict, slices, place, route, now, blamed, dimmed, flat, brief: short }) {
+function Node({ verdict, slices, place, route, now, mark: marks, others, dimmed, flat, brief: short }) {
   const zone = useZone();
   const { computation, level, most, mostName } = verdict;
   const { name } = computation;
   const why = because(verdict);
   const timed = verdict.lag !== null;
   const description = timed ? `, ${WORDS[level]}, ${far(verdict)} behind` : `, ${WORDS[level]}`;
+  const holds = others > 0 && `holds ${others.toLocaleString("en")} ${others === 1 ? "other" : "others"}`;
+  const whole = [`${name}, ${WORDS[level]}: ${barWords(verdict)}`, why, holds, "click to open"].filter(Boolean).join("; ");
   return html`<a
-    class=${`node node-${level}${blamed ? " blamed" : ""}${dimmed ? " dimmed" : ""}`}
+    class=${`node node-${level}${marks}${dimmed ? " dimmed" : ""}`}
     href=${format({ ...route, name, query: "" })}
     style=${place}
-    title=${short ? `${name}${description}` : name}
+    title=${whole}
+    aria-current=${marks.includes("current") ? "true" : undefined}
   >
     ${short
       ? html`<span class="node-name"><${Symbol} level=${level} /><b>${name}</b><span class="hidden">${description}</span></span>`
@@ -361,23 +389,23 @@ function Node({ verdict, slices, place, route, now, blamed, dimmed, flat, brief:
             <span class="node-name"><${Symbol} level=${level} /><b>${name}</b>${timed && html`<span class="hidden">, ${WORDS[level]}, </span>`}</span>
             <span class="node-lag ink-${level}${timed ? "" : " untimed"}">${far(verdict)}${timed && html`<span class="hidden"> behind</span>`}</span>
           </span>
-          <${Bar} verdict=${verdict} />
+          <${Bar} verdict=${verdict} inside />
           ${!flat &&
           html`<span class="node-line node-marks">
             <span>${mark(computation.low, now, zone)}</span>
-            <span class="node-most" title=${most === null ? "" : `${mostName} of the records lately seen`}>${most !== null && `${mostName} ${brief(Math.max(0, most))}`}</span>
+            <span class="node-most">${most !== null && `${mostName} ${brief(Math.max(0, most))}`}</span>
           </span>`}
-          <span class="node-why ${isStuck(verdict.cause) ? "ink-stuck strong" : ""}">${[slices > 0 && `${slices.toLocaleString("en")} slices`, why || about(computation)].filter(Boolean).join(" · ")}</span>`}
+          <span class="node-why ${isStuck(verdict.cause) ? "ink-stuck strong" : ""}">${[slices > 0 && `${slices.toLocaleString("en")} slices`, holds, why || about(computation)].filter(Boolean).join(" · ")}</span>`}
   </a>`;
 }
 
 /**
  * A closed group: it shows the level of its worst computation.
  *
- * @param {{group: string, names: string[], verdicts: Map<string, Verdict>, place: Record<string, string>, blamed: boolean, brief: boolean, open: ()
+ * @param {{group: string, names: string[], verdicts: Map<string, Verdict>, place: Record<string, string>, mark: string, brief: boolean, open: ()
  *   => void}} props
  */
-function Group({ group, names, verdicts, place, blamed, brief: short, open }) {
+function Group({ group, names, verdicts, place, mark: marks, brief: short, open }) {
   const { worst, late, stuck } = sumUp(names, verdicts);
   const { level } = worst;
   const many = names.length.toLocaleString("en");
@@ -386,9 +414,9 @@ function Group({ group, names, verdicts, place, blamed, brief: short, open }) {
   const description = `${many} computations${trouble && `, ${trouble}`}, the worst is ${worst.computation.name}, ${WORDS[level]}${worst.lag === null ? "" : `, ${far(worst)} behind`}`;
   return html`<button
     type="button"
-    class=${`node group node-${level}${blamed ? " blamed" : ""}`}
+    class=${`node group node-${level}${marks}`}
     style=${place}
-    title=${`${group}: ${description}`}
+    title=${`${group}: ${description}; click to open`}
     aria-label=${`${group}, ${description}`}
     aria-expanded="false"
     onClick=${open}
@@ -399,7 +427,7 @@ function Group({ group, names, verdicts, place, blamed, brief: short, open }) {
             <span class="node-name"><${Symbol} level=${level} /><b>${group}</b></span>
             <span class="node-lag ink-${level}${worst.lag === null ? " untimed" : ""}">${far(worst)}</span>
           </span>
-          <${Bar} verdict=${worst} />
+          <${Bar} verdict=${worst} inside />
           <span class="node-marks">${counts}</span>
           <span class="node-why">${trouble ? `worst: ${worst.computation.name}` : ""}</span>`}
   </button>`;
@@ -416,10 +444,21 @@ function about({ estimated, ranges }) {
   return `${ranges.toLocaleString("en")} key ${ranges === 1 ? "range" : "ranges"}`;
 }
 
-function Legend() {
-  return html`<ul class="legend" aria-label="Colours">
-    ${["ontime", "slow", "late", "verylate", "unknown", "finished"].map(
-      (level) => html`<li key=${level}><${Symbol} level=${level} />${WORDS[/** @type {import("../model/lag.js").Level} */ (level)]}</li>`,
-    )}
+/**
+ * Says what colours, shapes and bars mean. "Far behind" is rare, and named only where it is shown.
+ *
+ * @param {{verdicts: Verdict[]}} props What is drawn.
+ */
+function Legend({ verdicts }) {
+  const shown = /** @type {const} */ (["ontime", "slow", "late", "verylate", "far", "unknown", "finished"]);
+  return html`<ul class="legend" aria-label="What colours and bars mean">
+    ${shown
+      .filter((level) => level !== "far" || verdicts.some((verdict) => verdict.level === level))
+      .map((level) => html`<li key=${level} title=${LEVELS[level]}><${Symbol} level=${level} />${WORDS[level]}</li>`)}
+    <li key="holder"><i class="sample holder" aria-hidden="true"></i>filled: holds the others</li>
+    <li key="bar" title="The length of a bar is the logarithm of the lag: seconds and days both show.">
+      <span class="bar sample ink-ontime" aria-hidden="true"><i class="stragglers" style=${{ width: "85%" }}></i><i class="most" style=${{ width: "35%" }}></i><i class="threshold"></i></span>
+      bar: lag; dark: ${verdicts.find(({ mostName }) => mostName)?.mostName ?? "nearly all"} of recent records; tick: late
+    </li>
   </ul>`;
 }

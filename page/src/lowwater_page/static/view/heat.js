@@ -9,8 +9,8 @@ import { cellPaths, rows, cursorAfterKey } from "../model/heat.js";
 import { spanOf } from "../model/history.js";
 import { WORDS, levelOf } from "../model/lag.js";
 import { format } from "../model/route.js";
-import { clock, duration, lag, zoneName, zoneNames } from "../model/time.js";
-import { useAnswer, useZone } from "./hooks.js";
+import { axisLabel, axisTimes, clock, duration, lag, zoneName, zoneNames } from "../model/time.js";
+import { useAnswer, useMedia, useZone } from "./hooks.js";
 import { Name, Symbol, Time, far } from "./parts.js";
 import { Spans } from "./spans.js";
 
@@ -21,8 +21,11 @@ import { Spans } from "./spans.js";
 const ROWS = 30;
 /** Microseconds between two requests. */
 const EVERY_MICROS = 15e6;
-/** Number of times on the axis. */
-const TICKS = 4;
+/** Number of times that fit on the axis, on a large screen and on a small one. */
+const TICKS = 8;
+const TICKS_SMALL = 5;
+/** Part of the axis at its end that has no room for a time. */
+const LAST = 0.05;
 
 /**
  * @param {{verdicts: Map<string, import("../model/verdict.js").Verdict>, route: Route, go: (route:
@@ -62,6 +65,8 @@ function Cells({ answer, shown, route, now }) {
   const zone = useZone();
   const { from_micros: start, column_seconds: column } = answer;
   const columns = shown[0].lags.length;
+  const end = start + columns * column * 1e6;
+  const small = useMedia("(max-width: 640px)");
   const [at, move] = useState({ name: "", column: columns - 1 });
   const frame = useRef(/** @type {HTMLElement | null} */ (null));
   const row = Math.max(0, shown.findIndex(({ verdict }) => verdict.computation.name === at.name));
@@ -91,7 +96,7 @@ function Cells({ answer, shown, route, now }) {
           <a class="heat-name" href=${format({ ...route, name, query: "" })} title=${name}><${Symbol} level=${verdict.level} /><span>${name}</span></a>
           <div class="heat-cells" onPointerMove=${(/** @type {PointerEvent} */ event) => pointed(event, index)} onPointerDown=${(/** @type {PointerEvent} */ event) => pointed(event, index)}>
             <svg viewBox=${`0 0 ${columns} 1`} preserveAspectRatio="none" aria-hidden="true">
-              ${[...cellPaths(lags, verdict.late)].map(([level, path]) => html`<path key=${level} class="heat-${level}" d=${path} />`)}
+              ${[...cellPaths(lags, verdict.late, verdict.level === "far")].map(([level, path]) => html`<path key=${level} class="heat-${level}" d=${path} />`)}
             </svg>
             ${index === cursor.row && html`<i class="heat-cursor" style=${{ left: `${(cursor.column / columns) * 100}%`, width: `${100 / columns}%` }}></i>`}
           </div>
@@ -101,9 +106,11 @@ function Cells({ answer, shown, route, now }) {
       <div class="heat-row heat-axis quiet" aria-hidden="true">
         <span></span>
         <div class="heat-ticks">
-          ${Array.from({ length: TICKS }, (_, index) => html`<span key=${index}>${clock(start + (index / TICKS) * columns * column * 1e6, now, zone).replace(/(:\d\d):\d\d$/, "$1")}</span>`)}
+          ${axisTimes(start, end - LAST * (end - start), small ? TICKS_SMALL : TICKS, zone).map(
+            (micros) => html`<span key=${micros} style=${{ left: `${((micros - start) / (end - start)) * 100}%` }}>${axisLabel(micros, zone)}</span>`,
+          )}
         </div>
-        <span>${zoneNames(start, start + columns * column * 1e6, zone)}</span>
+        <span>${zoneNames(start, end, zone)}</span>
       </div>
     </div>`;
 }
@@ -119,9 +126,9 @@ function CellWords({ row: { verdict, lags }, column, start, seconds, now }) {
   const when = `${clock(start, now, zone)} to ${clock(start + seconds * 1e6, now, zone)} ${zoneNames(start, start + seconds * 1e6, zone)}`;
   const { name } = verdict.computation;
   if (behind === null) return html`<b><${Name} name=${name} /></b> ${when}: <span class="quiet">no watermark was seen</span>`;
-  const level = levelOf(behind, verdict.late);
+  const level = verdict.level === "far" ? "far" : levelOf(behind, verdict.late);
   return html`<b><${Name} name=${name} /></b> ${when}: <b class="ink-${level}"><${Symbol} level=${level} /> ${lag(behind)} behind, ${WORDS[level]}</b>
-    <span class="quiet"> (late from ${duration(verdict.late)})</span>`;
+    <span class="quiet"> (late after ${duration(verdict.late)})</span>`;
 }
 
 /**

@@ -56,6 +56,21 @@ export function useWidth() {
   return [element, width];
 }
 
+/**
+ * Measures the height of the window, and follows its changes.
+ *
+ * @returns {number}
+ */
+export function useWindowHeight() {
+  const [height, set] = useState(innerHeight);
+  useEffect(() => {
+    const changed = () => set(innerHeight);
+    addEventListener("resize", changed);
+    return () => removeEventListener("resize", changed);
+  }, []);
+  return height;
+}
+
 /** Milliseconds between two requests of one kind, however often values change. */
 const EVERY_MILLIS = 2_000;
 

@@ -4,8 +4,9 @@
  */
 
 import { html } from "../html.js";
+import { detail } from "../model/headline.js";
 import { format } from "../model/route.js";
-import { LATE_SECONDS } from "../model/lag.js";
+import { LATE_SECONDS, LEVELS } from "../model/lag.js";
 import { promisedNames, belongsTo } from "../model/promise.js";
 import { slicesOf, wholes } from "../model/slices.js";
 import { matches } from "../model/table.js";
@@ -21,9 +22,11 @@ import { Table } from "./table.js";
 /** @typedef {import("../model/route.js").Route} Route */
 
 /**
- * @param {{verdicts: Map<string, Verdict>, from: import("../model/lag.js").Reference, route: Route, go: (route: Route) => void, now: number}} props
+ * @param {{verdicts: Map<string, Verdict>, from: import("../model/lag.js").Reference, found: string[], index: number, route: Route, go: (route:
+ *   Route) => void, now: number}} props `found`: names that the search found. `index`: number of the
+ *   one to which it leads, before it begins again with the first.
  */
-export function Overview({ verdicts, from, route, go, now }) {
+export function Overview({ verdicts, from, found, index, route, go, now }) {
   const whole = wholes(verdicts);
   const mine = new Map([...whole].filter(([, { computation }]) => belongsTo(computation, route)));
   const lead = summary(mine, now, verdicts);
@@ -34,34 +37,66 @@ export function Overview({ verdicts, from, route, go, now }) {
   const names = rows.map(({ computation }) => computation.name).filter((name) => whole.has(name));
   const drawn = withHolders(mine, whole, verdicts);
   const worst = lead.held ? lead.worst : "";
+  const current = found[index % found.length] ?? "";
   return html`<main id="main">
     <section class="lead tone-${lead.tone}" aria-label="Summary">
       <${Symbol} level=${lead.tone} />
       <div>
         <h1>${mine.size === 0 && verdicts.size > 0 ? "No computation has this team or owner." : html`<${Sentence} lead=${lead} route=${route} />`}</h1>
-        ${worst && html`<${Contacts} verdict=${/** @type {Verdict} */ (mine.get(worst))} verdicts=${verdicts} route=${route} />`}
+        ${worst && html`<${About} verdict=${/** @type {Verdict} */ (mine.get(worst))} verdicts=${verdicts} route=${route} />`}
+        ${lead.counts.far > 0 && lead.tone !== "far" && html`<p class="quiet">${lead.counts.far.toLocaleString("en")} more ${lead.counts.far === 1 ? "is" : "are"} far behind: all data of the pipeline is more than 7 days old, as in a replay.</p>`}
         <${Counts} counts=${lead.counts} route=${route} go=${go} />
       </div>
     </section>
-    <${Scale} verdicts=${verdicts} from=${from} route=${route} go=${go} now=${now} />
+    <div class="controls">
+      ${verdicts.size > 0 && html`<${Views} route=${route} />`}
+      <${Scale} verdicts=${verdicts} route=${route} from=${from} go=${go} />
+    </div>
+    ${from.name === "data" && html`<${Replay} verdicts=${verdicts} from=${from} route=${route} now=${now} />`}
+    ${current && html`<${Leading} found=${found} current=${current} route=${route} />`}
     ${verdicts.size === 0
       ? html`<${Empty} />`
-      : html`<${Views} route=${route} />
-          ${names.length > 0 &&
+      : html`${names.length > 0 &&
           (route.view === "heat"
             ? html`<${Heat} verdicts=${new Map(rows.map((verdict) => [verdict.computation.name, verdict]))} route=${route} go=${go} now=${now} />`
             : html`<${Graph}
-                verdicts=${filtered ? whole : drawn}
+                verdicts=${drawn}
                 slices=${slicesOf(verdicts.keys())}
                 wanted=${filtered ? names : []}
+                current=${current}
                 dimmed=${new Set([...drawn.keys()].filter((name) => !mine.has(name)))}
                 route=${route}
                 go=${go}
                 now=${now}
                 worst=${worst}
               />`)}
-          <${Table} verdicts=${rows} total=${mine.size} route=${route} go=${go} now=${now} />`}
+          <${Table} verdicts=${rows} total=${mine.size} current=${current} route=${route} go=${go} now=${now} />`}
   </main>`;
+}
+
+/**
+ * What the sentence leaves out: the key range and ids of what holds the worst, and whom to ask.
+ *
+ * @param {{verdict: Verdict, verdicts: Map<string, Verdict>, route: Route}} props
+ */
+function About({ verdict, verdicts, route }) {
+  const more = detail(verdict, verdicts.get(verdict.guilty)?.computation);
+  return html`<div class="lead-about">
+    ${more && html`<p class="quiet">${more}</p>`}
+    <${Contacts} verdict=${verdict} verdicts=${verdicts} route=${route} />
+  </div>`;
+}
+
+/**
+ * Says to which match the search leads.
+ *
+ * @param {{found: string[], current: string, route: Route}} props
+ */
+function Leading({ found, current, route }) {
+  return html`<p class="leading" role="status">
+    <b>${found.indexOf(current) + 1} of ${found.length.toLocaleString("en")}</b> <a href=${format({ ...route, name: current, query: "" })}>${current}</a>
+    <span class="quiet"> · ${found.length > 1 ? "Enter goes on to the next" : "Enter opens it"}, Escape ends the search</span>
+  </p>`;
 }
 
 /**
@@ -85,13 +120,13 @@ function withHolders(mine, all, verdicts) {
  */
 function Views({ route }) {
   const views = /** @type {const} */ ([
-    ["graph", "Pipeline"],
-    ["heat", "Over time"],
+    ["graph", "Pipeline", "What reads what, and how far behind each is"],
+    ["heat", "Over time", "How far behind each was in the last hour, hours or days"],
   ]);
   return html`<nav class="views" aria-label="Views">
     ${views.map(
-      ([view, word]) =>
-        html`<a key=${view} href=${format({ ...route, name: "", view })} aria-current=${route.view === view ? "page" : undefined}>${word}</a>`,
+      ([view, word, title]) =>
+        html`<a key=${view} title=${title} href=${format({ ...route, name: "", view })} aria-current=${route.view === view ? "page" : undefined}>${word}</a>`,
     )}
   </nav>`;
 }
@@ -137,19 +172,20 @@ function find(text, name) {
  */
 function Counts({ counts, route, go }) {
   const words = /** @type {const} */ ([
-    ["late", "late", "late"],
-    ["stuck", "stuck", "stuck"],
-    ["unknown", "unknown", "without a watermark"],
-    ["ontime", "ontime", "on time"],
-    ["finished", "finished", "finished"],
+    ["late", "late", "late", "at least as far behind as counts as late"],
+    ["stuck", "stuck", "stuck", "no living worker is at it"],
+    ["unknown", "unknown", "without a watermark", LEVELS.unknown],
+    ["ontime", "ontime", "on time", "less far behind than counts as late"],
+    ["far", "far", "far behind", LEVELS.far],
+    ["finished", "finished", "finished", LEVELS.finished],
   ]);
   return html`<ul class="counts" aria-label="How many">
     ${words
       .filter(([key]) => counts[key] > 0 || route.only === key)
       .map(
-        ([key, level, word]) =>
+        ([key, level, word, title]) =>
           html`<li key=${key}>
-            <button type="button" aria-pressed=${route.only === key} onClick=${() => go({ ...route, only: route.only === key ? "" : key })}>
+            <button type="button" title=${`${title}. Click to show only these.`} aria-pressed=${route.only === key} onClick=${() => go({ ...route, only: route.only === key ? "" : key })}>
               <${Symbol} level=${level} /><b>${counts[key].toLocaleString("en")}</b> ${word}
             </button>
           </li>`,
@@ -160,9 +196,9 @@ function Counts({ counts, route, go }) {
 /**
  * Reference of lags, threshold, team and owner.
  *
- * @param {{verdicts: Map<string, Verdict>, from: import("../model/lag.js").Reference, route: Route, go: (route: Route) => void, now: number}} props
+ * @param {{verdicts: Map<string, Verdict>, from: import("../model/lag.js").Reference, route: Route, go: (route: Route) => void}} props
  */
-function Scale({ verdicts, from, route, go, now }) {
+function Scale({ verdicts, from, route, go }) {
   const computations = [...verdicts.values()].map(({ computation }) => computation);
   const promised = computations.some(({ promise }) => promise?.late_seconds);
   const late = LATE_SECONDS.includes(route.late) ? LATE_SECONDS : [...LATE_SECONDS, route.late].sort((a, b) => a - b);
@@ -172,22 +208,32 @@ function Scale({ verdicts, from, route, go, now }) {
     go({ ...route, from: value === "clock" || value === "data" ? value : "" });
   };
   return html`<div class="scale">
-    <label title=${promised ? "where nothing else was promised" : ""}>late from
-      <select value=${String(route.late)} onChange=${chooseLate}>
+    <label>Late after
+      <select title=${`How far behind a computation counts as late${promised ? ", where nothing else was promised" : ""}`} value=${String(route.late)} onChange=${chooseLate}>
         ${late.map((seconds) => html`<option key=${seconds} value=${String(seconds)}>${duration(seconds)}</option>`)}
       </select>
     </label>
-    <label>behind
-      <select aria-label="Behind what" value=${from.name} onChange=${chooseFrom}>
-        <option value="clock">the clock</option>
-        <option value="data">the newest data</option>
+    <label>Lag against
+      <select title="What lags are counted from: the clock now, or in a replay of old data the newest event time of all" value=${from.name} onChange=${chooseFrom}>
+        <option value="clock">now</option>
+        <option value="data">newest data</option>
       </select>
     </label>
     <${Whose} which="team" names=${promisedNames(computations, "team")} route=${route} go=${go} />
     <${Whose} which="owner" names=${promisedNames(computations, "owner")} route=${route} go=${go} />
-    ${from.name === "data" &&
-    html`<span class="quiet">newest event time <${Time} micros=${from.micros} now=${now} />, ${duration((now - from.micros) / 1e6)} behind the clock${promised && route.from === "" && "; what has a promise is held to it by the clock"}</span>`}
   </div>`;
+}
+
+/**
+ * Says that lags are counted from the newest data.
+ *
+ * @param {{verdicts: Map<string, Verdict>, from: import("../model/lag.js").Reference, route: Route, now: number}} props
+ */
+function Replay({ verdicts, from, route, now }) {
+  const promised = [...verdicts.values()].some(({ computation }) => computation.promise?.late_seconds);
+  return html`<p class="replay quiet">
+    Lags are counted from the newest event time of all, <${Time} micros=${from.micros} now=${now} />, ${duration((now - from.micros) / 1e6)} before now${promised && route.from === "" && "; what has a promise is held to it by the clock"}.
+  </p>`;
 }
 
 /**
@@ -198,8 +244,8 @@ function Scale({ verdicts, from, route, go, now }) {
 function Whose({ which, names, route, go }) {
   const all = route[which] && !names.includes(route[which]) ? [route[which], ...names] : names;
   if (all.length === 0) return null;
-  return html`<label>${which}
-    <select value=${route[which]} onChange=${(/** @type {Event} */ event) => go({ ...route, [which]: /** @type {HTMLSelectElement} */ (event.target).value })}>
+  return html`<label>${which === "team" ? "Team" : "Owner"}
+    <select title=${`Show only what has this ${which}, and what holds it`} value=${route[which]} onChange=${(/** @type {Event} */ event) => go({ ...route, [which]: /** @type {HTMLSelectElement} */ (event.target).value })}>
       <option value="">all</option>
       ${all.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
     </select>

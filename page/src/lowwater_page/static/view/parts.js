@@ -15,6 +15,7 @@ const SHAPES = {
   late: "M8 2 15 14H1z",
   verylate: "M5 1h6l4 4v6l-4 4H5l-4-4V5z",
   stuck: "M2 2h12v12H2z",
+  far: "M8 3v4l5-4v10L8 9v4L2 8z",
   unknown: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2zm0 2a4 4 0 1 1 0 8 4 4 0 0 1 0-8z",
   finished: "M6.2 13.4 1.6 8.8l1.7-1.7 2.9 2.9 6.5-6.5 1.7 1.7z",
   none: "M2 7h12v2H2z",

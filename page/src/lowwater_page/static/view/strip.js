@@ -132,7 +132,7 @@ export function Facts({ range, promise, seconds, now }) {
     </dd></div>
     <div><dt>State</dt><dd>${[range.state, trouble(range, now)].filter(Boolean).join(", ")}</dd></div>
     <div><dt>Watermark</dt><dd><${Mark} watermark=${range.watermark} now=${now} />${seconds !== null && html`<span class="quiet">, ${lag(seconds)} behind</span>`}</dd></div>
-    <div><dt>Stands there since</dt><dd>
+    <div><dt>At this watermark since</dt><dd>
       ${range.since_micros ? html`<${Time} micros=${range.since_micros} now=${now} /> <span class="quiet">${ago(range.since_micros, now)}</span>` : "–"}
     </dd></div>
     <div><dt>Sequencer</dt><dd class="mono">${String(range.sequencer)}</dd></div>

@@ -17,17 +17,17 @@ import { Mark, Name, State, far } from "./parts.js";
 /** @typedef {import("../model/route.js").Route} Route */
 
 /**
- * Columns: key, heading, and classes that choose the screens that show it.
+ * Columns: key, heading, classes that choose the screens that show it, and what it means.
  *
- * @type {[string, string, string][]}
+ * @type {[string, string, string, string][]}
  */
 const COLUMNS = [
-  ["name", "Computation", ""],
-  ["state", "State", ""],
-  ["lag", "Behind", ""],
-  ["most", "Most records lately", "number wide"],
-  ["inputs", "Behind its inputs", "number wide"],
-  ["guilty", "Held by", "held"],
+  ["name", "Computation", "", "Name, and the team of its promise"],
+  ["state", "State", "", "Whether it is late, and why it is there"],
+  ["lag", "Behind", "", "Lag of its low watermark; the bar is dark up to the lag of nearly all records, its tick is where late begins"],
+  ["most", "Most recent records", "number wide", "Lag of the watermark that this share of recent records has passed; no promise"],
+  ["inputs", "Behind its inputs", "number wide", "What it adds to the lag of its inputs"],
+  ["guilty", "Held by", "held", "The computation, key range, worker and host that hold its watermark"],
 ];
 
 const NOTHING = {
@@ -36,10 +36,11 @@ const NOTHING = {
 };
 
 /**
- * @param {{verdicts: Verdict[], total: number, route: Route, go: (route: Route) => void, now:
- *   number, title?: string}} props `title`: heading of the table.
+ * @param {{verdicts: Verdict[], total: number, current?: string, route: Route, go: (route: Route) =>
+ *   void, now: number, title?: string}} props `current`: the one to which a search leads; empty:
+ *   none. `title`: heading of the table.
  */
-export function Table({ verdicts, total, route, go, now, title: heading = "Computations" }) {
+export function Table({ verdicts, total, current = "", route, go, now, title: heading = "Computations" }) {
   const rows = sorted(verdicts, route.sort);
   const shares = new Set(rows.map(({ mostName }) => mostName).filter(Boolean));
   const [share] = shares.size === 1 ? shares : [""];
@@ -76,9 +77,9 @@ export function Table({ verdicts, total, route, go, now, title: heading = "Compu
         <thead>
           <tr aria-rowindex="1">
             ${COLUMNS.map(
-              ([key, title, kind]) => html`<th key=${key} scope="col" class=${kind} aria-sort=${direction(route.sort, key)}>
-                <button type="button" onClick=${() => go({ ...route, sort: turned(route.sort, key) })}>
-                  ${key === "most" && share ? `${share} of records lately` : title}<span class="arrow" aria-hidden="true"></span>
+              ([key, title, kind, meaning]) => html`<th key=${key} scope="col" class=${kind} aria-sort=${direction(route.sort, key)}>
+                <button type="button" title=${`${meaning}. Click to sort.`} onClick=${() => go({ ...route, sort: turned(route.sort, key) })}>
+                  ${key === "most" && share ? `${share} of recent records` : title}<span class="arrow" aria-hidden="true"></span>
                 </button>
               </th>`,
             )}
@@ -88,7 +89,7 @@ export function Table({ verdicts, total, route, go, now, title: heading = "Compu
           ${first > 0 && html`<tr key="above" class="space" aria-hidden="true"><td colspan=${COLUMNS.length} style=${{ height: `${first * row}px` }}></td></tr>`}
           ${shown.map(
             (verdict, index) =>
-              html`<${Row} key=${verdict.computation.name} verdict=${verdict} index=${first + index + 2} route=${route} now=${now} share=${share} />`,
+              html`<${Row} key=${verdict.computation.name} verdict=${verdict} index=${first + index + 2} current=${verdict.computation.name === current} route=${route} now=${now} share=${share} />`,
           )}
           ${last < rows.length &&
           html`<tr key="below" class="space" aria-hidden="true"><td colspan=${COLUMNS.length} style=${{ height: `${(rows.length - last) * row}px` }}></td></tr>`}
@@ -100,13 +101,13 @@ export function Table({ verdicts, total, route, go, now, title: heading = "Compu
 }
 
 /**
- * @param {{verdict: Verdict, index: number, route: Route, now: number, share: string}} props
- *   `share`: name of the share in the heading.
+ * @param {{verdict: Verdict, index: number, current: boolean, route: Route, now: number, share:
+ *   string}} props `current`: a search leads to it. `share`: name of the share in the heading.
  */
-function Row({ verdict, index, route, now, share }) {
+function Row({ verdict, index, current, route, now, share }) {
   const { computation, level, most, mostName, range, guilty, missing } = verdict;
   const { name } = computation;
-  return html`<tr aria-rowindex=${index} class="row-${level}">
+  return html`<tr aria-rowindex=${index} class=${`row-${level}${current ? " led" : ""}`}>
     <th scope="row">
       <a href=${format({ ...route, name, query: "" })}><${Name} name=${name} /></a>
       ${computation.estimated && html`<span class="tag">estimated</span>`}

@@ -58,11 +58,11 @@ class DeltaOut(TableOut):
         """Return the version that has the batch's number."""
         check_table(self._spark, self.log, self.head)
         self._apps = {} if self.head.version < 0 else self.log.apps()
-        if self._apps.get(self.app, -1) < turn.batch:
+        if self._apps.get(self.app, -1) < turn.facts.batch:
             return None
         self._commit = self._written(turn, self.head.version, down_to=0)
         digest = str(self._commit.mark.get("digest"))
-        return FoundBatch(turn.batch, digest, f"{self._commit} of the Delta table {self.name}")
+        return FoundBatch(turn.facts.batch, digest, f"{self._commit} of the Delta table {self.name}")
 
     def history(self) -> History:
         """Return the versions of the table."""
@@ -73,12 +73,12 @@ class DeltaOut(TableOut):
     def commit(self, frame: DataFrame, turn: OutputTurn, mark: Mapping[str, Any]) -> bool:
         """Write the rows. Delta skips the write silently if another run has come first."""
         writer = frame.write.format(DELTA).mode("append").option("txnAppId", self.app)
-        writer.option("txnVersion", str(turn.batch))
+        writer.option("txnVersion", str(turn.facts.batch))
         writer.option("userMetadata", marked(turn.writer, **mark)).save(self.log.path)
         turn.probe("rows committed")
         before, self.head = self.head.version, self.log.table()
         self._commit = self._written(turn, self.head.version, down_to=before + 1)
-        if (self._commit.mark.get("run"), self._commit.mark.get("digest")) != (turn.run, turn.digest):
+        if (self._commit.mark.get("run"), self._commit.mark.get("digest")) != (turn.run, turn.facts.digest):
             return False
         sync_versions(self.log, self.head, before + 1, self._commit.version)
         return True
@@ -96,12 +96,12 @@ class DeltaOut(TableOut):
         """Return the version with the batch. A RESTORE may have undone it."""
         for version in range(newest, down_to - 1, -1):
             commit = self.log.commit(version)
-            if commit is not None and commit.batches.get(self.app) == turn.batch:
+            if commit is not None and commit.batches.get(self.app) == turn.facts.batch:
                 return commit
             if commit is None or commit.operation == "RESTORE":
                 break
         msg = (
-            f"the Delta table {self.name} counts batch {turn.batch} of this checkpoint as written, but its log no longer has the version, so it is unknown whether its rows "
+            f"the Delta table {self.name} counts batch {turn.facts.batch} of this checkpoint as written, but its log no longer has the version, so it is unknown whether its rows "
             "are there. Restore table and checkpoint from one moment, or start from a new checkpoint and a new table."
         )
         raise CheckpointMismatch(msg)

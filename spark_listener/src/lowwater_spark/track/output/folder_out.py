@@ -113,9 +113,9 @@ class FolderOut(BatchOutput):
         refuse_sink(self.named)  # a sink that started meanwhile has left its mark by now, or finds ours
         if isinstance(self.folder, Path):
             through = removed(os.fspath(self.folder)).through
-            if turn.batch <= through and not (self.folder / f"batch={turn.batch}").exists():
+            if turn.facts.batch <= through and not (self.folder / f"batch={turn.facts.batch}").exists():
                 msg = (
-                    f"{self.folder} has had the batches up to {through}, which were removed when all readers had read them, and not this batch {turn.batch}: the "
+                    f"{self.folder} has had the batches up to {through}, which were removed when all readers had read them, and not this batch {turn.facts.batch}: the "
                     "checkpoint is older than its output, or another one's. Use a directory of its own for each checkpoint; restore both from one moment."
                 )
                 raise CheckpointMismatch(msg)
@@ -123,13 +123,13 @@ class FolderOut(BatchOutput):
 
     def find(self, turn: OutputTurn) -> FoundBatch | None:
         """Return the batch, if its directory exists."""
-        target = self.folder / f"batch={turn.batch}"
-        return FoundBatch(turn.batch, digest_of(target), str(target)) if target.exists() else None
+        target = self.folder / f"batch={turn.facts.batch}"
+        return FoundBatch(turn.facts.batch, digest_of(target), str(target)) if target.exists() else None
 
     def append(self, frame: DataFrame, turn: OutputTurn, standing: Standing | None) -> bool:
         """Write the rows to ``batch=N``. Without rows the directory has no data files."""
         assert standing is not None
-        mark = say(self.folder, turn.writer, turn.batch, self._first(turn), standing)
+        mark = say(self.folder, turn.writer, turn.facts.batch, self._first(turn), standing)
 
         def fill(folder: Location) -> None:
             check_times(frame, self.file_format)
@@ -142,20 +142,20 @@ class FolderOut(BatchOutput):
             turn.probe("files written")
             write_over(folder / WATERMARK, mark, durable=False)
 
-        written = publish_directory(self.folder, f"batch={turn.batch}", turn.digest, fill, ordinal=turn.run)
+        written = publish_directory(self.folder, f"batch={turn.facts.batch}", turn.facts.digest, fill, ordinal=turn.run)
         turn.probe("files handed over")
         return written
 
     def _first(self, turn: OutputTurn) -> int:
         """Return the first batch in the directory, noting it before the first write."""
-        manifest, output = turn.place.manifest, str(self.folder)
+        manifest, output = turn.section.manifest, str(self.folder)
         first: int | None = remembered(manifest, turn.writer, output)
         if first is None:
-            first = first_of(self.folder, turn.batch)
+            first = first_of(self.folder, turn.facts.batch)
             remember(manifest, turn.writer, output, first)
         return first
 
-    def settle(self, frame: DataFrame, turn: OutputTurn) -> bool:
+    def finish(self, frame: DataFrame, turn: OutputTurn) -> bool:
         """Sync the batch's name: its writer may have died before it did."""
         sync_directory(self.folder)
         return False
@@ -168,7 +168,7 @@ class FolderOut(BatchOutput):
         removal.probe = turn.probe
         try:
             # Spark starts a batch only after it has committed the one before.
-            removal.remove(self.keep, turn.batch - 1, time.time())
+            removal.remove(self.keep, turn.facts.batch - 1, time.time())
         except (OSError, NotDurable) as error:
             logger.warning("stopped removing old batches from %s for now: %s", self.folder, error)
 

@@ -86,9 +86,9 @@ class IcebergOut(TableOut):
         self.log.refresh(self.head)
         self._stored = self.head.properties.get(self.app)
         last = None if self._stored is None else Written.parse(self._stored)
-        if last is not None and last.batch >= turn.batch:
+        if last is not None and last.batch >= turn.facts.batch:
             existing = FoundBatch(last.batch, last.digest, f"snapshot {last.snapshot} of the Iceberg table {self.name}")
-            if (last.batch, last.digest) == (turn.batch, turn.digest):
+            if (last.batch, last.digest) == (turn.facts.batch, turn.facts.digest):
                 self._must_have(last)
             return existing
         if (newest := -1 if last is None else last.batch) < self.newest:

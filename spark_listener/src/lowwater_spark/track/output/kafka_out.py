@@ -42,7 +42,7 @@ from lowwater_spark.track.output.kafka_slot import (
 )
 from lowwater_spark.track.output.outputs import BatchOutput, FoundBatch, OutputTurn, remember, remembered
 from lowwater_spark.track.state.handover import publish_directory, sweep
-from lowwater_spark.track.state.store import Place
+from lowwater_spark.track.state.store import StageSection
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -129,7 +129,7 @@ def spread(files: Iterable[tuple[str, int]], slots: int) -> list[list[str]]:
 class KafkaOut(BatchOutput):
     """One stage's output into one topic, for one run. The function's threads call it in turn."""
 
-    place: Place
+    section: StageSection
     folder: Path
     writer: str
     """Full name of the computation."""
@@ -168,13 +168,13 @@ class KafkaOut(BatchOutput):
         """
         if path is None:
             fix = "Pass batch.write_kafka() a path= on a file system that the driver and all executors mount; the checkpoint may stay."
-            path = local(turn.place.home, "What is staged for Kafka in the checkpoint", fix) / "lowwater" / "kafka"
+            path = local(turn.section.home, "What is staged for Kafka in the checkpoint", fix) / "lowwater" / "kafka"
         folder = Path(path) / place
         if not folder.is_absolute():
             msg = f"{path} is not an absolute path of a local directory. Pass an absolute path"
             raise ValueError(msg)
         folder = Path(os.path.realpath(folder))
-        return cls(turn.place, folder, turn.writer, place, dict(options), turn.run, slots)
+        return cls(turn.section, folder, turn.writer, place, dict(options), turn.run, slots)
 
     @property
     def key(self) -> Path:
@@ -189,7 +189,7 @@ class KafkaOut(BatchOutput):
 
     def begin(self, frame: DataFrame, turn: OutputTurn) -> None:
         """Open the topic: see :meth:`open`."""
-        self.open(frame.sparkSession, turn.batch, self.wanted_slots, _life(turn))
+        self.open(frame.sparkSession, turn.facts.batch, self.wanted_slots, _life(turn))
 
     def open(self, session: SparkSession, batch: int, slots: int | None, life: int = 0) -> None:
         """Open the topic for a run, and fix what stays as long as the checkpoint.
@@ -210,7 +210,7 @@ class KafkaOut(BatchOutput):
                 "Set spark.speculation to false in the configuration of the application.",
             )
         self._admin = confluent().admin.AdminClient(self.settings)
-        self.checkpoint = identity(self.place.manifest.checkpoint)
+        self.checkpoint = identity(self.section.manifest.checkpoint)
         cluster, output = self._cluster(), self._describe(self.topic)
         if output is None:
             raise Unsupported(
@@ -252,24 +252,24 @@ class KafkaOut(BatchOutput):
 
     def find(self, turn: OutputTurn) -> FoundBatch | None:
         """Return the batch, if its rows are staged. Some may not be published yet."""
-        staged = self.folder / f"batch={turn.batch}"
-        return FoundBatch(turn.batch, digest_of(staged), str(staged)) if staged.exists() else None
+        staged = self.folder / f"batch={turn.facts.batch}"
+        return FoundBatch(turn.facts.batch, digest_of(staged), str(staged)) if staged.exists() else None
 
     def append(self, frame: DataFrame, turn: OutputTurn, standing: Standing | None) -> bool:
         """Stage the rows, and publish them."""
         rows = frame.select(*kafka_columns(frame, self._partitions))
         staged = publish_directory(
             self.folder,
-            f"batch={turn.batch}",
-            turn.digest,
-            lambda folder: self._stage(rows, turn.batch, folder),
+            f"batch={turn.facts.batch}",
+            turn.facts.digest,
+            lambda folder: self._stage(rows, turn.facts.batch, folder),
             ordinal=self.ordinal,
         )
         if staged:
-            self.settle(frame, turn)
+            self.finish(frame, turn)
         return staged
 
-    def settle(self, frame: DataFrame, turn: OutputTurn) -> bool:
+    def finish(self, frame: DataFrame, turn: OutputTurn) -> bool:
         """Publish the staged rows that are missing; False if none were.
 
         The rows are durable and visible on return. Raises CheckpointMismatch when Kafka has another
@@ -281,16 +281,16 @@ class KafkaOut(BatchOutput):
             remember(*self._note, {**remembered(*self._note, SECTION), "life": life}, SECTION)
             self.life = life
         turn.probe("rows staged")
-        staged = self._read(turn.batch)
-        done = self._publish(frame.sparkSession, turn.batch, turn.digest, staged)
+        staged = self._read(turn.facts.batch)
+        done = self._publish(frame.sparkSession, turn.facts.batch, turn.facts.digest, staged)
         turn.probe("rows published")
-        self._verify(done, turn.batch, staged)
+        self._verify(done, turn.facts.batch, staged)
         self._confirm()
         return any(slot.wrote for slot in done)
 
     def remove(self, turn: OutputTurn) -> None:
         """Remove the staged files of batches that were committed long ago."""
-        for old in [number for number in self._batches() if number <= turn.batch][:-_KEPT]:
+        for old in [number for number in self._batches() if number <= turn.facts.batch][:-_KEPT]:
             shutil.rmtree(self.folder / f"batch={old}", ignore_errors=True)
 
     # -- what stays --------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ class KafkaOut(BatchOutput):
     @property
     def _note(self) -> tuple[Manifest, str, str]:
         """The place in the manifest's section that has the settings of the topic."""
-        return self.place.manifest, self.place.name, self.topic
+        return self.section.manifest, self.section.name, self.topic
 
     def _take(self, stored: Mapping[str, Any], cluster: str, output: _Topic, slots: int | None) -> None:
         """Adopt the settings that the checkpoint stores.
@@ -313,7 +313,7 @@ class KafkaOut(BatchOutput):
                 f"slots={stored['slots']}, or start from a new checkpoint, with adopt=True."
             )
             raise CheckpointMismatch(msg)
-        if stored["folder"] != os.fspath(self.folder) and not self.place.is_moved(stored["folder"], self.folder):
+        if stored["folder"] != os.fspath(self.folder) and not self.section.is_moved(stored["folder"], self.folder):
             msg = f"the batches for {self.topic} are staged in {stored['folder']}, not in {self.folder}; pass the same path in every batch"
             raise CheckpointMismatch(msg)
         marks = self._describe(marks_topic(self.topic))
@@ -328,7 +328,7 @@ class KafkaOut(BatchOutput):
         self._pinned, self._partitions = output.id, output.partitions
 
     def _slot(self, number: int = 0) -> Slot:
-        return Slot(self.checkpoint, self.place.name.rpartition("/")[2], self.topic, number)
+        return Slot(self.checkpoint, self.section.name.rpartition("/")[2], self.topic, number)
 
     # -- staged ------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ refuses a second write to it in the batch, and lets an output that is new in thi
 crashed run has left there. :func:`write_once` asks the output whether it has the batch already
 (:meth:`BatchOutput.find`) and compares the plan. Then the output either writes the rows with their
 mark (:meth:`BatchOutput.append`), or makes those that are there durable and whole
-(:meth:`BatchOutput.settle`).
+(:meth:`BatchOutput.finish`).
 
 What is pure: the decision in :func:`write_once`, from what was found; and how far a mark may say
 that the output is complete (:mod:`lowwater_spark.complete.mark`). All that reads or writes a store
@@ -27,14 +27,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, cast
 
 from lowwater_spark.checkpoint.identity import identity
 from lowwater_spark.checkpoint.manifest import Manifest
-from lowwater_spark.complete.mark import Claim, Standing
+from lowwater_spark.complete.mark import ClaimEpoch, Standing
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.track.facts import BatchFacts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from lowwater_spark.track.output.removal import Removal
-    from lowwater_spark.track.state.store import Place
+    from lowwater_spark.track.state.store import StageSection
 
 __all__ = [
     "KINDS",
@@ -56,18 +57,14 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 class OutputTurn:
     """One batch of one stage, as its outputs see it."""
 
-    batch: int
-    digest: str
-    """Digest of the batch's plan."""
-    replayed: bool
-    """True: an earlier run began the batch, so an output may have it already."""
+    facts: BatchFacts
     run: int
     """Number of the run; a later run of the checkpoint has a greater one."""
     writer: str
     """Full name of the computation."""
-    place: Place
+    section: StageSection
     """The stage's section of the checkpoint's manifest."""
-    claim: Callable[[], Claim | None]
+    claim: Callable[[], ClaimEpoch | None]
     """Returns the stage's claim; None: it has none at the moment."""
     standing: Callable[[], Standing]
     """Returns what an output may claim of its completeness. It fixes the batch's frontier."""
@@ -77,7 +74,7 @@ class OutputTurn:
     @property
     def checkpoint(self) -> str:
         """Identity of the query's checkpoint."""
-        return identity(self.place.manifest.checkpoint)
+        return identity(self.section.manifest.checkpoint)
 
 
 class FoundBatch(NamedTuple):
@@ -143,7 +140,7 @@ class BatchOutput:
         """
         raise NotImplementedError
 
-    def settle(self, frame: DataFrame, turn: OutputTurn) -> bool:
+    def finish(self, frame: DataFrame, turn: OutputTurn) -> bool:
         """Make a batch that is there durable and complete; True if some rows were missing."""
         return False
 
@@ -209,20 +206,20 @@ def write_once(output: BatchOutput, frame: DataFrame, turn: OutputTurn) -> bool:
     if existing is None and not written:
         existing = output.find(turn)  # another run was faster
     if existing is not None:
-        if (existing.batch, existing.digest) != (turn.batch, turn.digest):
+        if (existing.batch, existing.digest) != (turn.facts.batch, turn.facts.digest):
             msg = (
-                f"{existing.where} is batch {existing.batch}, made from another plan than batch {turn.batch} of this run: the checkpoint is older than its output, another "
+                f"{existing.where} is batch {existing.batch}, made from another plan than batch {turn.facts.batch} of this run: the checkpoint is older than its output, another "
                 "checkpoint or run has written there, or the batch was planned anew. A write would be skipped, and its rows lost. Restore checkpoint and output from "
                 "one moment, or start from a new checkpoint and a new output."
             )
             raise CheckpointMismatch(msg)
-        if not turn.replayed:
+        if not turn.facts.replayed:
             msg = (
-                f"{existing.where} is there already, but no run of this checkpoint had begun batch {turn.batch}: the directory 'lowwater' of the checkpoint is older than its "
+                f"{existing.where} is there already, but no run of this checkpoint had begun batch {turn.facts.batch}: the directory 'lowwater' of the checkpoint is older than its "
                 "output, or another run of it goes on beside this one. Let only one run, and start it again; if that ends here too, restore both from one moment."
             )
             raise CheckpointMismatch(msg)
-        written = output.settle(frame, turn)
+        written = output.finish(frame, turn)
     output.remove(turn)
     return written
 
@@ -272,7 +269,7 @@ class OpenOutputs:
             )
         if output.key in taken:
             msg = (
-                f"batch {turn.batch} has been written to {place} already; a second write would be skipped. Unite the rows first, and give each "
+                f"batch {turn.facts.batch} has been written to {place} already; a second write would be skipped. Unite the rows first, and give each "
                 "stage an output of its own."
             )
             raise ValueError(msg)

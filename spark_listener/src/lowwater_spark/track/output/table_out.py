@@ -53,7 +53,7 @@ class TableOut(BatchOutput):
     def find(self, turn: OutputTurn) -> FoundBatch | None:
         """Return the last batch of the app, if it is the turn's or a later one."""
         self.head = self.log.table()
-        noted = remembered(turn.place.manifest, turn.writer, self._key[1])
+        noted = remembered(turn.section.manifest, turn.writer, self._key[1])
         self.newest = -1 if noted is None else noted
         return self.counted(turn)
 
@@ -63,21 +63,21 @@ class TableOut(BatchOutput):
         complete, news = follow(self.app, standing, self.history())
         if news:
             logger.warning("%s no longer says how far it is complete: %s", self.name, news)
-        mark = {"checkpoint": turn.checkpoint, "run": turn.run, "batch": turn.batch, "digest": turn.digest}
+        mark = {"checkpoint": turn.checkpoint, "run": turn.run, "batch": turn.facts.batch, "digest": turn.facts.digest}
         written = self.commit(frame, turn, {**mark, COMPLETE: self.named(complete)})
         if written:
             self._note(turn)
         return written
 
-    def settle(self, frame: DataFrame, turn: OutputTurn) -> bool:
+    def finish(self, frame: DataFrame, turn: OutputTurn) -> bool:
         """Sync the version: its writer may have died before it did."""
         self.sync()
         self._note(turn)
         return False
 
     def _note(self, turn: OutputTurn) -> None:
-        if self.newest < turn.batch:
-            remember(turn.place.manifest, turn.writer, self._key[1], turn.batch)
+        if self.newest < turn.facts.batch:
+            remember(turn.section.manifest, turn.writer, self._key[1], turn.facts.batch)
 
     # -- what differs between formats of tables ----------------------------------------------------
 

@@ -24,9 +24,9 @@ from lowwater.core.calls import full_name
 from lowwater.views import NO_REMARKS
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.errors import AWAY
+from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.rows.cut import Cut
 from lowwater_spark.track.rows.ranges import KEY_HASH
-from lowwater_spark.track.run.inputs import Reading
 from lowwater_spark.track.run.status import in_short
 from lowwater_spark.track.state.receipt import Destination
 
@@ -57,7 +57,7 @@ CALL_TIMEOUT: Final = 3.0
 WIDEN_INTERVAL: Final = 10.0
 """Seconds between two registrations after a watermark was refused for leading the clock."""
 
-PROBE_INTERVAL: Final = 1.0
+RETRY_INTERVAL: Final = 1.0
 """Seconds between attempts to reach an authority that was away."""
 
 
@@ -107,7 +107,7 @@ class Authority:
     """Wanted layout, by the last commit; None: no other one is wanted."""
     _quick: lowwater.Client = field(init=False)
     _worker: lowwater.Worker | None = field(default=None, init=False)
-    _probed: float = field(default=0.0, init=False)
+    _last_try: float = field(default=0.0, init=False)
     _finished: set[int] = field(default_factory=set, init=False)
     _last_report: tuple[Reading, tuple[int, ...], float | None, tuple[str, ...], lowwater.Remarks] | None = field(
         default=None, init=False
@@ -121,7 +121,7 @@ class Authority:
     """Last logged reason why no layout could be requested."""
     _widened: float = field(default=-math.inf, init=False)
     """Time of the last repeated registration, by the clock."""
-    _acknowledged: tuple[int, int] | None = field(default=None, init=False)
+    _acknowledged_layout: tuple[int, int] | None = field(default=None, init=False)
     """Sequencer and layout version that the authority has acknowledged."""
     _last: Reading | None = field(default=None, init=False)
 
@@ -206,7 +206,7 @@ class Authority:
             check(self.register())
             self.registration = self.as_of_now(self.registration)
             cut, starting = values()
-            lease = self._claim(cut, starting)
+            lease = self._call_claim(cut, starting)
         except DEFERRABLE as failure:
             self.lost(failure)
             return False
@@ -220,7 +220,7 @@ class Authority:
 
         Raises LowwaterError.
         """
-        self.lease = self._claim(self.cut, values)
+        self.lease = self._call_claim(self.cut, values)
 
     def claim_again(self, cut: Cut, values: Sequence[int], batch: int, digest: str) -> None:
         """Claim the ranges of another cut instead of the stage's, before a batch.
@@ -234,10 +234,10 @@ class Authority:
         self._last_report, self._finished = None, set()
         assert before is not None
         self.registration = dataclasses.replace(self.registration, generation=batch, digest=bytes.fromhex(digest))
-        self.lease = self._claim(cut, values, before.sequencer)
+        self.lease = self._call_claim(cut, values, before.sequencer)
         self.cut = cut
 
-    def _claim(self, cut: Cut, values: Sequence[int], instead_of: int = 0) -> lowwater.Lease:
+    def _call_claim(self, cut: Cut, values: Sequence[int], instead_of: int = 0) -> lowwater.Lease:
         """Claim. A claim in place of another one has a short limit, since a batch waits."""
         registration = self.registration
         if self._worker is None:
@@ -325,14 +325,13 @@ class Authority:
 
     # -- batches -----------------------------------------------------------------------------------
 
-    def destination(self, batch: int) -> Destination:
-        """Return the place where the tasks of a batch stage their parts."""
+    def destination(self) -> Destination:
+        """Return the address to which the tasks of a batch send their parts."""
         reachable = self.lease is not None and not self.problem
         return Destination(
             self._quick.settings if reachable else None,
             self.registration.name,
             0 if self.lease is None else self.lease.sequencer,
-            batch,
         )
 
     def prepare(
@@ -379,7 +378,7 @@ class Authority:
             wanted_layouts: list[lowwater.Layout] = []
             known_versions: list[int] = []
             layout = self.cut.told
-            if self._acknowledged == (lease.sequencer, layout.version):
+            if self._acknowledged_layout == (lease.sequencer, layout.version):
                 layout = lowwater.Layout(layout.version)
             for refusal in self._quick.batches.commit(
                 self.registration.name,
@@ -397,7 +396,7 @@ class Authority:
                 # repeats the refusal, and the status shows it.
                 logger.warning("batch %d of %s: %s", batch, self.registration.name, refusal.message)
             self.wanted = wanted_layouts[-1] if wanted_layouts else None
-            self._acknowledged = (lease.sequencer, known_versions[-1]) if known_versions else None
+            self._acknowledged_layout = (lease.sequencer, known_versions[-1]) if known_versions else None
             return ""
 
         return self._degrade(call)
@@ -555,17 +554,17 @@ class Authority:
             return self.problem
 
     def lost(self, failure: errors.LowwaterError) -> None:
-        """Note that the authority is away; calls skip it until :meth:`probe` reaches it."""
+        """Note that the authority is away; calls skip it until :meth:`answers` reaches it."""
         if not self.problem:
             logger.warning("%s goes on without the authority, and holds: %s", self.registration.name, failure)
         self.problem = f"{failure.reason}: {failure}"
-        self._probed = self.clock()
+        self._last_try = self.clock()
 
-    def probe(self) -> bool:
+    def answers(self) -> bool:
         """Return whether the authority answers; one that is away is asked once a second at most."""
         if not self.problem:
             return True
-        if self.clock() - self._probed < PROBE_INTERVAL:
+        if self.clock() - self._last_try < RETRY_INTERVAL:
             return False
         try:
             self._quick.get(self.registration.name)
@@ -573,7 +572,7 @@ class Authority:
             raise
         except errors.LowwaterError as failure:
             self.problem = f"{failure.reason}: {failure}"
-            self._probed = self.clock()  # the call may have taken longer than the interval
+            self._last_try = self.clock()  # the call may have taken longer than the interval
             return False
         logger.info("%s reaches the authority again", self.registration.name)
         self.problem = ""

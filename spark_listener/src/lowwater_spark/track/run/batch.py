@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -16,35 +17,29 @@ from lowwater.layout import SLOTS, Layout
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.identity import identity
 from lowwater_spark.checkpoint.location import local, refuse_pattern
-from lowwater_spark.complete.mark import Claim, Standing
+from lowwater_spark.complete.mark import ClaimEpoch, Standing
 from lowwater_spark.errors import StateLost
-from lowwater_spark.track.output.outputs import (
-    OpenOutputs,
-    OutputTurn,
-    remember,
-    remembered,
-    write_once,
-)
+from lowwater_spark.track.facts import BatchFacts
+from lowwater_spark.track.inputs import Reading
+from lowwater_spark.track.output.outputs import OpenOutputs, OutputTurn, remember, remembered, write_once
 from lowwater_spark.track.plan.checked import check_windows
 from lowwater_spark.track.rows.counts import Counted
 from lowwater_spark.track.rows.cut import EQUAL
 from lowwater_spark.track.rows.keyed import floor_stamp
 from lowwater_spark.track.rows.load import loads_of
 from lowwater_spark.track.rows.ranges import key_text, key_zone
-from lowwater_spark.track.run.batch_log import BatchEntry
-from lowwater_spark.track.run.inputs import Reading
+from lowwater_spark.track.run.progress import AfterBatch
 from lowwater_spark.track.segments import SegmentUpdate, SendingUpdate, Unsent
 from lowwater_spark.track.state.receipt import Receipt
-from lowwater_spark.track.state.store import Place, StateStore, Version
+from lowwater_spark.track.state.store import StageSection, StateStore, StateVersion
 from lowwater_spark.track.state.update import (
-    Terms,
     Update,
     build_version,
     can_pin,
     fixed,
     partitions_of,
-    restage,
     rows_of,
+    send_again,
 )
 
 if TYPE_CHECKING:
@@ -52,8 +47,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from lowwater_spark.track.rows.counts import Actions, Rows
-    from lowwater_spark.track.run.part import Part
     from lowwater_spark.track.run.run import Run
+    from lowwater_spark.track.run.stage_run import StageRun
 
 __all__ = ["Batch", "Claimed", "MicroBatch", "Outcome"]
 
@@ -72,16 +67,14 @@ class MicroBatch:
     """
 
     run: Run
-    inputs: Reading
-    """Reading of the query's inputs that it counts on."""
-    replayed: bool
-    """True: an earlier run began it, with the same rows and the same watermark."""
+    facts: BatchFacts
+    """The query's: those of a stage may have another reading and promise."""
     outputs: OpenOutputs
     """Outputs that the run has begun to write to."""
     probe: Callable[[str, int], None] = lambda _point, _batch: None
     actions: Actions | None = None
     """Watcher of the reads of emitted rows; None: they are not watched."""
-    stages: dict[str, Batch] = field(default_factory=dict)
+    batches: dict[str, Batch] = field(default_factory=dict)
     """Batch of each stage, in the query's order."""
     taken: set[Hashable] = field(default_factory=set)
     """Outputs and folders of state that have been written to. If two stages wrote into one
@@ -130,13 +123,13 @@ def _ends_the_batch(method: Callable[Concatenate[Batch, P], T]) -> Callable[Conc
     return call
 
 
-def _own_state(place: Place) -> Path:
+def _own_state(section: StageSection) -> Path:
     """Return the default folder of a stage's state.
 
     Raises Unsupported for a checkpoint that is not local, because executor tasks write there.
     """
     fix = "Pass batch.stateful() a path= on a file system that the driver and all executors mount; the checkpoint may stay."
-    return local(place.home, "State in the checkpoint", fix) / "lowwater" / "state"
+    return local(section.home, "State in the checkpoint", fix) / "lowwater" / "state"
 
 
 class Claimed(NamedTuple):
@@ -151,13 +144,17 @@ class Claimed(NamedTuple):
     sequencer: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """The results of a batch that the driver reports and commits."""
+    """What follows a batch of one stage: the driver prepares, commits and records it."""
 
-    receipts: list[Receipt] = field(default_factory=list)
-    manifest: Version | None = None
-    """The state version that the batch made; None for a stage without state."""
+    after: AfterBatch = field(default_factory=AfterBatch)
+    """The stage after the batch."""
+    holding: str = ""
+    """Why the authority has not prepared the batch, or not committed it; empty: it has."""
+    receipts: Sequence[Receipt] = ()
+    version: StateVersion | None = None
+    """The version of the state that the batch made; None for a stage without state."""
     counted: Counted = field(default_factory=Counted)
     loads: Sequence[lowwater.RangeLoad] = ()
     """Cost of each range; empty without state, and for a version made by an earlier run."""
@@ -183,22 +180,22 @@ class Batch:
     stage, and :meth:`of` returns the others. Times are microseconds since the epoch, in UTC.
     """
 
-    def __init__(self, entry: BatchEntry, part: Part, shared: MicroBatch) -> None:
-        self.id = entry.batch
+    def __init__(self, facts: BatchFacts, stage: StageRun, shared: MicroBatch) -> None:
+        self.id = facts.batch
         """Number of the batch; each batch has a greater one than the batch before."""
-        self.replayed = shared.replayed
+        self.replayed = facts.replayed
         """True: an earlier run began this batch, with the same rows and the same watermark."""
-        self._entry = entry
+        self._facts = facts
         self._run = shared.run
-        self._part = part
+        self._stage = stage
         self._shared = shared
-        self._keyed = part.keyed
-        self._place = part.place
-        self._destination = part.authority.destination(entry.batch)
-        self._previous = part.progress.committed.reading.low
+        self._keyed = stage.keyed
+        self._section = stage.section
+        self._destination = stage.authority.destination()
+        self._previous = stage.progress.committed.reading.low
         self._frontier: int | None = None
         self._outcome = Outcome()
-        self._earlier = [shared.stages[earlier.name] for earlier in part.earlier]
+        self._earlier = [shared.batches[earlier.name] for earlier in stage.earlier]
         self._counted_on = False
         self._emitted: tuple[DataFrame, str] | None = None
         """The frame that stateful() returned and the metric on it; None without rows."""
@@ -209,10 +206,10 @@ class Batch:
 
         Raises ValueError if the query has no stage of this name.
         """
-        if name not in self._shared.stages:
-            msg = f"{name!r} is no stage of this query; it has {', '.join(self._shared.stages)}"
+        if name not in self._shared.batches:
+            msg = f"{name!r} is no stage of this query; it has {', '.join(self._shared.batches)}"
             raise ValueError(msg)
-        return self._shared.stages[name]
+        return self._shared.batches[name]
 
     @property
     @_ends_the_batch
@@ -234,7 +231,7 @@ class Batch:
         of Spark's own stateful operators it is at most the previous batch's Spark watermark less
         the ``retention``. MIN for an injector, and before Spark has a watermark.
         """
-        return lowwater.Watermark(self._entry.promised)
+        return lowwater.Watermark(self._facts.promised)
 
     @property
     def now(self) -> int:
@@ -243,7 +240,7 @@ class Batch:
         The value is durable, the same in every replay, and never below the previous batch's.
         MIN in a replay of a batch that an older release began.
         """
-        return self._entry.now
+        return self._facts.now
 
     @property
     def heuristic(self) -> Mapping[float, lowwater.Watermark]:
@@ -251,7 +248,7 @@ class Batch:
 
         Each is an estimate for that share of the records, not a promise.
         """
-        return {share / 1_000_000: lowwater.Watermark(t) for share, t in self._entry.reading.heuristics.items()}
+        return {share / 1_000_000: lowwater.Watermark(t) for share, t in self._facts.reading.heuristics.items()}
 
     @property
     def budget(self) -> Mapping[float, lowwater.Watermark]:
@@ -259,17 +256,17 @@ class Batch:
 
         In the long run at most about that share of the records arrives below it.
         """
-        return {share / 1_000_000: lowwater.Watermark(t) for share, t in self._entry.reading.budgets.items()}
+        return {share / 1_000_000: lowwater.Watermark(t) for share, t in self._facts.reading.budgets.items()}
 
     @property
     def digest(self) -> str:
         """Digest of the batch's plan, the same in every replay. Another plan has another digest."""
-        return self._entry.digest
+        return self._facts.digest
 
     @property
     def checkpoint(self) -> str:
         """Identity of the query's checkpoint, the same for all of its runs and for no other one."""
-        return identity(self._place.manifest.checkpoint)
+        return identity(self._section.manifest.checkpoint)
 
     @property
     def claimed(self) -> Claimed | None:
@@ -278,7 +275,7 @@ class Batch:
         Only a store that compares it can refuse the writes of a former owner.
         """
         with self._run.lock:
-            authority, lease = self._part.authority, self._part.authority.lease
+            authority, lease = self._stage.authority, self._stage.authority.lease
             if lease is None:
                 return None
             return Claimed(
@@ -292,13 +289,13 @@ class Batch:
     @_ends_the_batch
     def newest_in(self, output: str) -> int | None:
         """Return the newest batch that :meth:`note_in` noted for an output, or None."""
-        batch: int | None = remembered(self._place.manifest, self._part.authority.full_name, output)
+        batch: int | None = remembered(self._section.manifest, self._stage.authority.full_name, output)
         return batch
 
     @_ends_the_batch
     def note_in(self, output: str) -> None:
         """Note durably that an output of another package, by its name, contains this batch."""
-        remember(self._place.manifest, self._part.authority.full_name, output, self.id)
+        remember(self._section.manifest, self._stage.authority.full_name, output, self.id)
 
     @property
     def previous_frontier(self) -> lowwater.Watermark:
@@ -345,7 +342,7 @@ class Batch:
                 "what was promised stays promised: pass max(value, batch.previous_frontier)"
             )
             raise ValueError(msg)
-        if self._outcome.manifest is not None:
+        if self._outcome.version is not None:
             msg = "tell the frontier before batch.stateful(): the state is updated with it"
             raise ValueError(msg)
         self._refuse_counted_on("tell the frontier")
@@ -451,15 +448,13 @@ class Batch:
 
     def _write(self, frame: DataFrame, kinds: Sequence[str], place: str | os.PathLike[str], **options: Any) -> bool:
         check_windows(frame, self._keyed.window)
-        shared, authority = self._shared, self._part.authority
+        shared, authority = self._shared, self._stage.authority
         turn = OutputTurn(
-            self.id,
-            self._entry.digest,
-            self.replayed,
+            self._facts,
             authority.registration.ordinal,
             authority.full_name,
-            self._place,
-            self._claim,
+            self._section,
+            self._claim_epoch,
             self._standing,
             lambda point: shared.probe(point, self.id),
         )
@@ -506,11 +501,11 @@ class Batch:
         """
         from pyspark.sql.types import StructType
 
-        if self._outcome.manifest is not None:
+        if self._outcome.version is not None:
             msg = "batch.stateful() was called twice in this batch. Call it once, and keep what belongs together in one state"
             raise ValueError(msg)
         self._refuse_counted_on("call batch.stateful()")
-        root = _own_state(self._place) if path is None else Path(path)
+        root = _own_state(self._section) if path is None else Path(path)
         if not root.is_absolute():
             msg = f"{path} is not an absolute path of a local directory"
             raise ValueError(msg)
@@ -523,7 +518,7 @@ class Batch:
         columns = schema if isinstance(schema, StructType) else cast(StructType, StructType.fromDDL(schema))
         self._fix_frontier()
         store = StateStore.opened(
-            self._place, root, self._keyed.ranges, self.id, ordinal=self._part.authority.registration.ordinal
+            self._section, root, self._keyed.ranges, self.id, ordinal=self._stage.authority.registration.ordinal
         )
         if root not in self._shared.outputs.states:
             zone = key_zone(frame, self._keyed.key)
@@ -538,48 +533,48 @@ class Batch:
             )
             store.sweep()
             self._shared.outputs.states.add(root)
-        manifest, receipts = build_version(
+        version, receipts = build_version(
             store,
             frame,
             update,
             columns,
             keyed=self._keyed,
-            terms=Terms(self._entry.digest, self._low(), self._entry.promised, self._reference()),
+            facts=self._own_facts(),
             destination=self._destination,
             logged=self._logged,
         )
         self._shared.probe("state", self.id)
         if not receipts:
-            receipts = restage(frame.sparkSession, manifest, self._reference(), self._destination)
-        self._outcome = self._stated(frame.sparkSession, manifest, receipts, update)
-        emitted = rows_of(frame.sparkSession, store, manifest, columns)
+            receipts = send_again(frame.sparkSession, version, self._own_facts().reference, self._destination)
+        self._outcome = self._outcome_of(frame.sparkSession, version, receipts, update)
+        emitted = rows_of(frame.sparkSession, store, version, columns)
         # A replay may find all of its emitted rows in the sink already, and read none of them.
-        if self._shared.actions is not None and not self.replayed and any(entry.emitted for entry in manifest.ranges):
+        if self._shared.actions is not None and not self.replayed and any(entry.emitted for entry in version.ranges):
             emitted, metric = self._shared.actions.watch(emitted)
             self._emitted = emitted, metric
         return emitted
 
-    def _stated(
-        self, session: SparkSession, manifest: Version, receipts: list[Receipt], update: Update | SegmentUpdate
+    def _outcome_of(
+        self, session: SparkSession, version: StateVersion, receipts: Sequence[Receipt], update: Update | SegmentUpdate
     ) -> Outcome:
         """Return the outcome of a batch that has made a version of the state."""
         partitions = partitions_of(session)
         measures = [load for receipt in receipts for load in receipt.detail.get("loads", ())]
-        sizes = [sum(segment.size for segment in entry.segments) for entry in manifest.ranges]
+        sizes = [sum(segment.size for segment in entry.segments) for entry in version.ranges]
         return Outcome(
-            receipts,
-            manifest,
-            manifest.counted,
-            loads_of(self._keyed.cut, measures, sizes)
+            receipts=receipts,
+            version=version,
+            counted=version.counted,
+            loads=loads_of(self._keyed.cut, measures, sizes)
             if any("loads" in receipt.detail for receipt in receipts)
             else (),
-            self._keyed.cut.spread(partitions, pins=can_pin()),
-            min(partitions, session.sparkContext.defaultParallelism),
-            update.unsent([segment for entry in manifest.ranges for segment in entry.segments])
+            tasks=self._keyed.cut.spread(partitions, pins=can_pin()),
+            workers=min(partitions, session.sparkContext.defaultParallelism),
+            unsent=update.unsent([segment for entry in version.ranges for segment in entry.segments])
             if isinstance(update, SendingUpdate)
             else (),
-            fixed(update, [entry for entry in manifest.ranges if entry.state or entry.segmented]),
-            partitions,
+            fixed=fixed(update, [entry for entry in version.ranges if entry.state or entry.segmented]),
+            partitions=partitions,
         )
 
     @property
@@ -588,26 +583,26 @@ class Batch:
 
         They are the same in every replay. Raises ValueError before :meth:`stateful`.
         """
-        if self._outcome.manifest is None:
+        if self._outcome.version is None:
             msg = "batch.noted is set by batch.stateful(): call that first"
             raise ValueError(msg)
-        return [entry.facts for entry in self._outcome.manifest.ranges]
+        return [entry.facts for entry in self._outcome.version.ranges]
 
     def _logged(self, batch: int) -> Layout | None:
         """Return the stage's layout in a batch; None if the log does not have the batch."""
-        entry = self._run.parts[0].entries.read(batch)
-        return None if entry is None else entry.layouts.get(self._place.name, EQUAL)
+        facts = self._run.stages[0].entries.read(batch)
+        return None if facts is None else facts.layouts.get(self._section.name, EQUAL)
 
     def _low(self) -> int:
         if self._earlier:
             return min(batch._passed_on() for batch in self._earlier)
         if not self._keyed.injector:
-            return self._entry.reading.low
+            return self._facts.reading.low
         return self._previous if self._frontier is None else self._frontier
 
     def _passed_on(self) -> int:
         """Return the watermark that later stages of the query may rely on after this batch."""
-        if self._outcome.manifest is None and StateStore.existing(self._place) is not None:
+        if self._outcome.version is None and StateStore.existing(self._section) is not None:
             msg = (
                 f"what {self._destination.computation} still holds after batch {self.id} is not known yet: call its stateful() before the "
                 "stages that read it ask for their low watermark"
@@ -615,24 +610,24 @@ class Batch:
             raise ValueError(msg)
         return self._floored()
 
-    def _claim(self) -> Claim | None:
+    def _claim_epoch(self) -> ClaimEpoch | None:
         """Return the stage's claim; None: it has not been claimed, or lost its claim."""
         with self._run.lock:
-            lease = self._part.authority.lease
-            return None if lease is None or lease.lost else Claim(lease.incarnation, lease.epoch)
+            lease = self._stage.authority.lease
+            return None if lease is None or lease.lost else ClaimEpoch(lease.incarnation, lease.epoch)
 
     def _standing(self) -> Standing:
         """Return what an output of the batch may claim.
 
         Later calls that would lower it are refused.
         """
-        part, reader, reading = self._part, self._run.reader, self._shared.inputs
+        stage, reader, reading = self._stage, self._run.reader, self._shared.facts.reading
         with self._run.lock:
-            claim = self._claim()
+            claim = self._claim_epoch()
             # The batch read the inputs that are registered now.
             current = reader is None or not reader.progress.is_outdated(reading)
-            if current and reader is not None and part.reads and reading.low != MIN:
-                current = part.translated(reading, reader).low != MIN
+            if current and reader is not None and stage.reads and reading.low != MIN:
+                current = stage.translated(reading, reader).low != MIN
         low = self._through()
         return Standing(low, claim, current and claim is not None and self._vouched(low))
 
@@ -646,21 +641,21 @@ class Batch:
             return True
         if not all(batch._vouched(batch._through()) for batch in self._earlier):
             return False
-        part, reader, reading = self._part, self._run.reader, self._shared.inputs
+        stage, reader, reading = self._stage, self._run.reader, self._shared.facts.reading
         with self._run.lock:
-            if part.earlier or part.keyed.injector:
-                reading = part.own(Reading(low))
+            if stage.earlier or stage.keyed.injector:
+                reading = stage.own(Reading(low))
             elif reader is not None:
-                reading = part.translated(reading, reader)
-            return not part.authority.vouch(low, reading)
+                reading = stage.translated(reading, reader)
+            return not stage.authority.vouch(low, reading)
 
     def _through(self) -> int:
         """Return the lowest stamp that later batches of the stage can still write, as known now."""
-        manifest = self._outcome.manifest
-        if manifest is None and StateStore.existing(self._place) is not None:
+        version = self._outcome.version
+        if version is None and StateStore.existing(self._section) is not None:
             with self._run.lock:  # stateful() has not yet decided what the stage will hold
-                return min(self._part.progress.values(self._part.progress.reading), default=MIN)
-        if self._keyed.injector and self._frontier is None and manifest is None:
+                return min(self._stage.progress.values(self._stage.progress.reading), default=MIN)
+        if self._keyed.injector and self._frontier is None and version is None:
             return self._previous  # the function may still set the frontier
         return self._floored(min(batch._through() for batch in self._earlier) if self._earlier else None)
 
@@ -671,8 +666,8 @@ class Batch:
         """
         self._counted_on = True
         self._fix_frontier()
-        low, manifest = self._low() if low is None else low, self._outcome.manifest
-        stamps = () if manifest is None else manifest.held
+        low, version = self._low() if low is None else low, self._outcome.version
+        stamps = () if version is None else version.held
         return min([floor_stamp(low, self._keyed.window), *(stamp for stamp in stamps if stamp is not None)])
 
     def _refuse_counted_on(self, what: str) -> None:
@@ -683,15 +678,15 @@ class Batch:
             )
             raise ValueError(msg)
 
-    def _reference(self) -> int:
-        """Return the event time from which the ages of held records are counted."""
-        times = [t for t in (self._low(), *self._entry.reading.heuristics.values()) if t != MAX]
-        return max(times, default=MIN)
+    def _own_facts(self) -> BatchFacts:
+        """Return the facts by which the stage judges its rows: with its own low watermark."""
+        reading = dataclasses.replace(self._facts.reading, low=self._low())
+        return dataclasses.replace(self._facts, reading=reading)
 
     def _fix_frontier(self) -> None:
         """Make the frontier durable before any output depends on it."""
         if self._keyed.injector:
-            self._part.entries.set_frontier(self.id, self._low())
+            self._stage.entries.set_frontier(self.id, self._low())
 
     def _close(self, rows: Rows) -> Outcome:
         """End the batch: fix the frontier, and count the rows of a stage without state.
@@ -708,7 +703,7 @@ class Batch:
                 "that does. Join the threads that use the batch before the function returns."
             )
             raise ValueError(msg)
-        if self._outcome.manifest is None and StateStore.existing(self._place) is not None:
+        if self._outcome.version is None and StateStore.existing(self._section) is not None:
             msg = (
                 f"batch {self.id} ended without a new version of the stage's state: call batch.stateful() in every batch, also an empty "
                 "one, and let its errors pass. What the state holds would count as written otherwise."
@@ -717,11 +712,11 @@ class Batch:
         if self._shared.actions is not None and self._emitted is not None:
             self._shared.actions.tell_unread(*self._emitted, self._destination.computation, self.id)
         self._fix_frontier()
-        if self._outcome.manifest is None:
+        if self._outcome.version is None:
             # The earlier stages, and else the first one, have counted the late rows, by their keys.
             if self._earlier:
                 counted = Counted(sum(batch._outcome.counted.finished for batch in self._earlier))
-            elif self is not next(iter(self._shared.stages.values())):
+            elif self is not next(iter(self._shared.batches.values())):
                 counted = Counted(rows.counted().finished)
             else:
                 counted = rows.counted()

@@ -13,21 +13,20 @@ with the facts from which it was computed if the injector has declared them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any, Final
 
-from lowwater.layout import Layout
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.durable import make_directory, write_once
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.track.facts import BatchFacts
+from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.rows.cut import layout_from_json, layout_to_json
 from lowwater_spark.track.rows.frontier import Seen
-from lowwater_spark.track.run.inputs import Reading
 
-__all__ = ["BatchEntry", "BatchLog"]
+__all__ = ["BatchLog"]
 
 _FORMAT: Final = 2
 """Format since the manifest (:mod:`lowwater_spark.checkpoint.manifest`). The entries have not
@@ -41,59 +40,42 @@ _OLD: Final = 1
 _FRONTIER: Final = ".frontier"
 
 
-@dataclass(frozen=True, slots=True)
-class BatchEntry:
-    """The values that batch N runs with."""
-
-    batch: int
-    digest: str
-    reading: Reading
-    promised: int
-    """Low watermark of the inputs that the committed batches before N had reached, microseconds. A
-    row of batch N below it is late: an input broke its promise."""
-    layouts: Mapping[str, Layout] = field(default_factory=dict)
-    """Layout of each stage, by ``Place.name``; a stage that is missing has equal parts."""
-    now: int = MIN
-    """The driver's clock when the batch first began, or an earlier batch's if the clock went back:
-    microseconds since the epoch. MIN in entries of releases without this field."""
-
-
 class BatchLog:
-    """The entries of one checkpoint. Every call reads the file system anew."""
+    """The facts of one checkpoint's batches. Every call reads the file system anew."""
 
     def __init__(self, checkpoint: Location) -> None:
         self._folder = checkpoint / "lowwater" / "batches"
 
-    def begin(self, entry: BatchEntry) -> tuple[BatchEntry, bool]:
-        """Return the batch's entry and whether it is a replay, which gets its first run's entry.
+    def begin(self, facts: BatchFacts) -> BatchFacts:
+        """Return the batch's facts; for a replay those of its first run. Durable on return.
 
-        Durable on return. Raises CheckpointMismatch if the first run had another plan.
+        Raises CheckpointMismatch if the first run had another plan.
         """
         content = {
-            "format": _LAID_OUT if entry.layouts else _FORMAT,
-            "batch": entry.batch,
-            "digest": entry.digest,
-            "promised": entry.promised,
-            "now": entry.now,
-            **entry.reading.to_json(),
+            "format": _LAID_OUT if facts.layouts else _FORMAT,
+            "batch": facts.batch,
+            "digest": facts.digest,
+            "promised": facts.promised,
+            "now": facts.now,
+            **facts.reading.to_json(),
         }
-        if entry.layouts:
-            content["layouts"] = {name: layout_to_json(layout) for name, layout in entry.layouts.items()}
+        if facts.layouts:
+            content["layouts"] = {name: layout_to_json(layout) for name, layout in facts.layouts.items()}
         make_directory(self._folder)
-        fresh = write_once(self._path(entry.batch), json.dumps(content).encode())
+        fresh = write_once(self._path(facts.batch), json.dumps(content).encode())
         if fresh:
-            return entry, False
-        stored = self.read(entry.batch)
-        if stored is None or stored.digest != entry.digest:
-            raise CheckpointMismatch(_REPLANNED.format(batch=entry.batch, path=self._path(entry.batch)))
-        return stored, True
+            return facts
+        stored = self.read(facts.batch)
+        if stored is None or stored.digest != facts.digest:
+            raise CheckpointMismatch(_REPLANNED.format(batch=facts.batch, path=self._path(facts.batch)))
+        return replace(stored, replayed=True)
 
-    def read(self, batch: int) -> BatchEntry | None:
-        """Return a batch's entry; None if it has not begun or was purged."""
+    def read(self, batch: int) -> BatchFacts | None:
+        """Return a batch's facts; None if it has not begun or was purged."""
         content = _load(self._path(batch))
         if content is None:
             return None
-        return BatchEntry(
+        return BatchFacts(
             batch=int(content["batch"]),
             digest=str(content["digest"]),
             reading=Reading.from_json(content),

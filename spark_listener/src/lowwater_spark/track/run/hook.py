@@ -1,8 +1,8 @@
 """Batches of a user's function: Spark calls a hook in each, and the clock commits its reports.
 
-A batch's tasks stage what the stages report, and the driver prepares it while the batch runs, since
-tasks cannot run again for it. A report that cannot be prepared or committed makes the stage hold
-until the next batch repeats it; without a next one, an empty batch is requested.
+A batch's tasks send what its stages will report, and the driver prepares it while the batch runs,
+since tasks cannot run again for it. A report that cannot be prepared or committed makes the stage
+hold until the next batch repeats it; without a next one, an empty batch is requested.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from lowwater.watermark import MIN
 from lowwater_spark.checkpoint.durable import sync_directory, sync_file
@@ -24,15 +24,15 @@ from lowwater_spark.sources.base import NONE, Line, OpenSource, Partition
 from lowwater_spark.sources.kafka import unread
 from lowwater_spark.sources.paced import Pace
 from lowwater_spark.sources.ticks import Ticks
+from lowwater_spark.track.facts import BatchFacts
+from lowwater_spark.track.inputs import UNREAD, Reading, fold
 from lowwater_spark.track.output.outputs import OpenOutputs
 from lowwater_spark.track.output.removal import Removal
 from lowwater_spark.track.rows.counts import Actions, Rows
 from lowwater_spark.track.rows.frontier import Seen, look
 from lowwater_spark.track.run.batch import Batch, MicroBatch, Outcome
-from lowwater_spark.track.run.batch_log import BatchEntry
-from lowwater_spark.track.run.inputs import UNREAD, Reading, fold
-from lowwater_spark.track.run.part import Part, committed
-from lowwater_spark.track.run.progress import Committed, bound_of, passed_on, stamped
+from lowwater_spark.track.run.progress import AfterBatch, bound_of, passed_on, stamped
+from lowwater_spark.track.run.stage_run import StageRun, after_batch
 from lowwater_spark.track.state.store import StateStore
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ logger = logging.getLogger("lowwater.spark")
 
 WriteBatch = Callable[["DataFrame", Batch], object]
 """The user's function: write_batch(batch_df, batch)."""
-
-T = TypeVar("T")
 
 GLANCE: Final = 0.01
 """Seconds between two reads of the commit log while a commit is imminent."""
@@ -69,12 +67,10 @@ class _Running:
     """A batch between its beginning and its entry in the commit log."""
 
     plan: Plan
-    entry: BatchEntry
-    replayed: bool
+    facts: BatchFacts
     since: float
-    ended: Sequence[tuple[Committed, Outcome, str]] = ()
-    """State of each stage after the batch, its outcome, and why the authority has not prepared it
-    (empty: it has). No elements until the batch has ended."""
+    outcomes: Sequence[Outcome] = ()
+    """Prepared outcome of each stage; empty until the function has returned."""
 
 
 @dataclass(slots=True)
@@ -103,8 +99,8 @@ class Hook:
     _running: _Running | None = field(default=None, init=False)
     _now: tuple[int, float] = field(default=(MIN, 0.0), init=False)
     """Clock of the newest batch, microseconds, and ``elapsed`` at that time, seconds."""
-    _newest: BatchEntry | None = field(default=None, init=False)
-    """Log entry of the newest batch that this run knows; None before the first."""
+    _newest: BatchFacts | None = field(default=None, init=False)
+    """Facts of the newest batch that this run knows; None before the first."""
     _outputs: OpenOutputs = field(default_factory=OpenOutputs, init=False)
 
     # -- called by the run -------------------------------------------------------------------------
@@ -115,25 +111,25 @@ class Hook:
         self.ticks = Ticks(run.checkpoint, len(run.checked.sources), run.authority.registration.ordinal)
         return [self.ticks]
 
-    def durable(self) -> list[Committed]:
+    def durable(self) -> list[AfterBatch]:
         """Return each stage's durable state after the last committed batch: a run's start."""
         last = self.run.log.last_committed()
         if last is None:
-            return [Committed(spark_bound=self.run.checked.spark_bound(None))] * len(self.run.parts)
-        plan, entry = self.run.log.plan(last), self.run.parts[0].entries.read(last)
-        if plan is None or entry is None:
+            return [AfterBatch(spark_bound=self.run.checked.spark_bound(None))] * len(self.run.stages)
+        plan, facts = self.run.log.plan(last), self.run.stages[0].entries.read(last)
+        if plan is None or facts is None:
             msg = (
                 f"batch {last} in {self.run.checkpoint} was not run by a tracked stage; start the stage from a new checkpoint, or "
                 "restore the directory 'lowwater' with the rest of it"
             )
             raise CheckpointMismatch(msg)
-        self._note(entry)
-        states: dict[str, Committed] = {}
-        for part in self.run.parts:
-            earlier = [states[earlier_part.name] for earlier_part in part.earlier]
-            states[part.name] = part.durable(plan, entry, self.run.checked.spark_bound(plan), earlier)
-            if part.source_state is not None:
-                self._pace(part, part.source_state)
+        self._note(facts)
+        states: dict[str, AfterBatch] = {}
+        for stage in self.run.stages:
+            earlier = [states[earlier_stage.name] for earlier_stage in stage.earlier]
+            states[stage.name] = stage.durable(plan, facts, self.run.checked.spark_bound(plan), earlier)
+            if stage.source_state is not None:
+                self._pace(stage, stage.source_state)
         return list(states.values())
 
     def claimed(self) -> None:
@@ -142,26 +138,26 @@ class Hook:
             self._renew()
 
     def ready(self) -> bool:
-        """Return whether a batch can be settled. Costs one stat."""
+        """Return whether Spark has committed a prepared batch. Costs one stat."""
         running = self._running
-        return running is not None and bool(running.ended) and self.run.log.committed(running.plan.batch)
+        return running is not None and bool(running.outcomes) and self.run.log.committed(running.plan.batch)
 
     def pace(self) -> float:
         """Return the seconds until the next call. A batch that ends also wakes the clock."""
         running = self._running
-        return GLANCE if running is not None and running.ended else QUIET
+        return GLANCE if running is not None and running.outcomes else QUIET
 
     @property
     def timed(self) -> bool:
         """True if a stage acts at some time without any event."""
-        parts = self.run.parts
+        stages = self.run.stages
         return any(
-            part.keyed.bounds is not None
-            or (part.progress.committed.due is not None and part.progress.committed.due.wall is not None)
-            for part in parts
+            stage.keyed.bounds is not None
+            or (stage.progress.committed.due is not None and stage.progress.committed.due.wall is not None)
+            for stage in stages
         )
 
-    def settle(self, evidence: int | None = None) -> None:
+    def follow_commits(self, evidence: int | None = None) -> None:
         """Commit the prepared reports of a batch that Spark has committed.
 
         ``evidence`` is the number of a batch that begins, so the one before it is committed; None:
@@ -172,22 +168,22 @@ class Hook:
             self.run.heads.knock(running.plan.lines)
         with self.run.lock:
             running = self._running
-            if running is None or not running.ended:
+            if running is None or not running.outcomes:
                 return
             number = running.plan.batch
             if not ((evidence is not None and evidence > number) or self.run.log.committed(number)):
                 return
             # This read comes first: if it fails, the next look repeats it, and then commits.
-            self.run.heads.settle(running.plan.lines)
+            self.run.heads.confirm(running.plan.lines)
             self.probe("committed", number)
             # Earlier stages commit before later ones, which lag and never lead after a crash. If
             # one is refused, none records the batch: a later stage would report what an earlier
             # one passes on, without the rows that it holds itself. No other batch begins then.
-            holding = [part.commit(*ended) for part, ended in zip(self.run.parts, running.ended, strict=True)]
+            outcomes = [stage.commit(outcome) for stage, outcome in zip(self.run.stages, running.outcomes, strict=True)]
             self._running = None
-            for part, (state, outcome, _), reason in zip(self.run.parts, running.ended, holding, strict=True):
-                part.settle(state, outcome, reason)
-            if not any(holding):
+            for stage, outcome in zip(self.run.stages, outcomes, strict=True):
+                stage.record(outcome)
+            if not any(outcome.holding for outcome in outcomes):
                 self.probe("told", number)
             self._clean(number)
 
@@ -218,25 +214,25 @@ class Hook:
 
     def _renew(self) -> None:
         since = None if self._running is None else self._running.since
-        for part in self.run.parts:
-            part.advance(self.run.reader)
-            if not part.authority.problem:
-                part.renew(since, self.run.waiting_for())
+        for stage in self.run.stages:
+            stage.advance(self.run.reader)
+            if not stage.authority.problem:
+                stage.renew(since, self.run.waiting_for())
 
     def _force(self) -> None:
         """Request an empty batch when only a batch can help. The caller holds the lock."""
         now = int(self.wall() * 1_000_000)
         needed = any(
             # What the authority must learn again waits until it answers.
-            (part.progress.holding and not part.authority.problem)
-            or part.progress.would_close()
-            or part.progress.would_fire(self._clock())
+            (stage.progress.holding and not stage.authority.problem)
+            or stage.progress.would_close()
+            or stage.progress.would_fire(self._clock())
             or (
-                part.keyed.bounds is not None
-                and part.source_state is not None
-                and part.keyed.bounds.would_move(part.source_state, now)
+                stage.keyed.bounds is not None
+                and stage.source_state is not None
+                and stage.keyed.bounds.would_move(stage.source_state, now)
             )
-            for part in self.run.parts
+            for stage in self.run.stages
         )
         if self._running is None and needed and self.ticks.force(self._tick_line()):
             self.ticked += 1
@@ -252,68 +248,66 @@ class Hook:
         if self.run.failure is not None:
             raise self.run.failure
         try:
-            self._run_batch(frame, number)
+            running = self._begin_patiently(number)
+            self.run.wake.set()  # it may have committed a batch before the clock has
+            self.probe("begun", number)
+            facts = running.facts
+            shared = MicroBatch(self.run, facts, self._outputs, self.probe, self._actions)
+            for stage in self.run.stages:
+                own = facts
+                if not stage.reads:
+                    promised = MIN if stage.keyed.injector else stage.promised(facts.promised)
+                    own = dataclasses.replace(facts, reading=UNREAD, promised=promised)
+                shared.batches[stage.name] = Batch(own, stage, shared)
+            # The function gets the first stage's batch, and by it the others.
+            batches = list(shared.batches.values())
+            source_states = {
+                stage.name: self._look_at(stage, batch, frame, running)
+                for stage, batch in zip(self.run.stages, batches, strict=True)
+            }
+            first = self.run.stages[0]
+            promised = facts.promised if first.reads else MIN
+            counts = first.keyed.budgeted and StateStore.existing(first.section) is None
+            rows = Rows(
+                frame, first.keyed, promised, self._actions, batches[0]._own_facts().reference if counts else MIN
+            )
+            # A stage with state counts the rows in its tasks.
+            with_state = all(StateStore.existing(stage.section) is not None for stage in self.run.stages)
+            self.write_batch(frame if with_state else rows.observed(), batches[0])
+            self.probe("written", number)
+            outcomes = [batch._close(rows) for batch in batches]
+            self.probe("staged", number)
+            with self.run.lock:
+                for stage in self.run.stages:
+                    if (source_state := source_states[stage.name]) is not None:
+                        stage.count_seen(number, source_state)
+                running.outcomes = self._prepare(running, batches, outcomes)
+            self.run.wake.set()
+            self.probe("prepared", number)
         except BaseException as failure:
             self.run.fail(failure)
             raise
 
-    def _run_batch(self, frame: DataFrame, number: int) -> None:
-        plan = self._patiently(number, lambda: self._read_plan(number))
-        running = self._patiently(number, lambda: self._choose(plan))
-        self.run.wake.set()  # it may have settled a batch before the clock has
-        self.probe("begun", number)
-        entry = running.entry
-        shared = MicroBatch(self.run, entry.reading, running.replayed, self._outputs, self.probe, self._actions)
-        for part in self.run.parts:
-            own = entry
-            if not part.reads:
-                promised = MIN if part.keyed.injector else part.promised(entry.promised)
-                own = dataclasses.replace(entry, reading=UNREAD, promised=promised)
-            shared.stages[part.name] = Batch(own, part, shared)
-        # The function gets the first stage's batch, and by it the others.
-        batches = list(shared.stages.values())
-        source_states = {
-            part.name: self._look_at(part, batch, frame, running)
-            for part, batch in zip(self.run.parts, batches, strict=True)
-        }
-        first = self.run.parts[0]
-        promised = entry.promised if first.reads else MIN
-        counts = first.keyed.budgeted and StateStore.existing(first.place) is None
-        rows = Rows(frame, first.keyed, promised, self._actions, batches[0]._reference() if counts else MIN)
-        # A stage with state counts the rows in its tasks.
-        with_state = all(StateStore.existing(part.place) is not None for part in self.run.parts)
-        self.write_batch(frame if with_state else rows.observed(), batches[0])
-        self.probe("written", number)
-        outcomes = [batch._close(rows) for batch in batches]
-        self.probe("staged", number)
-        with self.run.lock:
-            for part in self.run.parts:
-                if (source_state := source_states[part.name]) is not None:
-                    part.count_seen(number, source_state)
-            running.ended = self._prepare(running, batches, outcomes)
-        self.run.wake.set()
-        self.probe("prepared", number)
-
-    def _look_at(self, part: Part, batch: Batch, frame: DataFrame, running: _Running) -> Seen | None:
+    def _look_at(self, stage: StageRun, batch: Batch, frame: DataFrame, running: _Running) -> Seen | None:
         """Compute an injector's frontier from a batch's rows, durably, before the function runs.
 
         Returns None for a stage without declarations about its source.
         """
-        bounds, number = part.keyed.bounds, running.plan.batch
+        bounds, number = stage.keyed.bounds, running.plan.batch
         if bounds is None:
             return None
-        source_state = part.entries.seen(number)
-        if source_state is None and (frontier := part.entries.frontier(number)) is not None:
+        source_state = stage.entries.seen(number)
+        if source_state is None and (frontier := stage.entries.frontier(number)) is not None:
             # Its first run had no declarations: the function set the frontier.
             batch._set_computed_frontier(frontier)
             return None
         if source_state is None:
-            published = part.progress.committed.reading.low
-            before = part.entries.seen(number - 1) or Seen()
+            published = stage.progress.committed.reading.low
+            before = stage.entries.seen(number - 1) or Seen()
             before = dataclasses.replace(before, frontier=max(before.frontier, published))
             now = int(self.wall() * 1_000_000)
             ends = self._ends() if bounds.lists else {}
-            parts = look(frame, part.keyed.event_time, bounds, before, published, now)
+            seen_now = look(frame, stage.keyed.event_time, bounds, before, published, now)
             planned = self._planned(running.plan)
             if bounds.producer is None:
                 expected = {str(place) for place in planned.keys() | (ends or {}).keys()}
@@ -321,16 +315,16 @@ class Hook:
             else:
                 expected = {*bounds.producers}
                 read = expected if ends and not unread(ends, planned) else set()
-            after = bounds.advanced(before, parts, expected, read, now)
-            source_state = part.entries.keep_seen(number, dataclasses.replace(after, unlisted=ends is None))
-        self._pace(part, source_state)
+            after = bounds.advanced(before, seen_now, expected, read, now)
+            source_state = stage.entries.keep_seen(number, dataclasses.replace(after, unlisted=ends is None))
+        self._pace(stage, source_state)
         batch._set_computed_frontier(source_state.frontier)
         self.probe("seen", number)
         return source_state
 
-    def _pace(self, part: Part, source_state: Seen) -> None:
+    def _pace(self, stage: StageRun, source_state: Seen) -> None:
         """Tell sources that hold back fast partitions how far each partition has come."""
-        bounds = part.keyed.bounds
+        bounds = stage.keyed.bounds
         if bounds is None or bounds.skew is None:
             return
         for source in self.run.checked.sources:
@@ -363,42 +357,40 @@ class Hook:
             return None
         return ends
 
-    def _prepare(
-        self, running: _Running, batches: Sequence[Batch], outcomes: Sequence[Outcome]
-    ) -> list[tuple[Committed, Outcome, str]]:
+    def _prepare(self, running: _Running, batches: Sequence[Batch], outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         """Prepare each stage's report about the batch. The caller holds the lock."""
-        ended: dict[str, tuple[Committed, Outcome, str]] = {}
-        for part, batch, outcome in zip(self.run.parts, batches, outcomes, strict=True):
-            if part.keyed.injector:
-                reading = part.at_frontier(batch._low())
-            elif part.earlier:
-                reading = part.own(
-                    fold([self._passed_on(earlier_part, ended[earlier_part.name][0]) for earlier_part in part.earlier])
+        prepared: dict[str, Outcome] = {}
+        for stage, batch, outcome in zip(self.run.stages, batches, outcomes, strict=True):
+            if stage.keyed.injector:
+                reading = stage.at_frontier(batch._low())
+            elif stage.earlier:
+                reading = stage.own(
+                    fold([self._passed_on(earlier, prepared[earlier.name].after) for earlier in stage.earlier])
                 )
             else:
                 assert self.run.reader is not None
-                reading = part.translated(running.entry.reading, self.run.reader)
-            state = committed(running.plan, reading, outcome.manifest, self.run.checked.spark_bound(running.plan))
-            holding = part.authority.prepare(
+                reading = stage.translated(running.facts.reading, self.run.reader)
+            after = after_batch(running.plan, reading, outcome.version, self.run.checked.spark_bound(running.plan))
+            holding = stage.authority.prepare(
                 batch.id,
-                running.entry.digest,
+                running.facts.digest,
                 [receipt.task for receipt in outcome.receipts],
-                stamped(state, reading, part.keyed.window),
-                bound_of(state, reading, part.keyed.window),
-                covers_all=outcome.manifest is not None,
+                stamped(after, reading, stage.keyed.window),
+                bound_of(after, reading, stage.keyed.window),
+                covers_all=outcome.version is not None,
             )
-            ended[part.name] = (state, outcome, holding)
-            part.count_late(batch.id, outcome)
+            prepared[stage.name] = dataclasses.replace(outcome, after=after, holding=holding)
+            stage.count_late(batch.id, outcome)
             if (
                 not self.run.checked.controls
             ):  # for driven frames Spark's events count them, before windows drop such rows
-                part.count_untimed(batch.id, outcome.counted.untimed)
-        return list(ended.values())
+                stage.count_untimed(batch.id, outcome.counted.untimed)
+        return list(prepared.values())
 
-    def _passed_on(self, part: Part, state: Committed) -> Reading:
+    def _passed_on(self, stage: StageRun, state: AfterBatch) -> Reading:
         """Return the reading for later stages after a batch; UNREAD if the inputs changed since."""
         return passed_on(
-            state, UNREAD if part.progress.is_outdated(state.reading) else state.reading, part.keyed.window
+            state, UNREAD if stage.progress.is_outdated(state.reading) else state.reading, stage.keyed.window
         )
 
     def _clock(self) -> int:
@@ -410,13 +402,25 @@ class Hook:
         passed = max(0.0, self.elapsed() - since)
         return max(int(self.wall() * 1_000_000), before + int(passed * 1_000_000))
 
-    def _note(self, entry: BatchEntry) -> None:
-        self._now, self._newest = (max(self._now[0], entry.now), self.elapsed()), entry
+    def _note(self, facts: BatchFacts) -> None:
+        self._now, self._newest = (max(self._now[0], facts.now), self.elapsed()), facts
 
-    def _choose(self, plan: Plan) -> _Running:
-        """Choose the reading (W) that the batch may use, and make it and the plan durable."""
+    def _begin(self, number: int) -> _Running:
+        """Commit the last batch, and make the plan and the facts of the next one durable.
+
+        The facts have the reading (W) that the batch may use.
+        """
+        self.follow_commits(number)  # unless the clock has done it
         with self.run.lock:
-            entries, number, digest = self.run.parts[0].entries, plan.batch, plan.digest
+            plan = self.run.log.plan(number)
+            if plan is None:
+                msg = f"batch {number} runs, but {self.run.checkpoint}/offsets/{number} does not exist; lowwater needs Spark's own offset log"
+                raise CheckpointMismatch(msg)
+            self.run.heads.read_to(plan.lines)
+            for file in self.run.heads.evidence(self.run.log, plan):
+                sync_file(file)
+                sync_directory(file.parent)
+            entries, digest = self.run.stages[0].entries, plan.digest
             # Another run may have run batches between this one's first look and its first batch.
             newest = -1 if self._newest is None else self._newest.batch
             if newest < number - 1 and (before := entries.read(number - 1)) is not None:
@@ -436,41 +440,29 @@ class Hook:
                     spark_bound = max(spark_bound, self._newest.promised)
                 promised = min(progress.reading.low, spark_bound)
             chosen = dataclasses.replace(chosen, low=bound) if bound < chosen.low else chosen
-            if any(part.authority.wanted for part in self.run.parts) and entries.read(number) is None:
-                for part in self.run.parts:
-                    part.follow_wanted(number, digest)
+            if any(stage.authority.wanted for stage in self.run.stages) and entries.read(number) is None:
+                for stage in self.run.stages:
+                    stage.follow_wanted(number, digest)
                 self.probe("laid out", number)
-            layouts = {part.place.name: part.keyed.layout for part in self.run.parts if part.keyed.layout.version}
-            entry, replayed = entries.begin(BatchEntry(number, digest, chosen, promised, layouts, self._clock()))
-            for part in self.run.parts:
-                part.follow_logged(entry.layouts, number, digest)
-            self._note(entry)
-            self._running = _Running(plan, entry, replayed, time.time())
+            layouts = {
+                stage.section.name: stage.keyed.layout for stage in self.run.stages if stage.keyed.layout.version
+            }
+            facts = entries.begin(BatchFacts(number, digest, chosen, promised, layouts, self._clock()))
+            for stage in self.run.stages:
+                stage.follow_logged(facts.layouts, number, digest)
+            self._note(facts)
+            self._running = _Running(plan, facts, time.time())
             return self._running
 
-    def _read_plan(self, number: int) -> Plan:
-        """Settle the last batch, read the source logs, and return the next batch's durable plan."""
-        self.settle(number)  # unless the clock has done it
-        with self.run.lock:
-            plan = self.run.log.plan(number)
-            if plan is None:
-                msg = f"batch {number} runs, but {self.run.checkpoint}/offsets/{number} does not exist; lowwater needs Spark's own offset log"
-                raise CheckpointMismatch(msg)
-            self.run.heads.read_to(plan.lines)
-            for file in self.run.heads.evidence(self.run.log, plan):
-                sync_file(file)
-                sync_directory(file.parent)
-            return plan
-
-    def _patiently(self, number: int, step: Callable[[], T]) -> T:
-        """Take a step of a batch that begins, and repeat it on an OSError, for a minute at most.
+    def _begin_patiently(self, number: int) -> _Running:
+        """Begin a batch, and try again on an OSError, for a minute at most.
 
         A file system that is briefly away must not end the query.
         """
         pauses = itertools.chain(PATIENCE, [None])
         while True:
             try:
-                return step()
+                return self._begin(number)
             except OSError as failure:
                 pause = next(pauses)
                 if pause is None or self.run.stopping:
@@ -481,7 +473,7 @@ class Hook:
 
     def _clean(self, committed: int) -> None:
         """Delete files that no replay needs. A failure is logged, and the other places go on."""
-        steps = [functools.partial(part.clean, committed, committed - _KEPT_BATCHES) for part in self.run.parts]
+        steps = [functools.partial(stage.clean, committed, committed - _KEPT_BATCHES) for stage in self.run.stages]
         steps.append(functools.partial(self.ticks.clean, self._tick_line()))
         for step in steps:
             try:

@@ -34,10 +34,10 @@ from lowwater_spark.sources.base import OpenSource
 from lowwater_spark.sources.sink_log import DurableSink
 from lowwater_spark.sources.source_log import NOTHING
 from lowwater_spark.sources.writers import mark_sink
+from lowwater_spark.track.inputs import UNREAD, Change, Reading
 from lowwater_spark.track.run.hook import GLANCE
-from lowwater_spark.track.run.inputs import UNREAD, Change, Reading
-from lowwater_spark.track.run.part import LateRow, Part
-from lowwater_spark.track.run.progress import Committed
+from lowwater_spark.track.run.progress import AfterBatch
+from lowwater_spark.track.run.stage_run import LateRow, StageRun
 
 if TYPE_CHECKING:
     from lowwater_spark.track.output.removal import Removal
@@ -112,9 +112,9 @@ class Plain:
     """Removals from outputs: none."""
 
     @property
-    def _part(self) -> Part:
+    def _stage(self) -> StageRun:
         """The query's one stage."""
-        return self.run.parts[0]
+        return self.run.stages[0]
 
     # -- start -------------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class Plain:
         self._promises = deque(maxlen=_KEPT_PROMISES)
         return ()
 
-    def durable(self) -> list[Committed]:
+    def durable(self) -> list[AfterBatch]:
         """Return the durable state after the last committed batch, from which a run starts."""
         batch, checked = self._newest(), self.run.checked
         if batch is None:
@@ -134,16 +134,16 @@ class Plain:
             if self._sink is not None:
                 self._sink.begin()
             # The reads and held rows of another process's query are unknown before its first batch.
-            return [Committed(spark_bound=checked.spark_bound(None) if self.witness is None else MIN)]
+            return [AfterBatch(spark_bound=checked.spark_bound(None) if self.witness is None else MIN)]
         plan = self._plan(batch)
         self._sync(batch)
-        return [Committed(batch, plan.lines, self._last.load(batch), spark_bound=checked.spark_bound(plan))]
+        return [AfterBatch(batch, plan.lines, self._last.load(batch), spark_bound=checked.spark_bound(plan))]
 
     def claimed(self) -> None:
         """Leave the mark of a tracked query in the output."""
         if self.output is not None and not self._marked:
-            registration = self._part.authority.registration
-            mark_sink(self.output, self._part.authority.full_name, registration.identity, adopt=registration.adopt)
+            registration = self._stage.authority.registration
+            mark_sink(self.output, self._stage.authority.full_name, registration.identity, adopt=registration.adopt)
             self._marked = True
 
     def _newest(self) -> int | None:
@@ -190,7 +190,7 @@ class Plain:
 
         Costs one stat, and a second one once its plan was found.
         """
-        following = self._part.progress.committed.batch + 1
+        following = self._stage.progress.committed.batch + 1
         if self._begun != following:
             if not self.run.log.planned(following):
                 return False
@@ -199,16 +199,16 @@ class Plain:
 
     def pace(self) -> float:
         """Return the seconds until the next call: no event announces a batch."""
-        return GLANCE if self._begun == self._part.progress.committed.batch + 1 else _UNTIL_A_PLAN
+        return GLANCE if self._begun == self._stage.progress.committed.batch + 1 else _UNTIL_A_PLAN
 
     @property
     def timed(self) -> bool:
         """False: it has no timers."""
         return False
 
-    def settle(self) -> None:
+    def follow_commits(self) -> None:
         """Record the newest batch in the commit log, and all before it."""
-        progress, batch = self._part.progress, self._newest()
+        progress, batch = self._stage.progress, self._newest()
         if batch is None or batch == progress.committed.batch:
             return
         self._sure = False
@@ -218,40 +218,40 @@ class Plain:
         self.run.heads.knock(plan.lines)
         with self.run.lock:
             self._promises.append((batch, self._promised()))
-            self.run.heads.settle(plan.lines)
+            self.run.heads.confirm(plan.lines)
             reading = progress.choose(plan.lines)
             self._untold = plan
-            progress.settle(Committed(batch, plan.lines, reading, spark_bound=bound), "")
+            progress.record(AfterBatch(batch, plan.lines, reading, spark_bound=bound), "")
 
     def _promised(self) -> int:
         """Return the bound that rows arriving now should keep: the inputs' promise, or the stage's.
 
         Rows that Spark has held may be below the inputs' promise, not the stage's reports.
         """
-        progress = self._part.progress
+        progress = self._stage.progress
         reading = progress.reading
         return reading.low if self.run.checked.retention is None else min(progress.values(reading), default=MIN)
 
     def report(self, *, last: bool) -> None:
         """Report the committed batch, and then the newest reading that counts with it."""
-        part, progress = self._part, self._part.progress
-        if part.authority.lease is None or part.authority.problem:
+        stage, progress = self._stage, self._stage.progress
+        if stage.authority.lease is None or stage.authority.problem:
             return
         if self.witness is not None and not self._sure:
             self._newest()  # the witness checks that the reads since its last check are of the same query
         with self.run.lock:
-            part.advance(part)
+            stage.advance(stage)
             reading = progress.reading
         if self._untold is not None:
             plan = self._untold
-            progress.holding = part.authority.prepare(
+            progress.holding = stage.authority.prepare(
                 plan.batch,
                 plan.digest,
                 [],
                 progress.stamped(reading),
                 progress.bound(reading),
                 covers_all=False,
-            ) or part.authority.commit(plan.batch)
+            ) or stage.authority.commit(plan.batch)
             if progress.holding:
                 return
             self._untold = None
@@ -259,7 +259,7 @@ class Plain:
             reading.origin.since(self._last.saved.origin) is not Change.NONE or (last and reading != self._last.saved)
         ):
             self._last.save(progress.committed.batch, reading)
-        part.renew(None, self.run.waiting_for())
+        stage.renew(None, self.run.waiting_for())
 
     def take(self, events: Iterable[BatchEvent]) -> None:
         """Find and count late rows in Spark's events."""
@@ -267,12 +267,12 @@ class Plain:
             promised = next((low for batch, low in self._promises if batch >= event.batch), None)
             if event.oldest is None or promised is None or event.oldest >= promised:
                 continue
-            part = self._part
-            part.add_late(1, LateRow(event.batch, event.oldest, None))
+            stage = self._stage
+            stage.add_late(1, LateRow(event.batch, event.oldest, None))
             logger.warning(
                 "batch %d of %s has rows below what had been promised, the oldest at %s",
                 event.batch,
-                part.name,
+                stage.name,
                 lowwater.Watermark(event.oldest),
             )
 

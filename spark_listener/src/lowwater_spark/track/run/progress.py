@@ -25,19 +25,22 @@ from lowwater.watermark import MAX, MIN
 from lowwater_spark.sources.base import Awaited
 from lowwater_spark.sources.head import Candidates
 from lowwater_spark.sources.source_log import NOTHING
+from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading
 from lowwater_spark.track.rows.keyed import floor_stamp
-from lowwater_spark.track.run.inputs import UNREAD, Change, Origin, Reading
 from lowwater_spark.track.segments import Due
 
-__all__ = ["RELIST", "Committed", "Progress", "bound_of", "passed_on", "stamped"]
+__all__ = ["RELIST", "AfterBatch", "Progress", "bound_of", "passed_on", "stamped"]
 
 RELIST: Final = 5.0
 """Seconds between two listings of the sources for a reading that still waits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
-    """A committed batch: the ends of its rows, its W, and what the stage holds after it."""
+class AfterBatch:
+    """A stage after a batch: the ends of the batch's rows, its W, and what the stage then holds.
+
+    It counts when the batch is committed: :attr:`Progress.committed` is the newest that does.
+    """
 
     batch: int = NOTHING
     lines: Sequence[Any] = ()
@@ -67,7 +70,7 @@ class Progress:
         ranges: int,
         window: timedelta | None,
         sources: Sequence[Awaited[Any, Any]],
-        committed: Committed,
+        committed: AfterBatch,
         start: timedelta = timedelta(),
     ) -> None:
         self.committed = committed
@@ -93,7 +96,7 @@ class Progress:
         """
         return min(self.reading.low, self.committed.spark_bound)
 
-    def restart(self, committed: Committed) -> None:
+    def restart(self, committed: AfterBatch) -> None:
         """Begin with a durable state, and forget earlier readings."""
         self.committed = committed
         self.reading = committed.reading
@@ -130,7 +133,7 @@ class Progress:
         """
         return _later(self.reading, self._candidates.newest_reached(lines, forget=False))
 
-    def settle(self, committed: Committed, holding: str) -> None:
+    def record(self, committed: AfterBatch, holding: str) -> None:
         """Record a committed batch.
 
         ``holding``: why the authority does not know it whole, or empty.
@@ -211,7 +214,7 @@ class Progress:
         return self._candidates.missing()
 
 
-def passed_on(state: Committed, reading: Reading, window: timedelta | None) -> Reading:
+def passed_on(state: AfterBatch, reading: Reading, window: timedelta | None) -> Reading:
     """Return the reading on which a later stage may rely: the stage emits no lower stamp.
 
     Without held records the shares follow the stage's; otherwise only the low watermark is known.
@@ -223,12 +226,12 @@ def passed_on(state: Committed, reading: Reading, window: timedelta | None) -> R
     )
 
 
-def bound_of(state: Committed, reading: Reading, window: timedelta | None, start: timedelta = timedelta()) -> int:
+def bound_of(state: AfterBatch, reading: Reading, window: timedelta | None, start: timedelta = timedelta()) -> int:
     """Return the lowest stamp, microseconds, that a stage without held stamps can still emit."""
     return floor_stamp(min(reading.low, state.spark_bound), window, start)
 
 
-def stamped(state: Committed, reading: Reading, window: timedelta | None, start: timedelta = timedelta()) -> Reading:
+def stamped(state: AfterBatch, reading: Reading, window: timedelta | None, start: timedelta = timedelta()) -> Reading:
     """Return a reading with the heuristic watermarks of a stage's output.
 
     The distribution of the rows in Spark's state is unknown, so no share is above the lowest stamp

@@ -22,16 +22,16 @@ from lowwater_spark.sources.base import Line
 from lowwater_spark.sources.bookmarks import Bookmarks
 from lowwater_spark.sources.head import Heads
 from lowwater_spark.sources.source_log import NOTHING
+from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.plan.checked import Checked
 from lowwater_spark.track.run.authority import Authority
 from lowwater_spark.track.run.events import BatchEvent
 from lowwater_spark.track.run.hook import Hook
-from lowwater_spark.track.run.inputs import Reading
-from lowwater_spark.track.run.part import Part
 from lowwater_spark.track.run.plain import Plain
-from lowwater_spark.track.run.progress import Committed, Progress
+from lowwater_spark.track.run.progress import AfterBatch, Progress
+from lowwater_spark.track.run.stage_run import StageRun
 from lowwater_spark.track.run.status import KeyRange, Status
-from lowwater_spark.track.state.store import Place
+from lowwater_spark.track.state.store import StageSection
 
 __all__ = ["Controls", "Run"]
 
@@ -52,7 +52,7 @@ class Controls(Protocol):
         """Yield whenever an input has moved. Waits in between, and ends with the run."""
         ...
 
-    def tick(self) -> None:
+    def look(self) -> None:
         """Take one look of the clock. Raises errors that must end the query."""
         ...
 
@@ -75,7 +75,7 @@ class Run:
 
     checkpoint: Location
     checked: Checked
-    parts: Sequence[Part]
+    stages: Sequence[StageRun]
     """The stages of the query: what one reads of another comes before it."""
     batches: Hook | Plain
     """Finder of the run's batches."""
@@ -93,7 +93,7 @@ class Run:
     manifest: Manifest = field(init=False)
     heads: Heads = field(init=False)
     lock: threading.RLock = field(init=False)
-    reader: Part | None = field(init=False)
+    reader: StageRun | None = field(init=False)
     """Stage whose reading of the inputs is the query's W; None if all are injectors."""
     drive: Controls | None = field(default=None, init=False)
     """Mover of the query's controls, in the same looks; None until it may move them."""
@@ -110,8 +110,8 @@ class Run:
         self.log = CheckpointLog(self.checkpoint)
         self.manifest = Manifest(self.checkpoint) if self.elsewhere is None else self.elsewhere
         self.manifest.begin(self.authority.registration.ordinal)
-        for part in self.parts:
-            part.place = Place(self.manifest, part.home)
+        for stage in self.stages:
+            stage.section = StageSection(self.manifest, stage.home)
         self.heads = Heads([*Heads.of(self.manifest, self.checked.sources).sources, *self.batches.open(self)])
         self.lock = self.heads.lock
         self._bookmarks = Bookmarks(
@@ -121,20 +121,20 @@ class Run:
             self.authority.registration.identity,
             skip_removed=self.skip_removed,
         )
-        self.reader = next((part for part in self.parts if part.reads), None)
-        for part, state in zip(self.parts, self.batches.durable(), strict=True):
-            part.open(self.heads.sources, state)
-        self.heads.settle(self.lines)
+        self.reader = next((stage for stage in self.stages if stage.reads), None)
+        for stage, state in zip(self.stages, self.batches.durable(), strict=True):
+            stage.open(self.heads.sources, state)
+        self.heads.confirm(self.lines)
 
     @property
     def authority(self) -> Authority:
         """Authority of the first stage."""
-        return self.parts[0].authority
+        return self.stages[0].authority
 
     @property
     def progress(self) -> Progress:
         """Progress of the first stage."""
-        return self.parts[0].progress
+        return self.stages[0].progress
 
     @property
     def lines(self) -> Sequence[Line]:
@@ -148,10 +148,10 @@ class Run:
 
         Raises the authority's refusals; degrades when it is away.
         """
-        for part in self.parts:
+        for stage in self.stages:
             # A stage is registered after those that it reads. The calls run without the lock, so
             # that no batch waits for them.
-            if part.authority.lease is None and (part.authority.problem or not part.claim(self.reader, self.lock)):
+            if stage.authority.lease is None and (stage.authority.problem or not stage.claim(self.reader, self.lock)):
                 break
         self.batches.claimed()
 
@@ -163,15 +163,15 @@ class Run:
         self.claim()
         self.manifest.look()
         with self.lock:
-            for part, state in zip(self.parts, self.batches.durable(), strict=True):
-                part.restart(state)
-            for part in self.parts:
-                if part.authority.registered is not None:
-                    part.check_inputs(part.authority.registered, self.reader)
-            self.heads.settle(self.lines)
+            for stage, state in zip(self.stages, self.batches.durable(), strict=True):
+                stage.restart(state)
+            for stage in self.stages:
+                if stage.authority.registered is not None:
+                    stage.check_inputs(stage.authority.registered, self.reader)
+            self.heads.confirm(self.lines)
         self._bookmarks.begin(self.progress.committed.batch, self.clock())
         # The first batch may use the present watermark if it reads all rows that are there now.
-        self.tick()
+        self.look()
 
     # -- the clock ---------------------------------------------------------------------------------
 
@@ -210,8 +210,11 @@ class Run:
             or self.batches.timed
             or (self.drive is not None and self.drive.asked)
             or any(
-                part.authority.problem or part.authority.lease is None or part.progress.holding or part.progress.waits
-                for part in self.parts
+                stage.authority.problem
+                or stage.authority.lease is None
+                or stage.progress.holding
+                or stage.progress.waits
+                for stage in self.stages
             )
         )
 
@@ -223,7 +226,7 @@ class Run:
         iterators = [] if self.reader is None else [self.reader.authority.hear()]
         return iterators if self.drive is None else [*iterators, self.drive.hear()]
 
-    def tick(self, *, last: bool = False) -> None:
+    def look(self, *, last: bool = False) -> None:
         """Take a look: settle batches, read inputs, list sources, report, request a batch.
 
         The query's controls read their inputs after the stage's and before the sources are listed,
@@ -232,11 +235,11 @@ class Run:
         """
         reading = None
         try:
-            self.batches.settle()
+            self.batches.follow_commits()
             # If this look fails, its batch waits for the next look, and is no news until then.
             self._looked = self.progress.committed.batch
-            answering = [part for part in self.parts if part.authority.probe()]
-            if answering and any(part.authority.lease is None for part in self.parts):
+            answering = [stage for stage in self.stages if stage.authority.answers()]
+            if answering and any(stage.authority.lease is None for stage in self.stages):
                 self.claim()
             if answering and self.reader is not None:
                 reading = self.reader.authority.read()
@@ -245,16 +248,16 @@ class Run:
         finally:
             # The controls take their look also if the stage's own reading failed.
             if self.drive is not None and not last:
-                self.drive.tick()
+                self.drive.look()
         if answering:
-            self._look(reading, read, committed, last=last)
-            for part in () if last else self.parts:
-                part.authority.widen()  # without the lock, so that no batch waits for the call
+            self._list_and_report(reading, read, committed, last=last)
+            for stage in () if last else self.stages:
+                stage.authority.widen()  # without the lock, so that no batch waits for the call
         else:
             self.batches.report(last=last)  # due timers do not wait for the authority
         self.heads.let_go()
 
-    def _look(self, reading: Reading | None, read: int, committed: Committed, *, last: bool) -> None:
+    def _list_and_report(self, reading: Reading | None, read: int, committed: AfterBatch, *, last: bool) -> None:
         """List the sources if a reading, taken at the moment ``read``, needs it; then report."""
         now = self.clock()
         news = self.reader is not None and reading is not None and self.reader.progress.must_list(reading, now)
@@ -273,7 +276,7 @@ class Run:
                 self.heads.read_to(committed.lines if self.batches.elsewhere else planned)
                 self.reader.progress.observe(reading, heads, now, planned)
         if news or not self.batches.elsewhere:  # another process's checkpoint was not read since
-            self.batches.settle()
+            self.batches.follow_commits()
         self._looked = self.progress.committed.batch
         self.batches.report(last=last)
         if heads is not None and self._bookmarks.due(committed.batch, now, last=last):
@@ -289,7 +292,7 @@ class Run:
             batch = self.progress.committed.batch
             last = f"the last batch of which is {batch}" if batch != NOTHING else "which has committed no batch"
             waiting = [f"the job that this sidecar follows, {last}, to read {name}" for name in waiting]
-        holds = [name for part in self.parts for name in part.held_by()]
+        holds = [name for stage in self.stages for name in stage.held_by()]
         # An error is shown as the thing that the query waits for, with the error behind it.
         unread = self.unread and f"a checkpoint that answers: {self.unread}"
         lost = self.heads.lost and f"sources that can be listed: {self.heads.lost}"
@@ -321,8 +324,8 @@ class Run:
         self.unread = failure
         if failure:
             with self.lock:
-                for part in self.parts:
-                    part.authority.tell(self.waiting_for())
+                for stage in self.stages:
+                    stage.authority.tell(self.waiting_for())
 
     @property
     def listens(self) -> bool:
@@ -337,26 +340,26 @@ class Run:
         batch_events = list(events)
         with self.lock:
             for event in batch_events:
-                self.parts[0].count_untimed(event.batch, event.untimed)
+                self.stages[0].count_untimed(event.batch, event.untimed)
         self.batches.take(batch_events)
 
     def end(self, failure: str) -> None:
         """Report to the authority that the run ends, and with which error; empty: in good order."""
         with self.lock:
-            for part in self.parts:
-                part.authority.end(failure)
+            for stage in self.stages:
+                stage.authority.end(failure)
 
     def close(self) -> None:
         """Stop reporting; the ranges hold their values."""
         self.batches.close()
         self.heads.close()
-        for part in self.parts:
-            part.authority.close()
+        for stage in self.stages:
+            stage.authority.close()
 
     @property
-    def stages(self) -> tuple[str, ...]:
+    def stage_names(self) -> tuple[str, ...]:
         """Names of the query's stages."""
-        return tuple(part.name for part in self.parts)
+        return tuple(stage.name for stage in self.stages)
 
     def status(self, name: str | None = None) -> Status:
         """Return the status of the run's stage of this name, by default the first.
@@ -364,14 +367,14 @@ class Run:
         Raises ValueError if the query has no such stage.
         """
         with self.lock:
-            part = next((part for part in self.parts if name in (None, part.name)), None)
-            if part is None:
-                msg = f"{name!r} is no stage of this query; it has {', '.join(part.name for part in self.parts)}"
+            stage = next((stage for stage in self.stages if name in (None, stage.name)), None)
+            if stage is None:
+                msg = f"{name!r} is no stage of this query; it has {', '.join(stage.name for stage in self.stages)}"
                 raise ValueError(msg)
-            progress, late = part.progress, part.late_row
+            progress, late = stage.progress, stage.late_row
             removals = self.batches.removals
             reading = progress.reading
-            holding = progress.holding or part.authority.complaint
+            holding = progress.holding or stage.authority.complaint
             if self.failure is not None:
                 holding = f"the query has ended: {self.failure!r}"
             return Status(
@@ -380,8 +383,8 @@ class Run:
                 reported=lowwater.Watermark(min(progress.values(reading), default=MAX)),
                 holding=holding,
                 waiting_for=self.waiting_for(),
-                late_rows=part.late_rows,
-                untimed_rows=part.untimed_rows,
+                late_rows=stage.late_rows,
+                untimed_rows=stage.untimed_rows,
                 late_example=""
                 if late is None
                 else f"{late.where or lowwater.Watermark(late.micros)} in batch {late.batch}",
@@ -390,12 +393,12 @@ class Run:
                 removed_batches=sum(removal.batches for removal in removals),
                 removed_bytes=sum(removal.size for removal in removals),
                 removal_held_back=max((removal.held_back(time.time()) for removal in removals), default=0.0),
-                ahead_rows=part.ahead_rows,
-                ahead_example="" if part.ahead_row is None else f"{part.ahead_row[1]} in batch {part.ahead_row[0]}",
+                ahead_rows=stage.ahead_rows,
+                ahead_example="" if stage.ahead_row is None else f"{stage.ahead_row[1]} in batch {stage.ahead_row[0]}",
                 late_range=None
                 if late is None or late.handle is None or late.cut is None
                 else KeyRange.of(late.handle, late.cut),
-                unsent_rows=sum(rows.rows for rows in part.unsent),
-                unsent_since=min((rows.since / 1e6 for rows in part.unsent if rows.since != MIN), default=None),
-                unsent_oldest=min((lowwater.Watermark(rows.oldest) for rows in part.unsent), default=None),
+                unsent_rows=sum(rows.rows for rows in stage.unsent),
+                unsent_since=min((rows.since / 1e6 for rows in stage.unsent if rows.since != MIN), default=None),
+                unsent_oldest=min((lowwater.Watermark(rows.oldest) for rows in stage.unsent), default=None),
             )

@@ -1,9 +1,10 @@
-"""The end of an executor's task: it stages its part at the authority, and returns a receipt.
+"""The end of an executor's task: it sends its part of the batch, and returns a receipt.
 
-A report from inside a micro-batch is not true yet, so a task only *stages* it, by one unary call
-named by its attempt. A Spark action returns the rows of exactly one attempt per partition, so the
-receipts name the accepted attempts, and the authority checks that each of them arrived. A call that
-fails must not fail the task: the pipeline goes on, and the stage holds.
+A report from inside a micro-batch is not true yet, so a task only sends its part, by one unary call
+named by its attempt, and the authority keeps it aside. A Spark action returns the rows of exactly
+one attempt per partition, so the receipts name the accepted attempts, and the authority checks that
+each of them arrived. A call that fails must not fail the task: the pipeline goes on, and the stage
+holds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from lowwater import Settings
 
-__all__ = ["RECEIPT", "Destination", "Receipt", "receipt_of", "stage_part"]
+__all__ = ["RECEIPT", "Destination", "Receipt", "receipt_of", "send_part"]
 
 RECEIPT: Final = "stage int, partition int, attempt long, detail string"
 """Schema of the rows that tracked jobs return."""
@@ -30,13 +31,12 @@ RECEIPT: Final = "stage int, partition int, attempt long, detail string"
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The address at which a task stages its part. Plain values, pickled into the closure."""
+    """The address to which a task sends its part. Plain values, pickled into the closure."""
 
     settings: Settings | None
     """Settings of the authority's client; None: do not call it, it was away a moment ago."""
     computation: str
     sequencer: int
-    batch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,9 @@ class Receipt:
     detail: dict[str, Any]
 
 
-def stage_part(
+def send_part(
     destination: Destination,
+    batch: int,
     detail: dict[str, Any],
     *,
     handles: Sequence[int],
@@ -72,7 +73,7 @@ def stage_part(
             _client(destination.settings).batches.stage_task(
                 destination.computation,
                 destination.sequencer,
-                destination.batch,
+                batch,
                 task,
                 handles=handles,
                 oldest=oldest,

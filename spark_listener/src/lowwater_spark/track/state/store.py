@@ -17,10 +17,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from lowwater import Arrived
 from lowwater.layout import Layout
@@ -31,9 +31,9 @@ from lowwater_spark.errors import CheckpointMismatch, StateLost
 from lowwater_spark.track.rows.counts import Counted
 from lowwater_spark.track.rows.cut import EQUAL, layout_from_json, layout_to_json
 from lowwater_spark.track.segments import Due, Segment
-from lowwater_spark.track.state.handover import publish_directory, sweep
+from lowwater_spark.track.state.handover import sweep
 
-__all__ = ["Place", "RangeEntry", "StateStore", "Version"]
+__all__ = ["StageSection", "RangeEntry", "StateStore", "StateVersion"]
 
 _WHOLE: Final = 1
 _SEGMENTED: Final = 2
@@ -92,8 +92,8 @@ class RangeEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
-    """The manifest of one version."""
+class StateVersion:
+    """One version of the state, as the manifest in its folder describes it."""
 
     batch: int
     digest: str
@@ -120,9 +120,59 @@ class Version:
         times = [[time for time in moments if time is not None] for moments in zip(*reported, strict=True)]
         return Due(*(min(moments, default=None) for moments in times))
 
+    def write(self, folder: Path) -> None:
+        """Write the manifest of the version into its folder."""
+        (folder / _MANIFEST).write_text(json.dumps(self.to_json()), encoding="utf-8")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the version as JSON values."""
+        laid_out = {"layout": layout_to_json(self.layout)} if self.layout.version else {}
+        segmented = _SEGMENTED if any(entry.segmented for entry in self.ranges) else _WHOLE
+        counted, arrived = self.counted, self.counted.arrived
+        return {
+            "format": _LAID_OUT if laid_out else segmented,
+            **laid_out,
+            "batch": self.batch,
+            "digest": self.digest,
+            "low": self.low,
+            "ranges": [entry.columns() for entry in self.ranges],
+            "pending": [list(self.pending[0]), list(self.pending[1])],
+            "finished": counted.finished,
+            "late": counted.late,
+            "late_example": counted.late_example,
+            "late_handle": counted.late_handle,
+            **({"untimed": counted.untimed} if counted.untimed else {}),
+            **(
+                {}
+                if arrived is None
+                else {"arrived": [arrived.reference, list(arrived.counts), list(arrived.counts.values())]}
+            ),
+        }
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Self:
+        """Return the version from the values of :meth:`to_json`."""
+        arrived = entry.get("arrived")
+        return cls(
+            batch=entry["batch"],
+            digest=entry["digest"],
+            low=entry["low"],
+            ranges=[RangeEntry.of(columns) for columns in entry["ranges"]],
+            pending=(entry["pending"][0], entry["pending"][1]),
+            counted=Counted(
+                entry["finished"],
+                entry["late"],
+                entry["late_example"],
+                entry.get("late_handle"),
+                None if arrived is None else Arrived(arrived[0], dict(zip(*arrived[1:], strict=True))),
+                entry.get("untimed", 0),
+            ),
+            layout=layout_from_json(entry["layout"]) if "layout" in entry else EQUAL,
+        )
+
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StageSection:
     """The section about one stage's state in the manifest of a checkpoint.
 
     ``home`` is the parent of the stage's directory ``lowwater``.
@@ -166,7 +216,7 @@ class StateStore:
     stage would look like a new one.
     """
 
-    place: Place
+    section: StageSection
     root: Path
     ranges: int
     first: int = field(init=False, default=-1)
@@ -176,29 +226,29 @@ class StateStore:
     """Number of the run that builds versions; 0: the store is only read."""
 
     @classmethod
-    def existing(cls, place: Place) -> StateStore | None:
+    def existing(cls, section: StageSection) -> StateStore | None:
         """Return the store that earlier batches of this checkpoint made; None without one."""
-        entry = place.read()
+        entry = section.read()
         if entry is None:
             return None
-        own, root = place.home / "lowwater" / "state", Path(entry["root"])
-        if isinstance(own, Path) and place.is_moved(entry["root"], own):
+        own, root = section.home / "lowwater" / "state", Path(entry["root"])
+        if isinstance(own, Path) and section.is_moved(entry["root"], own):
             root = own
-        store = cls(place, root, int(entry["ranges"]))
+        store = cls(section, root, int(entry["ranges"]))
         store.first = int(entry["first"])
         store.description = entry.get("made")
         return store
 
     @classmethod
-    def opened(cls, place: Place, root: Path, ranges: int, batch: int, *, ordinal: int) -> StateStore:
+    def opened(cls, section: StageSection, root: Path, ranges: int, batch: int, *, ordinal: int) -> StateStore:
         """Return the store for the run of this number; it is made at the first batch.
 
         Raises CheckpointMismatch if it was made in another folder, or for another number of ranges.
         """
-        store = cls.existing(place)
+        store = cls.existing(section)
         if store is None:
             make_directory(root)
-            store = cls(place, root, ranges)
+            store = cls(section, root, ranges)
             store.first = batch
             store._keep(None)
         if store.root != root:
@@ -247,7 +297,7 @@ class StateStore:
         self._refuse_other("schema", _struct(before), _struct(schema), until)
 
     def _keep(self, stage: Mapping[str, Any] | None) -> None:
-        self.place.keep({"root": os.fspath(self.root), "ranges": self.ranges, "first": self.first, "made": stage})
+        self.section.keep({"root": os.fspath(self.root), "ranges": self.ranges, "first": self.first, "made": stage})
         self.description = stage
 
     def _refuse_other(self, what: str, before: str, now: str, until: str) -> None:
@@ -256,7 +306,7 @@ class StateStore:
                 _OTHER.format(root=self.root, what=what, before=before, now=now, why=_WHY[what], until=until)
             )
 
-    def version(self, batch: int) -> Version | None:
+    def version(self, batch: int) -> StateVersion | None:
         """Return a version; None if it does not exist."""
         try:
             entry = json.loads((self.root / str(batch) / _MANIFEST).read_bytes())
@@ -265,41 +315,26 @@ class StateStore:
         if entry["format"] not in (_WHOLE, _SEGMENTED, _LAID_OUT):
             msg = f"version {batch} in {self.root} is of format {entry['format']}; this release reads {_WHOLE} to {_LAID_OUT}"
             raise CheckpointMismatch(msg)
-        return _manifest(entry)
+        return StateVersion.from_json(entry)
 
-    def before(self, batch: int) -> Version | None:
+    def before(self, batch: int) -> StateVersion | None:
         """Return the version that a batch builds on; None for the first batch. Raises StateLost."""
-        manifest = self.version(batch - 1)
-        if manifest is None and batch > self.first:
+        version = self.version(batch - 1)
+        if version is None and batch > self.first:
             msg = (
                 f"batch {batch} needs version {batch - 1} of the state in {self.root}, which does not exist. A stage with state must call "
                 "batch.stateful() in every batch. If the directory was removed, restore it with the checkpoint, or start from a new one."
             )
             raise StateLost(msg)
-        return manifest
+        return version
 
-    def check_layout(self, version: Version, logged: Layout | None) -> None:
+    def check_layout(self, version: StateVersion, logged: Layout | None) -> None:
         """Raise CheckpointMismatch if a version's layout is not the logged one (or None)."""
         if version.layout != logged:
             log_says = "nothing" if logged is None else _cut(logged)
             raise CheckpointMismatch(
                 _DRIFTED.format(batch=version.batch, root=self.root, cut=_cut(version.layout), said=log_says)
             )
-
-    def build(self, batch: int, digest: str, fill: Callable[[Path], Version]) -> Version:
-        """Return version ``batch``, durable; ``fill`` makes a missing one and its manifest.
-
-        Raises CheckpointMismatch if it was made from another plan.
-        """
-
-        def write(folder: Path) -> None:
-            manifest = fill(folder)
-            (folder / _MANIFEST).write_text(json.dumps(_entry(manifest)), encoding="utf-8")
-
-        publish_directory(self.root, str(batch), digest, write, ordinal=self.ordinal)
-        version = self.version(batch)
-        assert version is not None
-        return version
 
     def file(self, batch: int, name: str) -> str:
         """Return the path of a file in a version."""
@@ -346,48 +381,3 @@ def _cut(layout: Layout) -> str:
 
 def _struct(schema: Mapping[str, str]) -> str:
     return f"struct<{','.join(f'{name}:{kind}' for name, kind in schema.items())}>"
-
-
-def _entry(manifest: Version) -> dict[str, Any]:
-    laid_out = {"layout": layout_to_json(manifest.layout)} if manifest.layout.version else {}
-    segmented = _SEGMENTED if any(entry.segmented for entry in manifest.ranges) else _WHOLE
-    counted, arrived = manifest.counted, manifest.counted.arrived
-    return {
-        "format": _LAID_OUT if laid_out else segmented,
-        **laid_out,
-        "batch": manifest.batch,
-        "digest": manifest.digest,
-        "low": manifest.low,
-        "ranges": [entry.columns() for entry in manifest.ranges],
-        "pending": [list(manifest.pending[0]), list(manifest.pending[1])],
-        "finished": counted.finished,
-        "late": counted.late,
-        "late_example": counted.late_example,
-        "late_handle": counted.late_handle,
-        **({"untimed": counted.untimed} if counted.untimed else {}),
-        **(
-            {}
-            if arrived is None
-            else {"arrived": [arrived.reference, list(arrived.counts), list(arrived.counts.values())]}
-        ),
-    }
-
-
-def _manifest(entry: Mapping[str, Any]) -> Version:
-    arrived = entry.get("arrived")
-    return Version(
-        batch=entry["batch"],
-        digest=entry["digest"],
-        low=entry["low"],
-        ranges=[RangeEntry.of(columns) for columns in entry["ranges"]],
-        pending=(entry["pending"][0], entry["pending"][1]),
-        counted=Counted(
-            entry["finished"],
-            entry["late"],
-            entry["late_example"],
-            entry.get("late_handle"),
-            None if arrived is None else Arrived(arrived[0], dict(zip(*arrived[1:], strict=True))),
-            entry.get("untimed", 0),
-        ),
-        layout=layout_from_json(entry["layout"]) if "layout" in entry else EQUAL,
-    )

@@ -31,6 +31,7 @@ from lowwater.watermark import MAX, MIN, all_to_micros
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.columns import columns_of, event_micros, map_in_arrow, own_name
 from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.track.facts import BatchFacts
 from lowwater_spark.track.rows.counts import Counted
 from lowwater_spark.track.rows.cut import Cut, least_of
 from lowwater_spark.track.rows.keyed import floor_stamp
@@ -46,9 +47,10 @@ from lowwater_spark.track.segments import (
     SegmentUpdate,
     write_segments,
 )
-from lowwater_spark.track.state.receipt import RECEIPT, Destination, Receipt, receipt_of, stage_part
+from lowwater_spark.track.state.handover import publish_directory
+from lowwater_spark.track.state.receipt import RECEIPT, Destination, Receipt, receipt_of, send_part
 from lowwater_spark.track.state.spread import by_handle
-from lowwater_spark.track.state.store import RangeEntry, StateStore, Version
+from lowwater_spark.track.state.store import RangeEntry, StateStore, StateVersion
 from lowwater_spark.track.state.tables import TABLE, read_table, split_table
 
 if TYPE_CHECKING:
@@ -59,7 +61,6 @@ if TYPE_CHECKING:
     from lowwater_spark.track.rows.keyed import Keyed
 
 __all__ = [
-    "Terms",
     "Update",
     "UpdateResult",
     "arrow_schema",
@@ -70,7 +71,7 @@ __all__ = [
     "least_record",
     "lowest_stamp",
     "partitions_of",
-    "restage",
+    "send_again",
     "rows_of",
     "times_in",
 ]
@@ -107,21 +108,6 @@ class Before:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """The facts of a batch by which its rows are judged. A replay has the same."""
-
-    digest: str
-    """Digest of the batch's plan."""
-    low: int
-    """Low watermark of the batch, microseconds."""
-    promised: int
-    """Low watermark that the inputs had reached before the batch, microseconds: a row below it is
-    late."""
-    reference: int
-    """Event time from which ages and lateness are counted, microseconds; MIN: they are not."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Job:
     """The arguments of a task, pickled into its closure."""
 
@@ -134,7 +120,7 @@ class _Job:
     places: Sequence[int]
     """Place where each range starts, and the end of the key space."""
     schema: Any
-    terms: Terms
+    facts: BatchFacts
     budgeted: bool
     injector: bool
     window: timedelta | None
@@ -153,17 +139,17 @@ def build_version(
     schema: StructType,
     *,
     keyed: Keyed,
-    terms: Terms,
+    facts: BatchFacts,
     destination: Destination,
     logged: Callable[[int], Layout | None],
-) -> tuple[Version, list[Receipt]]:
+) -> tuple[StateVersion, list[Receipt]]:
     """Return version N of the state, and the receipts of the job that made it.
 
     The list of receipts is empty if an earlier run made the version. ``logged`` returns the layout
     that the log has for a batch, None if it does not know the batch. Raises CheckpointMismatch if
     the state is cut by another layout than the logged one.
     """
-    batch, cut, event_time = destination.batch, keyed.cut, keyed.event_time
+    batch, cut, event_time = facts.batch, keyed.cut, keyed.event_time
     before = store.before(batch)
     if (
         before is not None
@@ -189,7 +175,7 @@ def build_version(
         raise ValueError(msg)
     receipts: list[Receipt] = []
 
-    def fill(folder: Path) -> Version:
+    def fill(folder: Path) -> None:
         job = _Job(
             update=update,
             destination=destination,
@@ -198,24 +184,26 @@ def build_version(
             before=start,
             places=cut.places,
             schema=arrow_schema(schema),
-            terms=terms,
-            budgeted=keyed.budgeted and terms.reference != MIN,
+            facts=facts,
+            budgeted=keyed.budgeted and facts.reference != MIN,
             injector=keyed.injector,
             window=keyed.window,
             event_time=declared_time,
             emitted_time=emitted_time,
             times=times_in(frame, event_time),
         )
-        receipts.extend(_run(job, frame, keyed.key, event_time, cut))
+        receipts.extend(_run(job, frame, keyed))
         _check_stamps(receipts, batch)
-        return _manifest_of(receipts, job, cut)
+        _version_of(receipts, job, cut).write(folder)
 
-    version = store.build(batch, terms.digest, fill)
+    publish_directory(store.root, str(batch), facts.digest, fill, ordinal=store.ordinal)
+    version = store.version(batch)
+    assert version is not None
     store.check_layout(version, cut.layout)
     return version, receipts
 
 
-def _before(store: StateStore, before: Version | None, cut: Cut, update: Update | SegmentUpdate) -> list[Before]:
+def _before(store: StateStore, before: StateVersion | None, cut: Cut, update: Update | SegmentUpdate) -> list[Before]:
     """Return what each range builds on.
 
     Raises CheckpointMismatch if the cut has changed and the update's state cannot be cut again.
@@ -271,15 +259,16 @@ def times_in(frame: DataFrame, event_time: str | Column) -> str:
     return event_time if isinstance(frame.schema[event_time].dataType, TimestampType) else _TIME
 
 
-def _run(job: _Job, frame: DataFrame, key: Sequence[str | Column], event_time: str | Column, cut: Cut) -> list[Receipt]:
+def _run(job: _Job, frame: DataFrame, keyed: Keyed) -> list[Receipt]:
+    """Update all ranges in tasks, and return the receipts of the attempts that count."""
     from pyspark.sql import functions as sf
 
-    session = frame.sparkSession
+    session, cut = frame.sparkSession, keyed.cut
     if reserved := [name for name in frame.columns if name.lower() in (_TIME, _PLACE, _SEED)]:
         msg = f"the frame has a column {reserved[0]}, which lowwater adds by itself: rename it"
         raise ValueError(msg)
-    timed = {_TIME: event_micros(frame, event_time)} if job.times == _TIME else {}
-    placed = frame.withColumns({**timed, _PLACE: sf.xxhash64(*columns_of(frame, key))})
+    timed = {_TIME: event_micros(frame, keyed.event_time)} if job.times == _TIME else {}
+    placed = frame.withColumns({**timed, _PLACE: sf.xxhash64(*columns_of(frame, keyed.key))})
     own = _own_columns(session._jvm, cut, placed.schema.json())
     seeds = session.range(0, len(cut), 1, 1).select(*own.seed)
     rows = placed.select("*", own.row).union(seeds)
@@ -287,6 +276,32 @@ def _run(job: _Job, frame: DataFrame, key: Sequence[str | Column], event_time: s
     # Before PySpark 4.1 the hash decides: some tasks have several ranges, others none.
     spread = rows.repartitionById(tasks, own.task) if can_pin() else rows.repartition(tasks, own.handle)
     return [receipt_of(row) for row in map_in_arrow(spread, partial(_update_ranges, job), RECEIPT).collect()]
+
+
+def _version_of(receipts: Sequence[Receipt], job: _Job, cut: Cut) -> StateVersion:
+    details = [receipt.detail for receipt in receipts]
+    entries = {handle: RangeEntry.of(columns) for detail in details for handle, *columns in detail["ranges"]}
+    assert len(entries) == len(cut), "every range has a seed row, so every range was run"
+    pending, late = _summed(details, "pending"), _summed(details, "arrived")
+    late_example, late_handle = min(
+        (detail["late_example"] for detail in details if detail["late_example"] is not None), default=(None, None)
+    )
+    return StateVersion(
+        batch=job.facts.batch,
+        digest=job.facts.digest,
+        low=job.facts.reading.low,
+        ranges=[entries[handle] for handle in range(len(cut))],
+        pending=(sorted(pending), [pending[start] for start in sorted(pending)]),
+        counted=Counted(
+            sum(detail["finished"] for detail in details),
+            sum(detail["late"] for detail in details),
+            late_example,
+            late_handle,
+            Arrived(job.facts.reference, late) if job.budgeted else None,
+            sum(detail["untimed"] for detail in details),
+        ),
+        layout=cut.layout,
+    )
 
 
 class _OwnColumns(NamedTuple):
@@ -365,32 +380,6 @@ def _check_stamps(receipts: Sequence[Receipt], batch: int) -> None:
         raise ValueError(msg)
 
 
-def _manifest_of(receipts: Sequence[Receipt], job: _Job, cut: Cut) -> Version:
-    details = [receipt.detail for receipt in receipts]
-    entries = {handle: RangeEntry.of(columns) for detail in details for handle, *columns in detail["ranges"]}
-    assert len(entries) == len(cut), "every range has a seed row, so every range was run"
-    pending, late = _summed(details, "pending"), _summed(details, "arrived")
-    late_example, late_handle = min(
-        (detail["late_example"] for detail in details if detail["late_example"] is not None), default=(None, None)
-    )
-    return Version(
-        batch=job.destination.batch,
-        digest=job.terms.digest,
-        low=job.terms.low,
-        ranges=[entries[handle] for handle in range(len(cut))],
-        pending=(sorted(pending), [pending[start] for start in sorted(pending)]),
-        counted=Counted(
-            sum(detail["finished"] for detail in details),
-            sum(detail["late"] for detail in details),
-            late_example,
-            late_handle,
-            Arrived(job.terms.reference, late) if job.budgeted else None,
-            sum(detail["untimed"] for detail in details),
-        ),
-        layout=cut.layout,
-    )
-
-
 def _summed(details: Sequence[Mapping[str, Any]], name: str) -> dict[int, int]:
     """Return the sums of the tasks' counts, by the places that come with them."""
     sums: Counter[int] = Counter()
@@ -400,7 +389,7 @@ def _summed(details: Sequence[Mapping[str, Any]], name: str) -> dict[int, int]:
 
 
 def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Update the ranges of one task, then stage them together. Runs in a Python worker."""
+    """Update the ranges of one task, then send them together. Runs in a Python worker."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyspark import TaskContext
@@ -409,7 +398,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     assert context is not None
     attempt = context.taskAttemptId()
     out = _Emitted(job, f"{attempt}.parquet")
-    pending = lowwater.Histogram(job.terms.reference)
+    pending = lowwater.Histogram(job.facts.reference)
     entries: dict[int, RangeEntry] = {}
     rows_in = late = untimed = emitted_rows = 0
     examples: list[tuple[int, int]] = []
@@ -417,11 +406,11 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     early: list[tuple[int, int, int]] = []
     untold: list[tuple[int, int | None, int, int]] = []
     arrived = np.zeros(len(EDGES), dtype=np.int64)
-    for handle, data in _by_handle(job, batches):
+    for handle, data in _rows_by_range(job, batches):
         times = data.column(job.times).cast(pa.int64())
         low_time = pc.min(times).as_py()
-        if low_time is not None and low_time < job.terms.promised:
-            late += pc.sum(pc.less(times, job.terms.promised)).as_py()
+        if low_time is not None and low_time < job.facts.promised:
+            late += pc.sum(pc.less(times, job.facts.promised)).as_py()
             examples.append((low_time, handle))
         untimed += times.null_count
         rows_in += data.num_rows
@@ -438,7 +427,7 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
             arrived += _by_lateness(job, times if not job.injector else _times_of(job, emitted))
         pending.add_many(pending_times)
         entries[handle] = entry
-        lowest = lowest_stamp(job.before[handle].oldest, low_time, job.terms.promised, job.window)
+        lowest = lowest_stamp(job.before[handle].oldest, low_time, job.facts.promised, job.window)
         if entry.oldest is not None and entry.oldest < lowest:
             early.append((handle, entry.oldest, lowest))
         record = least_record(pending_times, state, job.event_time)
@@ -465,8 +454,14 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     }
     if entries:
         oldest = [entry.oldest for entry in entries.values()]
-        yield stage_part(
-            job.destination, detail, handles=list(entries), oldest=oldest, pending=pending, finished=finished
+        yield send_part(
+            job.destination,
+            job.facts.batch,
+            detail,
+            handles=list(entries),
+            oldest=oldest,
+            pending=pending,
+            finished=finished,
         )
 
 
@@ -481,8 +476,8 @@ def _by_lateness(job: _Job, times: pa.ChunkedArray | None) -> NDArray[np.int64]:
     if times is None:
         return np.zeros(len(EDGES), dtype=np.int64)
     # Without the lower bound the difference of two times could exceed 64 bits.
-    times_in_reach = np.maximum(times.drop_null().to_numpy(), job.terms.reference - 2**62)
-    buckets = np.searchsorted(_EDGES, job.terms.reference - times_in_reach)
+    times_in_reach = np.maximum(times.drop_null().to_numpy(), job.facts.reference - 2**62)
+    buckets = np.searchsorted(_EDGES, job.facts.reference - times_in_reach)
     return np.bincount(buckets, minlength=len(EDGES))
 
 
@@ -579,7 +574,7 @@ def _update_range(
     name = f"{handle:05}-{attempt}"
     entry = RangeEntry()
     new_state = None
-    low = lowwater.Watermark(job.terms.low)
+    low = lowwater.Watermark(job.facts.reading.low)
     segments = Segments(job.base) if before is None else _segments(job, before)
     after: NextSegments | None
     if isinstance(job.update, RelaidUpdate) and before is None:
@@ -626,7 +621,7 @@ def held_micros(times: Any) -> list[int]:
     return all_to_micros(times.to_pylist())
 
 
-def _by_handle(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
+def _rows_by_range(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
     """Yield each range of a task with its rows; a range with only a seed has none."""
     import pyarrow as pa
 
@@ -651,32 +646,33 @@ def _by_handle(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[i
         yield handle, schemas[0].empty_table()
 
 
-def restage(session: Any, manifest: Version, reference: int, destination: Destination) -> list[Receipt]:
-    """Stage again a version that an interrupted run has made, in one task; return its receipt."""
-    stage = partial(
-        stage_part,
+def send_again(session: Any, version: StateVersion, reference: int, destination: Destination) -> list[Receipt]:
+    """Send again a version that an interrupted run has made, in one task; return its receipt."""
+    send = partial(
+        send_part,
         destination,
+        version.batch,
         {},
-        handles=range(len(manifest.ranges)),
-        oldest=manifest.held,
-        pending=lowwater.Histogram.from_columns(reference, *manifest.pending),
-        finished=manifest.counted.finished,
+        handles=range(len(version.ranges)),
+        oldest=version.held,
+        pending=lowwater.Histogram.from_columns(reference, *version.pending),
+        finished=version.counted.finished,
     )
 
     def once(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if sum(batch.num_rows for batch in batches):
-            yield stage()
+            yield send()
 
     one = session.range(0, 1, 1, 1).mapInArrow(once, RECEIPT)
     return [receipt_of(row) for row in one.collect()]
 
 
-def rows_of(session: Any, store: StateStore, manifest: Version, schema: StructType) -> DataFrame:
+def rows_of(session: Any, store: StateStore, version: StateVersion, schema: StructType) -> DataFrame:
     """Return the rows that a version's batch emitted, as a static DataFrame.
 
     The rows stay readable while the version is kept.
     """
-    files = [store.file(manifest.batch, entry.emitted) for entry in manifest.ranges if entry.emitted]
+    files = [store.file(version.batch, entry.emitted) for entry in version.ranges if entry.emitted]
     if not files:
         return _no_rows(session, schema)
     frame: DataFrame = session.read.schema(schema).parquet(*(SparkPath.of_local(file).pattern for file in files))

@@ -25,21 +25,22 @@ from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import Plan
 from lowwater_spark.errors import AWAY
 from lowwater_spark.sources.base import OpenSource
+from lowwater_spark.track.facts import BatchFacts
+from lowwater_spark.track.inputs import UNREAD, Change, Origin, Reading, fold, still_counts
 from lowwater_spark.track.rows.cut import EQUAL, Cut, Share, least_of
 from lowwater_spark.track.rows.frontier import Example, Seen
 from lowwater_spark.track.rows.keyed import Keyed
 from lowwater_spark.track.rows.load import BATCHES, balanced, hottest
 from lowwater_spark.track.run.authority import REPLACED, Authority
 from lowwater_spark.track.run.batch import Outcome
-from lowwater_spark.track.run.batch_log import BatchEntry, BatchLog
-from lowwater_spark.track.run.inputs import UNREAD, Change, Origin, Reading, fold, still_counts
-from lowwater_spark.track.run.progress import Committed, Progress, passed_on
+from lowwater_spark.track.run.batch_log import BatchLog
+from lowwater_spark.track.run.progress import AfterBatch, Progress, passed_on
 from lowwater_spark.track.run.status import KeyRange
 from lowwater_spark.track.segments import Unsent
-from lowwater_spark.track.state.store import Place, StateStore, Version
+from lowwater_spark.track.state.store import StageSection, StateStore, StateVersion
 from lowwater_spark.track.state.update import can_pin
 
-__all__ = ["LateRow", "Part", "committed"]
+__all__ = ["LateRow", "StageRun", "after_batch"]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -70,16 +71,16 @@ class LateRow:
 
 
 @dataclass(slots=True)
-class Part:
+class StageRun:
     """One stage of a query. The run's lock guards it."""
 
     authority: Authority
     keyed: Keyed
     home: Location
     """Parent of its directory ``lowwater``: the checkpoint, or a later stage's directory in it."""
-    earlier: Sequence[Part] = ()
+    earlier: Sequence[StageRun] = ()
     """The stages of the query that it reads; empty for readers and injectors."""
-    place: Place = field(init=False)
+    section: StageSection = field(init=False)
     """Its section of the checkpoint's manifest, set when the run begins."""
     entries: BatchLog = field(init=False)
     """Log of its batches; empty for a plain query."""
@@ -143,7 +144,7 @@ class Part:
         mine = self.progress.inputs
         return dataclasses.replace(reading, input_version=mine.version, input_incarnations=mine.incarnations)
 
-    def translated(self, reading: Reading, reader: Part) -> Reading:
+    def translated(self, reading: Reading, reader: StageRun) -> Reading:
         """Return the reader's reading as one of this stage; UNREAD if their inputs now differ."""
         theirs, mine = reader.authority.registered, self.authority.registered
         if self is reader or reading.low == MIN:
@@ -165,20 +166,20 @@ class Part:
         if not self.earlier:
             return outer
         return min(
-            passed_on(part.progress.committed, Reading(part.promised(outer)), part.keyed.window).low
-            for part in self.earlier
+            passed_on(stage.progress.committed, Reading(stage.promised(outer)), stage.keyed.window).low
+            for stage in self.earlier
         )
 
     # -- the durable state -------------------------------------------------------------------------
 
-    def durable(self, plan: Plan, entry: BatchEntry, spark_bound: int, earlier: Sequence[Committed]) -> Committed:
+    def durable(self, plan: Plan, facts: BatchFacts, spark_bound: int, earlier: Sequence[AfterBatch]) -> AfterBatch:
         """Return what the stage's files say about a committed batch.
 
         ``earlier`` has the same for the stages that it reads. Versions of inputs in the reading are
         those of the query's reader. Raises CheckpointMismatch if the files contradict each other.
         """
         last = plan.batch
-        reading = entry.reading
+        reading = facts.reading
         if self.keyed.injector:
             frontier = self.entries.frontier(last)
             self.source_state = None if self.keyed.bounds is None else self.entries.seen(last)
@@ -186,29 +187,29 @@ class Part:
         elif self.earlier:
             reading = fold(
                 [
-                    passed_on(state, state.reading, part.keyed.window)
-                    for part, state in zip(self.earlier, earlier, strict=True)
+                    passed_on(state, state.reading, stage.keyed.window)
+                    for stage, state in zip(self.earlier, earlier, strict=True)
                 ]
             )
-        self._lay_out(entry.layouts)
-        store = StateStore.existing(self.place)
-        manifest = None if store is None or last < store.first else store.before(last + 1)
-        if store is not None and manifest is not None:
-            store.check_layout(manifest, self.keyed.layout)
-        return committed(plan, reading, manifest, spark_bound)
+        self._lay_out(facts.layouts)
+        store = StateStore.existing(self.section)
+        version = None if store is None or last < store.first else store.before(last + 1)
+        if store is not None and version is not None:
+            store.check_layout(version, self.keyed.layout)
+        return after_batch(plan, reading, version, spark_bound)
 
-    def open(self, sources: Sequence[OpenSource], state: Committed) -> None:
+    def open(self, sources: Sequence[OpenSource], state: AfterBatch) -> None:
         """Begin with the durable state."""
         self.progress = Progress(len(self.keyed.cut), self.keyed.window, sources, state, self.keyed.window_start)
 
-    def restart(self, state: Committed) -> None:
+    def restart(self, state: AfterBatch) -> None:
         """Begin again with a durable state and its ranges: an older run may have changed both."""
         self.progress.restart(state)
         self.progress.relay(len(self.keyed.cut), state.held)
 
     # -- the claim ---------------------------------------------------------------------------------
 
-    def claim(self, reader: Part | None, lock: threading.RLock) -> bool:
+    def claim(self, reader: StageRun | None, lock: threading.RLock) -> bool:
         """Register and claim, with the committed state.
 
         Returns False when the authority is away, and when a batch has changed the cut into key
@@ -229,7 +230,7 @@ class Part:
 
         return self.authority.enter(check, values, lock)
 
-    def check_inputs(self, registered: lowwater.Computation, reader: Part | None) -> None:
+    def check_inputs(self, registered: lowwater.Computation, reader: StageRun | None) -> None:
         """Compare the registered inputs with those of the checkpoint's watermark."""
         state = self.progress.committed
         reading = state.reading
@@ -287,7 +288,7 @@ class Part:
 
         They are then claimed later. Raises the error that replaced the run.
         """
-        logged = layouts.get(self.place.name, EQUAL)
+        logged = layouts.get(self.section.name, EQUAL)
         if logged == self.keyed.layout:
             return
         if self.authority.lease is None or self.authority.problem or not self._relay(logged, batch, digest):
@@ -327,7 +328,7 @@ class Part:
 
     def _lay_out(self, layouts: Mapping[str, Layout]) -> None:
         """Adopt a batch's layout. A lease of other ranges is dropped, and claimed anew later."""
-        self.keyed = dataclasses.replace(self.keyed, layout=layouts.get(self.place.name, EQUAL))
+        self.keyed = dataclasses.replace(self.keyed, layout=layouts.get(self.section.name, EQUAL))
         if self.authority.cut != self.keyed.cut:
             self.authority.cut, self.authority.lease = self.keyed.cut, None
 
@@ -348,22 +349,22 @@ class Part:
 
     # -- batches and the clock ---------------------------------------------------------------------
 
-    def commit(self, state: Committed, outcome: Outcome, holding: str) -> str:
+    def commit(self, outcome: Outcome) -> Outcome:
         """Commit a prepared batch at the authority, with its hottest ranges.
 
-        ``holding``: why the authority has not prepared it, or empty. Returns why the authority does
-        not know it whole, or an empty text. Raises the error that replaced the run.
+        Returns the outcome with the reason why the authority does not know the batch whole, or
+        none. Raises the error that replaced the run.
         """
-        if holding:
-            return holding
-        holding = self.authority.commit(state.batch, self._refused, hottest(outcome.loads))
+        if outcome.holding:
+            return outcome
+        holding = self.authority.commit(outcome.after.batch, self._refused, hottest(outcome.loads))
         if self.authority.wanted is None:
             self._refused = ""
-        return holding
+        return dataclasses.replace(outcome, holding=holding)
 
-    def settle(self, state: Committed, outcome: Outcome, holding: str) -> None:
-        """Record a committed batch. ``holding``: what :meth:`commit` has returned."""
-        self.progress.settle(state, holding)
+    def record(self, outcome: Outcome) -> None:
+        """Record a batch that :meth:`commit` has returned."""
+        self.progress.record(outcome.after, outcome.holding)
         self._fixed, self.unsent, self._partitions = outcome.fixed, outcome.unsent, outcome.partitions
         self._balance(outcome)
         finished = outcome.counted.finished + (self._unreported[1] if self._unreported is not None else 0)
@@ -372,20 +373,20 @@ class Part:
             self._arrived = (
                 outcome.counted.arrived if self._arrived is None else self._arrived | outcome.counted.arrived
             )
-        if holding:
-            logger.warning("%s holds after batch %d: %s", self.name, state.batch, holding)
+        if outcome.holding:
+            logger.warning("%s holds after batch %d: %s", self.name, outcome.after.batch, outcome.holding)
 
     def clean(self, committed: int, before: int) -> None:
         """Delete state versions that no replay needs, and log entries before ``before``.
 
         Raises OSError.
         """
-        store = StateStore.existing(self.place)
+        store = StateStore.existing(self.section)
         if store is not None:
             store.purge(committed)
         self.entries.purge(before)
 
-    def advance(self, reader: Part | None) -> None:
+    def advance(self, reader: StageRun | None) -> None:
         """Adopt the newest reading that counts, after the earlier stages have adopted theirs."""
         if self.earlier:
             self.progress.advance(self._folded())
@@ -396,7 +397,7 @@ class Part:
 
     def _folded(self) -> Reading:
         """Return the fold of the earlier stages' current reports."""
-        standing = [(part.progress.committed, part.progress.reading, part.keyed.window) for part in self.earlier]
+        standing = [(stage.progress.committed, stage.progress.reading, stage.keyed.window) for stage in self.earlier]
         return self.own(fold([passed_on(*report) for report in standing]))
 
     def renew(self, since: float | None, waiting_for: Sequence[str]) -> None:
@@ -456,8 +457,8 @@ class Part:
     def held_by(self) -> list[str]:
         """Return its own holds, in words: unsent rows, and parts of its source."""
         bounds = self.keyed.bounds
-        parts = [] if bounds is None or self.source_state is None else bounds.holding(self.source_state)
-        return [*map(str, self.unsent), *parts]
+        held = [] if bounds is None or self.source_state is None else bounds.holding(self.source_state)
+        return [*map(str, self.unsent), *held]
 
     def count_untimed(self, batch: int, rows: int) -> None:
         """Count the rows of a batch without an event time, and log the first time."""
@@ -492,8 +493,8 @@ class Part:
         )
 
 
-def committed(plan: Plan, reading: Reading, manifest: Version | None, spark_bound: int) -> Committed:
-    """Return the committed state after a batch."""
-    if manifest is None:
-        return Committed(plan.batch, plan.lines, reading, spark_bound=spark_bound)
-    return Committed(plan.batch, plan.lines, reading, manifest.held, manifest.pending, spark_bound, manifest.due)
+def after_batch(plan: Plan, reading: Reading, version: StateVersion | None, spark_bound: int) -> AfterBatch:
+    """Return a stage after a batch that has made this version of its state; None: it has none."""
+    if version is None:
+        return AfterBatch(plan.batch, plan.lines, reading, spark_bound=spark_bound)
+    return AfterBatch(plan.batch, plan.lines, reading, version.held, version.pending, spark_bound, version.due)

@@ -1,0 +1,104 @@
+"""Words for the state and the history of a computation, as the command and notebooks show them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from lowwater.core.causes import cause_of
+from lowwater.core.text import describe_owner, describe_range, duration
+from lowwater.views import Completion, RangeView, WatermarkView
+from lowwater.watermark import Watermark
+
+__all__ = [
+    "culprit_words",
+    "holder_words",
+    "late_words",
+    "longest_delay",
+    "low_words",
+    "moment",
+    "severity",
+    "state_words",
+    "steps_words",
+]
+
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def severity(view: WatermarkView, now_micros: int) -> tuple[bool, int, str]:
+    """Return a sort key: trouble first, then the furthest behind, finished computations last."""
+    return (not cause_of(view, now_micros).trouble, view.low.micros, view.computation)
+
+
+def low_words(view: WatermarkView) -> str:
+    """Return the low watermark, and whether it is only estimated."""
+    if not view.registered:
+        return "not registered"
+    return f"{view.low} (estimated)" if view.estimated else str(view.low)
+
+
+def holder_words(key_range: RangeView | None) -> str:
+    """Return a key range and its owner; empty for none."""
+    return "" if key_range is None else f"{describe_range(key_range.start, key_range.end)}, {describe_owner(key_range)}"
+
+
+def state_words(view: WatermarkView, guilty: WatermarkView | None, now_micros: int) -> str:
+    """Return what keeps a computation where it is.
+
+    Its own trouble is shown even while another computation holds it: it would hold it next.
+    """
+    cause = cause_of(view, now_micros)
+    waits = guilty is not None and guilty.computation != view.computation and not cause.trouble
+    return f"waits for {guilty.computation}" if waits and guilty is not None else cause.value
+
+
+def culprit_words(view: WatermarkView, guilty: WatermarkView | None) -> str:
+    """Return who holds a computation: its own key range, or another computation and its range."""
+    if guilty is None or guilty.computation == view.computation:
+        return holder_words(view.holder)
+    if not guilty.registered:
+        return f"{guilty.computation}, which is not registered"
+    return f"{guilty.computation} {holder_words(guilty.holder)}".rstrip()
+
+
+def moment(micros: int) -> str:
+    """Return a processing time, to the second."""
+    return datetime.fromtimestamp(micros // 1_000_000, UTC).isoformat().replace("+00:00", "Z")
+
+
+def steps_words(completion: Completion, step: timedelta) -> str:
+    """Return the steps that became complete; a single day is named once."""
+    if completion.after.unknown:
+        return "everything" if completion.through.finished else f"up to {_minute(completion.through, step)}"
+    start = _minute(completion.after, step)
+    if completion.through.finished:
+        return f"{start} to the end"
+    end = _minute(completion.through, step)
+    day, _, time = end.partition(" ")
+    return f"{start} to {time}" if time and start.startswith(f"{day} ") else f"{start} to {end}"
+
+
+def _minute(boundary: Watermark, step: timedelta) -> str:
+    """Return a boundary, to the microsecond, second or minute as its step needs."""
+    exact = "microseconds" if step % timedelta(seconds=1) else "seconds" if step % timedelta(minutes=1) else "minutes"
+    try:
+        return boundary.datetime().replace(tzinfo=None).isoformat(" ", exact)
+    except ValueError:  # before the year 1 or after 9999
+        return str(boundary)
+
+
+def longest_delay(completion: Completion, step: timedelta) -> timedelta:
+    """Return how late the oldest step of a completion was; zero if its end is not known."""
+    if completion.behind is None:
+        return timedelta()
+    if completion.after.unknown:
+        return completion.behind
+    return completion.behind + (completion.through.micros - completion.after.micros) * _MICROSECOND - step
+
+
+def late_words(completion: Completion, step: timedelta) -> str:
+    """Return how long after their ends the newest and the oldest step of a completion came."""
+    if completion.behind is None:
+        return ""
+    newest, oldest = (duration(late.total_seconds()) for late in (completion.behind, longest_delay(completion, step)))
+    return newest if newest == oldest else f"{newest} to {oldest}"
