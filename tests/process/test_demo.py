@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sysconfig
 import urllib.request
@@ -58,3 +59,11 @@ def without_figures(sentence: str) -> str:
 def asking(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert main(shlex.split(command)) == 0
     return capsys.readouterr().out
+
+
+def test_a_port_that_is_taken_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["demo", "--port", str(taken.getsockname()[1])]) == 2
+    said = capsys.readouterr().err
+    assert "cannot listen on 127.0.0.1:" in said
+    assert "Leave --port out" in said

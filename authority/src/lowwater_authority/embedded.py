@@ -94,8 +94,6 @@ class EmbeddedAuthority:
             return line.removeprefix(_READY)
         log = (self.data / _LOG).read_text(encoding="utf-8", errors="replace") if (self.data / _LOG).exists() else ""
         self.stop()
-        if self.temporary:
-            shutil.rmtree(self.data, ignore_errors=True)
         excerpt = "\n".join(log.splitlines()[-_LINES:]) or "it said nothing"
         raise RuntimeError(f"the embedded authority did not start over {self.data}:\n{excerpt}")
 
@@ -114,6 +112,7 @@ class EmbeddedAuthority:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        _remove(self.data, temporary=self.temporary)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,13 +126,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Until the server installs its own handler. SystemExit lets the folder be removed.
     signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_follow, args=(args.data, args.temporary), daemon=True).start()
+    code = 0
     try:
         from lowwater_authority.serve import main as serve
 
         page = "127.0.0.1:0" if args.page else "off"
-        return serve(["--data", str(args.data), "--listen", f"127.0.0.1:{args.port}", "--http", "off", "--page", page])
+        flags = ["--data", str(args.data), "--listen", f"127.0.0.1:{args.port}", "--http", "off", "--page", page]
+        code = serve(flags)
+        return code
     finally:
-        _remove(args.data, temporary=args.temporary)
+        if not code:  # the parent reads the log of a failure first, and then removes the folder
+            _remove(args.data, temporary=args.temporary)
 
 
 def _leave(_number: int, _frame: object) -> NoReturn:

@@ -195,21 +195,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = Stop()
     try:
         authority = EmbeddedAuthority(None, port=args.port, page=find_spec("lowwater_page") is not None)
-    except RuntimeError as error:
-        print(f"lowwater demo: {error}\nLeave --port out, or choose another.", file=sys.stderr)  # noqa: T201 - as below
-        return FAILED
-    else:
         try:
             with lowwater.connect(authority.address) as lw:
                 revenue = run(lw, authority, stop, args.seconds)
         finally:
             authority.stop()
-        _say(
-            f"\nlowwater demo: closed {revenue.closed} windows of 10 s; {revenue.late} orders came too late for theirs"
-        )
-        return 0
+    except (RuntimeError, lowwater.LowwaterError) as error:
+        hint = "\nLeave --port out to get a free one." if args.port else ""
+        print(f"lowwater demo: {error}{hint}", file=sys.stderr)  # noqa: T201 - the answer to a command
+        return FAILED
     finally:
         stop.restore()
+    _say(f"\nlowwater demo: closed {revenue.closed} windows of 10 s; {revenue.late} orders came too late for theirs")
+    return 0
 
 
 def run(lw: lowwater.Client, authority: EmbeddedAuthority, stop: Stop, seconds: float | None) -> Revenue:
@@ -221,6 +219,8 @@ def run(lw: lowwater.Client, authority: EmbeddedAuthority, stop: Stop, seconds: 
     revenue = Revenue(lw, checked)
     told, end = False, None
     while not stop.asked and (end is None or time.monotonic() < end):
+        if authority.ended:
+            raise RuntimeError("its authority has ended by itself")
         for worker in (*shops, checked, revenue):
             worker.turn()
         if not told and not revenue.low.unknown:
