@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from examples.daily_close.__main__ import main as daily_close
+from examples.flights.advise import main as advise
 from examples.zombie.__main__ import main as zombie
 
 
@@ -32,3 +33,17 @@ def test_the_zombie_fails_visibly_where_there_is_a_guard_and_nowhere_else(capsys
         else:
             assert "B   goes on: its write lands" in steps
             assert "B' never fires 10:00" in steps
+
+
+@pytest.mark.long  # the rules: property/test_advice.py
+def test_the_advice_about_the_flights_is_what_the_page_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/concepts/lateness-budget.md").read_text(encoding="utf-8")
+    shown = page.split("$ lowwater advise ")[1].split("```")[0].splitlines()[1:]
+    assert advise(["--out", str(tmp_path / "out")]) == 0
+    output = capsys.readouterr().out
+    assert len(shown) > 5
+    assert set(shown) <= set(output.splitlines())
+    assert "Row by row, Spark would have dropped 45.05% with 1 h, 22.23% with 2 h, 0.56% with 6 h." in output
+    assert "Rows that a constant delay would have lost" in (tmp_path / "out" / "advise.svg").read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 from hypothesis import given
@@ -95,7 +95,8 @@ def test_waits_are_what_had_been_read_beyond_a_step(batches: list[list[int]], ti
         (Completion(1, Watermark(after), Watermark(through), time),),
         1,
     )
-    waits = advise(event_times, history, until=90).waits
+    event_times.idle(datetime.fromtimestamp(90 / 1e6, UTC).isoformat())
+    waits = advise(event_times, history).waits
     if waits is None or not waits.by_rows:
         first = next(iter(event_times), None)
         assert first is None or time < first.ended

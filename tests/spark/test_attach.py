@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import lowwater
 import lowwater_spark as lws
+from lowwater.core.advice import Advice
 from lowwater.watermark import MIN
 from lowwater_spark.attach import attachment
 from tests.kit.eventually import eventually
@@ -94,6 +96,28 @@ def test_silent_drops_are_seen(windows: Windows, authority: Serving, attached: A
     assert view.holder is not None
     assert view.holder.worker == f"query {query.id}"
     assert windows.out == [(1, "09:00", 1)], "the four are in no window"
+
+    lw.register("sensors")
+    with lw.worker("sensors", name="bring") as worker:
+        lease = worker.claim()
+        for hour in (8, 9):
+            lease.advance(None, oldest=None, frontier=mark(hour))
+            lease.flush()
+
+    def judged() -> Advice | None:
+        delays, window = [timedelta(minutes=10), timedelta(hours=6)], timedelta(hours=1)
+        advice = seen.advise(low="sensors", delays=delays, window=window)
+        return advice if advice.waits is not None and advice.waits.by_rows else None
+
+    advice = eventually(judged, "Spark says that it is idle, so that it has read nothing else by then")
+    assert advice is not None
+    assert (advice.rows, advice.unjudged_rows, advice.missing_batches) == (4, 2, 0)
+    assert [loss.rows for loss in advice.losses] == [(4, 4), (0, 0)], "Spark dropped all four, behind 11:50"
+    assert advice.waits is not None
+    assert (advice.waits.steps, advice.waits.median) == (1, (3 * 3600, 3 * 3600))
+    assert "To lose none of the rows Spark would have needed a delay of 4 h." in str(advice)
+    with pytest.raises(KeyError):
+        seen.advise("dayly")
 
     query.stop()
     eventually(lambda: seen.status().query("hourly").state == "ended", "the end is seen")

@@ -114,7 +114,8 @@ def test_what_cannot_be_known_is_said() -> None:
     odd = progress(7, 12.3, 8, 8, 8, eventTime={"max": "+292278994-08-17T07:12:55.807Z"})
     advice = advise(read([*REPORTS, REPORTS[-1], odd]))
     assert (advice.rows, advice.unjudged_rows, advice.missing_batches) == (300, 300, 2)
-    assert "Spark did not report 2 of the batches" in str(advice)
+    assert "Not seen: 2 of the later batches." in str(advice)
+    assert "Not seen: batches before 2." in str(advise(read(REPORTS[2:])))
     with pytest.raises(ValueError, match="give a positive number of milliseconds"):
         advise(None, delays=[timedelta(microseconds=1_500)])
     with pytest.raises(ValueError, match="no picture without event times"):

@@ -114,7 +114,7 @@ def counted_behind(view: WatermarkView) -> list[str]:
             f"How many records came behind a heuristic watermark of {view.computation} is not known: it has no lateness "
             "budget. Register it with lateness_budget=0.01, and its workers count them."
         ]
-    lines = []
+    lines: list[str] = []
     for behind in _behind(view):
         if behind["records"]:
             name = (
@@ -143,6 +143,7 @@ def advice_record(result: Advice) -> dict[str, Any]:
         "unjudged_rows": result.unjudged_rows,
         "batches": result.batches,
         "stretches": result.stretches,
+        "first_batch": result.first_batch,
         "missing_batches": result.missing_batches,
         "window_seconds": None if result.window is None else result.window.total_seconds(),
         **times("start", result.start),

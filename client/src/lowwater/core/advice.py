@@ -125,7 +125,10 @@ class Advice:
     batches: int
     stretches: int
     """Number of stretches into which the batches were merged; as many as batches when none was."""
+    first_batch: int
+    """Number of the first batch that was seen."""
     missing_batches: int
+    """Number of later batches that were not seen."""
     window: timedelta | None
     start: Watermark
     """Least event time of the rows."""
@@ -155,7 +158,6 @@ def advise(
     delays: Sequence[timedelta] = DELAYS,
     window: timedelta | None = None,
     since: int = MIN,
-    until: int | None = None,
 ) -> Advice:
     """Return what constant delays would have lost, and how long the low watermark waited.
 
@@ -171,8 +173,6 @@ def advise(
             row when its window has ended, so fewer rows are lost than without windows. None: a row
             is lost as soon as it is not later than the watermark.
         since: Event time: only batches with rows at or after it count, and steps that end after it.
-        until: Processing time up to which the event times are all that the query has read; None:
-            the end of its last batch.
 
     Raises ValueError for a delay or a window that is not a positive number of milliseconds.
     """
@@ -191,7 +191,7 @@ def advise(
 
     longest = max((stretch.last_reference - stretch.least for stretch in stretches), default=0)
     longest = max(longest // MILLISECOND * MILLISECOND + MILLISECOND + width, MILLISECOND)
-    unknown = []
+    unknown: list[str] = []
     if not rows and event_times.unjudged_rows:
         unknown.append(
             f"What a delay loses is not known yet: no batch of {query} has rows with event times and two batches before it. "
@@ -202,7 +202,7 @@ def advise(
             "What a delay loses is not known: no event times of a query are there. Give Spark's event log, or lines of "
             "query.lastProgress.json, with --progress FILE; or attach to the session, and ask its attachment"
         )
-    waits, problem = (None, "") if history is None else _waits(history, event_times, since, until)
+    waits, problem = (None, "") if history is None else _waits(history, event_times, since)
     if problem:
         unknown.append(problem)
     if history is not None:
@@ -216,6 +216,7 @@ def advise(
         unjudged_rows=event_times.unjudged_rows,
         batches=sum(stretch.batches for stretch in stretches),
         stretches=len(stretches),
+        first_batch=event_times.first_batch,
         missing_batches=event_times.missing_batches,
         window=window,
         start=Watermark(min((stretch.least for stretch in stretches), default=MIN)),
@@ -308,7 +309,7 @@ def _delay(stretches: Sequence[Stretch], allowed: int, longest: int, width: int)
     )
 
 
-def _waits(history: History, event_times: EventTimes, since: int, until: int | None) -> tuple[Waits | None, str]:
+def _waits(history: History, event_times: EventTimes, since: int) -> tuple[Waits | None, str]:
     """Return how long steps took, and what is not known of that.
 
     The first completion of an incarnation does not count: its worker may have begun long after the
@@ -326,7 +327,7 @@ def _waits(history: History, event_times: EventTimes, since: int, until: int | N
             f"How long {name} waits is not known: its history has no steps yet that became complete while it ran. "
             f"'lowwater history {name}' shows what there is"
         )
-    read = _Read(event_times, until)
+    read = _Read(event_times)
     within = [completion for completion in counting if read.covers(completion.time_micros)]
     if within:
         waits = [
@@ -343,7 +344,11 @@ def _waits(history: History, event_times: EventTimes, since: int, until: int | N
             f"How long {name} waits is not known: its history is of a replay, {duration(passed / 1e6)} of event time in "
             f"{duration(clock / 1e6)}. Give the event times that a query read at the same time"
         )
-    waits = [(completion.time_micros - end,) * 2 for completion in counting for end in _ends(completion, step, since)]
+    waits = [
+        (completion.time_micros - end, completion.time_micros - end)
+        for completion in counting
+        for end in _ends(completion, step, since)
+    ]
     return _summary(waits, by_rows=False), ""
 
 
@@ -372,16 +377,16 @@ def _summary(waits: Sequence[tuple[int, int]], *, by_rows: bool) -> Waits | None
 class _Read:
     """The greatest event time that a query had read, by processing time."""
 
-    def __init__(self, event_times: EventTimes, until: int | None) -> None:
+    def __init__(self, event_times: EventTimes) -> None:
         stretches = tuple(event_times)
         self._started = [stretch.started for stretch in stretches]
         self._ended = [stretch.ended for stretch in stretches]
         self._greatest = list(accumulate((max(stretch.greatest, event_times.before) for stretch in stretches), max))
-        self._until = until if until is not None or not stretches else stretches[-1].ended
+        self._until = event_times.until
 
     def covers(self, time: int) -> bool:
         """Return True when a stretch had ended by a time, up to which all is known."""
-        return self._until is not None and bool(self._ended) and self._ended[0] <= time <= self._until
+        return bool(self._ended) and self._ended[0] <= time <= self._until
 
     def at(self, time: int) -> tuple[int, int]:
         """Return the least and the greatest value at a time, as batches may be under way."""
@@ -393,7 +398,7 @@ class _Read:
 
 
 def _sentences(advice: Advice) -> list[str]:
-    lines = []
+    lines: list[str] = []
     waits, name = advice.waits, advice.computation
     if advice.rows:
         merged = f" (merged into {advice.stretches})" if advice.stretches < advice.batches else ""
@@ -416,7 +421,7 @@ def _sentences(advice: Advice) -> list[str]:
         )
     losses = {loss.delay: loss.share for loss in advice.losses}
     for delay in advice.asked:
-        parts = []
+        parts: list[str] = []
         if delay in losses:
             parts.append(f"Spark's watermark would have lost {_share(losses[delay])} of the rows")
         if waits is not None:
@@ -431,8 +436,12 @@ def _sentences(advice: Advice) -> list[str]:
     if advice.unjudged_rows:
         rows = counted(advice.unjudged_rows, "row")
         lines.append(f"Not judged: {rows} of the first two batches, or without a usable event time.")
+    if advice.first_batch:
+        lines.append(f"Not seen: batches before {advice.first_batch}. Rows that are behind only these count as kept.")
     if advice.missing_batches:
-        lines.append(f"Spark did not report {advice.missing_batches} of the batches, and their rows are not judged.")
+        lines.append(
+            f"Not seen: {advice.missing_batches} of the later batches. Rows that are behind only these count as kept."
+        )
     return [*lines, *(f"{sentence}." for sentence in advice.unknown)]
 
 

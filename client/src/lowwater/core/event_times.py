@@ -87,8 +87,12 @@ class EventTimes:
         before which nothing had been seen, and those without a usable event time."""
         self.before: int = MIN
         """Greatest event time of the batches before the first stretch."""
+        self.first_batch: int = 0
+        """Number of the first batch that was noted."""
         self.missing_batches: int = 0
-        """Number of batches that Spark has not reported, by their numbers."""
+        """Number of batches between it and the last one that Spark has not reported."""
+        self.until: int = MIN
+        """Processing time up to which these are all event times that the query has read."""
         self._most = most
         self._stretches = array("q")
         self._batch: int | None = None
@@ -113,11 +117,14 @@ class EventTimes:
 
     def note(self, batch: BatchTimes) -> None:
         """Note a batch; one that is not newer than the last one was noted before."""
-        if self._batch is not None:
+        if self._batch is None:
+            self.first_batch = batch.batch
+        else:
             if batch.batch <= self._batch:
                 return
             self.missing_batches += batch.batch - self._batch - 1
         self._batch = batch.batch
+        self.until = max(self.until, batch.ended)
         reference, self._reference = self._reference, self._greatest
         if batch.times is None:
             self.unjudged_rows += batch.rows
@@ -134,6 +141,10 @@ class EventTimes:
             self._stretches.extend(stretch)
             if len(self) > self._most:
                 self._halve()
+
+    def idle(self, timestamp: str) -> None:
+        """Note that Spark said at a time, in ISO 8601, that there was nothing new to read."""
+        self.until = max(self.until, _micros(timestamp) or MIN)
 
     def _halve(self) -> None:
         """Make one stretch of each two."""
@@ -166,7 +177,7 @@ def read_batch_times(progress: Mapping[str, Any]) -> BatchTimes:
     Times that Spark or Python cannot express are absent. Raises KeyError, TypeError and ValueError
     for JSON that is no such report.
     """
-    event_time = progress.get("eventTime") or {}
+    event_time: dict[str, str] = progress.get("eventTime") or {}
     least, mean, greatest = (_micros(event_time.get(name)) for name in ("min", "avg", "max"))
     times = None if least is None or mean is None or greatest is None else (least, mean, greatest)
     rows = progress.get("numInputRows")  # Spark's event log has it only by source

@@ -270,7 +270,7 @@ class Attachment:
         if query is None and len({status.name for status in queries}) != 1:
             names = ", ".join(status.name or status.computation for status in queries)
             raise ValueError(f"name the query to advise about; attached are: {names or 'none'}")
-        status = self.status().query(query if query is not None else queries[-1].computation)
+        status = queries[-1] if query is None else self.status().query(query)
         history, estimated = None, False
         if low is not None and self._reach is not None:
             with lowwater.Client(self._reach) as client:
@@ -282,7 +282,6 @@ class Attachment:
             estimated=estimated,
             delays=delays,
             window=window,
-            until=time.time_ns() // 1_000 if status.state != "ended" else None,
         )
 
     def stop(self) -> None:
@@ -351,7 +350,7 @@ def _listener(book: Book, stopped: Callable[[], bool]) -> StreamingQueryListener
             guarded(lambda event: book.progressed(read_progress(json.loads(event.progress.json))), event)
 
         def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-            guarded(lambda event: book.idle(str(event.id), str(event.runId)), event)
+            guarded(lambda event: book.idle(str(event.id), str(event.runId), event.timestamp), event)
 
         def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
             guarded(lambda event: book.terminated(str(event.id), str(event.runId), event.exception), event)

@@ -143,12 +143,14 @@ class Book:
             )
             self._put(newest)
 
-    def idle(self, query: str, run: str) -> None:
-        """Note that a query found no new data."""
+    def idle(self, query: str, run: str, timestamp: str = "") -> None:
+        """Note that a query found no new data at a time, in ISO 8601."""
         with self.changed:
             status = self._queries.get(query)
             if status is not None and status.run == run and status.state != "ended":
                 self._put(replace(status, state="idle", idle_beats=status.idle_beats + 1))
+                if query in self._times:
+                    self._times[query].idle(timestamp)
 
     def terminated(self, query: str, run: str, failure: str | None) -> None:
         """Note that a query ended."""
