@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,10 +20,10 @@ __all__ = ["Embedded", "acquire"]
 START: Final = 30.0
 """Longest time until it serves, seconds."""
 
-STOP: Final = 10.0
+STOP: Final = 15.0
 """Longest time for an orderly stop, seconds."""
 
-_READY: Final = "lowwater: serving on "
+_READY: Final = re.compile(r"lowwater: serving on (\S+) \(page (\S+), ")
 _LOG: Final = "authority.log"
 _LINES: Final = 5
 """Number of last lines of its log that an error shows."""
@@ -55,10 +56,13 @@ class Embedded:
                 env=environ,
                 start_new_session=True,  # a notebook's interrupt must not stop it
             )
-        self.address = self._ready()
+        self.address: str
+        self.page: str
+        """URL of its status page; empty when lowwater-page is not installed."""
+        self.address, self.page = self._ready()
 
-    def _ready(self) -> str:
-        """Return its address, or raise RuntimeError with the end of its log."""
+    def _ready(self) -> tuple[str, str]:
+        """Return its address and page, or raise RuntimeError with the end of its log."""
         assert self.process.stdout is not None
         late = threading.Timer(START, self.process.kill)
         late.start()
@@ -66,8 +70,9 @@ class Embedded:
             line = self.process.stdout.readline()
         finally:
             late.cancel()
-        if line.startswith(_READY):
-            return line.removeprefix(_READY).split()[0]
+        match = _READY.match(line)
+        if match is not None:
+            return match[1], "" if match[2] == "off" else match[2]
         log = (self.data / _LOG).read_text(encoding="utf-8", errors="replace") if (self.data / _LOG).exists() else ""
         self._end()
         if self.temporary:

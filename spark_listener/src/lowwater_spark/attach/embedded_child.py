@@ -8,15 +8,16 @@ import shutil
 import signal
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, NoReturn
 
-GRACE: Final = 8.0
+GRACE: Final = 13.0
 """Seconds for an orderly stop, after which the process exits; its journal survives that."""
 
 
 def main() -> int:
-    """Serve on a free port of the loopback interface; return ``lowwater serve``'s exit code."""
+    """Serve on free ports of the loopback interface; return ``lowwater serve``'s exit code."""
     parse = argparse.ArgumentParser(description=__doc__)
     parse.add_argument("data", type=Path)
     parse.add_argument("--temporary", action="store_true")
@@ -27,7 +28,8 @@ def main() -> int:
     try:
         from lowwater_authority.serve import main as serve
 
-        return serve(["--data", str(args.data), "--listen", "127.0.0.1:0", "--http", "off"])
+        page = "off" if find_spec("lowwater_page") is None else "127.0.0.1:0"
+        return serve(["--data", str(args.data), "--listen", "127.0.0.1:0", "--http", "off", "--page", page])
     finally:
         _remove(args.data, temporary=args.temporary)
 
