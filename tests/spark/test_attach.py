@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -18,6 +19,7 @@ import lowwater_spark as lws
 from lowwater.core.advice import Advice
 from lowwater.watermark import MIN
 from lowwater_spark.attach import attachment
+from lowwater_spark.notebook import HTML
 from tests.kit.eventually import eventually
 from tests.kit.times import mark
 from tests.process.serving import Serving
@@ -231,14 +233,19 @@ def test_without_an_address_an_authority_comes_along(
     monkeypatch.delenv("LOWWATER_ADDRESS", raising=False)
     seen = attached(data=tmp_path / "journal")
     assert seen.embedded is not None
-    assert f"lowwater watch --address {seen.address}" in capsys.readouterr().out
+    assert seen.page
+    assert f"lowwater watch --address {seen.address}, or {seen.page}" in capsys.readouterr().out
     windows.feed.put([row("a", 9)], mtime=1e9)
     windows.feed.put([row("a", 10)])
     windows.start(availableNow=True).awaitTermination(100)
     with lowwater.connect(seen.address) as lw:
         eventually(lambda: lw.get("spark.hourly")["spark.hourly"].low == mark(9, 50), "published")
+    assert re.fullmatch(rf"<Attachment {seen.address} answers; spark\.hourly>", repr(seen))
+    html = HTML[lws.Attachment](seen)
+    assert all(words in html for words in ("<b>hourly</b>", "ended", "2013-01-09T09:50:00Z", seen.page))
     seen.stop()
     assert seen.embedded.ended
+    assert repr(seen) == "<Attachment not attached>"
 
 
 def test_the_kill_switch(spark: SparkSession, windows: Windows, authority: Serving, attached: Attach) -> None:

@@ -14,6 +14,7 @@ import lowwater
 from lowwater_spark.attach import embedded
 from tests.kit.eventually import eventually
 from tests.kit.times import at
+from tests.process.browsing import ask
 
 DRIVER = """
 import sys
@@ -69,6 +70,7 @@ def test_a_folder_of_ones_own_is_refused_while_it_is_used_and_read_again_afterwa
     assert one is two
     one.release()
     assert not two.ended
+    assert ask(two.page, "").status == 200, "it has a status page"
     with lowwater.connect(two.address) as lw:
         assert lw.get("c")["c"].low == lowwater.Watermark.of(at(9))
     two.release()

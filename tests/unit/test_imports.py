@@ -24,6 +24,7 @@ SPARK = {
     "attach": {"errors", "settings"},
     "sidecar": {"checkpoint", "errors", "settings", "sources", "track"},
     "stages": {"checkpoint", "columns", "drive", "errors", "settings", "sources", "track"},
+    "notebook": {"attach", "stages", "track"},
     "prometheus": {"attach", "track"},
     "workers": {"errors"},
 }

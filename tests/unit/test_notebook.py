@@ -36,6 +36,9 @@ from lowwater.core.why import explain
 from lowwater.notebook import markup
 from lowwater.notebook.graph import MOST_NODES, Look, Node, draw
 from lowwater.notebook.progress import Progress, line_of
+from lowwater_spark import AttachStatus, Status
+from lowwater_spark import notebook as spark_notebook
+from lowwater_spark.attach.book import QueryStatus
 from tests.kit.times import HOUR, MINUTE, SECOND, mark
 
 NOW = mark(14).micros
@@ -271,3 +274,19 @@ def test_on_a_terminal_one_wait_has_a_line_and_removes_it(monkeypatch: pytest.Mo
     with Progress("hourly", mark(14), lambda: now, wanted=False) as progress:
         assert progress.before(None) is None
     assert line_of("a", "finished", None, "it is unknown") == "waiting for a until finished: it is unknown"
+
+
+def test_attachments_and_tracked_stages_show_what_they_wait_for() -> None:
+    query = QueryStatus("spark.x", "id", "run", EVIL, state="ended", failure=EVIL, rows=1_234, published=mark(13))
+    status = AttachStatus(True, "host:7420", "away", "no answer", 1, 0, 0, 0, 0, "", (query,))
+    text = text_of(spark_notebook.attached(status, "http:localhost"))
+    assert "attached to host:7420 it does not answer no answer" in text
+    assert "1,234 0 2013-01-09T13:00:00Z" in text
+    assert "status page: http:localhost" in text
+    assert repr(status) == "<AttachStatus host:7420 away: no answer; spark.x>"
+    assert "not attached" in text_of(spark_notebook.attached(replace(status, enabled=False)))
+    stage = Status(None, mark(14), Watermark.UNKNOWN, "", (EVIL, "/in/b.json"), 2, EVIL, 0)
+    text = text_of(spark_notebook.tracked("hourly", stage))
+    assert "batch none yet inputs are at 2013-01-09T14:00:00Z reports unknown" in text
+    assert "/in/b.json late rows 2" in text
+    assert repr(stage).startswith("<Status no batch yet, at unknown, waiting for <script>")

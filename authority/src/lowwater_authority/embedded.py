@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 START: Final = 60.0
 """Longest time until it serves, seconds; a busy machine takes long to import."""
 
-STOP: Final = 10.0
+STOP: Final = 15.0
 """Longest time for an orderly stop, seconds."""
 
-GRACE: Final = 8.0
+GRACE: Final = 13.0
 """Seconds that the child takes for an orderly stop, after which it exits; its journal survives
 that."""
 

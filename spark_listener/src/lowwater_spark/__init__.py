@@ -15,6 +15,9 @@ and tracks those over Iceberg. A query that it cannot track exactly is refused b
 with the reason. Importing the package starts nothing and needs no PySpark.
 """
 
+from lowwater.notebook import install
+from lowwater_spark import notebook
+
 # attach, drive and track are folders as well; these imports bind the names to the functions.
 from lowwater_spark.attach.attachment import Attachment, AttachStatus, attach
 from lowwater_spark.complete.mark import Completeness, OutputWriter
@@ -56,3 +59,5 @@ __all__ = [
     "stage",
     "track",
 ]
+
+install(notebook.LINES, notebook.HTML)

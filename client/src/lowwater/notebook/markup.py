@@ -33,12 +33,15 @@ from lowwater.watermark import MIN, Watermark
 
 __all__ = [
     "completeness",
+    "facts",
+    "fixed",
     "history",
     "interval",
     "progress",
     "ranges",
     "status",
     "table",
+    "time_of",
     "titled",
     "topology",
     "view",
@@ -96,12 +99,12 @@ def _note(text: str) -> str:
     return f'<div style="{_FAINT};margin:2px 0 4px">{escape(text)}</div>'
 
 
-def _facts(facts: Iterable[tuple[str, str]]) -> str:
+def facts(lines: Iterable[tuple[str, str]]) -> str:
     """Return names and values in two columns; values are HTML, and empty ones are left out."""
     rows = "".join(
         f'<tr style="background:none"><th style="{_CELL};font-weight:normal;{_FAINT};white-space:nowrap">{escape(name)}</th>'
         f'<td style="{_CELL}">{value}</td></tr>'
-        for name, value in facts
+        for name, value in lines
         if value
     )
     return f'<table style="{_TABLE}"><tbody>{rows}</tbody></table>'
@@ -111,23 +114,23 @@ def _marked(look: Look, text: str) -> str:
     return f'<span style="white-space:nowrap"><span style="color:{look.colour}">{look.mark}</span> {words(text)}</span>'
 
 
-def _fixed(text: str) -> str:
+def fixed(text: str) -> str:
     """Return a time or a lag, which is not broken into lines."""
     return f'<span style="white-space:nowrap;font-variant-numeric:tabular-nums">{words(text)}</span>'
 
 
-def _time(watermark: Watermark) -> str:
+def time_of(watermark: Watermark) -> str:
     """Return a watermark to the second, rounded down; its title is exact."""
     timeless = watermark.unknown or watermark.finished
     shown = watermark if timeless else Watermark(max(MIN + 1, watermark.micros // 1_000_000 * 1_000_000))
-    return f'<span title="{watermark}">{_fixed(str(shown))}</span>'
+    return f'<span title="{watermark}">{fixed(str(shown))}</span>'
 
 
 def _low(view: WatermarkView) -> str:
     """Return the low watermark, and whether it is only estimated; empty when not registered."""
     if not view.registered:
         return ""
-    return _time(view.low) + (f'<br><span style="{_FAINT}">estimated</span>' if view.estimated else "")
+    return time_of(view.low) + (f'<br><span style="{_FAINT}">estimated</span>' if view.estimated else "")
 
 
 def _held(text: str) -> str:
@@ -157,7 +160,7 @@ def _late_cell(view: WatermarkView, now_micros: int) -> str:
     late = late_by(view, now_micros)
     if late:
         return _marked(_TROUBLE, f"late by {duration(late)}")
-    return _fixed(f"within {duration(view.promise.late.total_seconds())}")
+    return fixed(f"within {duration(view.promise.late.total_seconds())}")
 
 
 # -- one computation -------------------------------------------------------------------------------
@@ -169,26 +172,26 @@ def view(one: WatermarkView, now_micros: int) -> str:
         note = "was dropped" if one.dropped else "is not registered"
         return titled(one.computation, note, _note("Nothing is promised: its watermark is unknown, and readers hold."))
     promise = one.promise
-    facts = [
+    lines = [
         ("low watermark", _low(one)),
-        ("lag", _fixed(_lag_words(one.low, now_micros))),
+        ("lag", fixed(_lag_words(one.low, now_micros))),
         ("state", _marked(_look(one, None, now_micros), state_words(one, None, now_micros))),
         ("held by", words(holder_words(one.holder))),
         ("waits for", "" if one.holder is None else words(one.holder.waiting_for)),
         ("promise", _late_cell(one, now_micros)),
         ("inputs", words(", ".join(one.inputs))),
     ]
-    facts += [
-        (f"{share / 10_000:g} % lately seen", f"{_time(watermark)}, {_fixed(_lag_words(watermark, now_micros))}")
+    lines += [
+        (f"{share / 10_000:g} % lately seen", f"{time_of(watermark)}, {fixed(_lag_words(watermark, now_micros))}")
         for share, watermark in one.shares
         if watermark != one.low
     ]
-    facts += [(f"budget {budget.share * 100:g} %", _time(budget.watermark)) for budget in one.budgets]
+    lines += [(f"budget {budget.share * 100:g} %", time_of(budget.watermark)) for budget in one.budgets]
     if promise is not None:
         who = " of ".join(filter(None, (promise.owner, promise.team)))
-        facts += [("answers for it", words(who)), ("runbook", words(promise.runbook))]
+        lines += [("answers for it", words(who)), ("runbook", words(promise.runbook))]
     since = f"since {moment(one.since_micros)}" if one.since_micros else ""
-    return titled(one.computation, since, _facts(facts))
+    return titled(one.computation, since, facts(lines))
 
 
 def status(views: Views, now_micros: int) -> str:
@@ -209,7 +212,7 @@ def status(views: Views, now_micros: int) -> str:
             f"<b>{words(one.computation)}</b>",
             _marked(_look(one, who, now_micros), state_words(one, who, now_micros)),
             _low(one),
-            _fixed(_lag_words(one.low, now_micros)),
+            fixed(_lag_words(one.low, now_micros)),
             *((_late_cell(one, now_micros),) if promised else ()),
             _held(culprit_words(one, who)),
         )
@@ -315,8 +318,8 @@ def ranges(answer: Ranges, now_micros: int, title: str = "key ranges") -> str:
     rows = [
         (
             f"<code>{words(describe_range(one.start, one.end))}</code>",
-            _time(one.watermark),
-            _fixed(_lag_words(one.watermark, now_micros)),
+            time_of(one.watermark),
+            fixed(_lag_words(one.watermark, now_micros)),
             words(one.state.value),
             words(f"{one.worker} on {one.host}" if one.worker else ""),
             words(one.waiting_for),
@@ -343,7 +346,7 @@ def interval(answer: IntervalView) -> str:
     bounds = f"{answer.start} to {answer.end}"
     if answer.complete:
         return titled(f"{answer.computation} is complete", bounds)
-    rows = [(f"<b>{words(gap.computation)}</b>", _time(gap.missing), words(gap.cause.value)) for gap in answer.gaps]
+    rows = [(f"<b>{words(gap.computation)}</b>", time_of(gap.missing), words(gap.cause.value)) for gap in answer.gaps]
     cause = "" if answer.why is None else f"<div>{words(answer.why.sentence)}</div>"
     missing = table(("computation", "missing from", "state"), rows)
     return titled(f"{answer.computation} is not complete yet", bounds, cause, missing)
@@ -359,9 +362,9 @@ def history(answer: History) -> str:
     most = max(longest_delay(one, step) for one in answer)
     rows = [
         (
-            _fixed(steps_words(one, step))
+            fixed(steps_words(one, step))
             + ("" if one.incarnation == newest else f' <span style="{_FAINT}">incarnation {one.incarnation}</span>'),
-            _fixed(f"{one.time:%Y-%m-%d %H:%M:%S}"),
+            fixed(f"{one.time:%Y-%m-%d %H:%M:%S}"),
             _bar(longest_delay(one, step), most, late_words(one, step)),
         )
         for one in answer

@@ -162,8 +162,9 @@ class Attachment:
         if self.settings.address is None:
             self.embedded = acquire(self.settings.data)
             self.address = self.embedded.address
+            page = f", or {self.page}" if self.page else ""
             print(  # noqa: T201 - the one line that a notebook's user needs
-                f"lowwater: this session's watermarks are at {self.address}; to look: lowwater watch --address {self.address}"
+                f"lowwater: this session's watermarks are at {self.address}; to look: lowwater watch --address {self.address}{page}"
             )
         else:
             self.address = self.settings.address
@@ -209,6 +210,11 @@ class Attachment:
         thread = threading.Thread(target=streams.addListener, args=(listener,), daemon=True)
         thread.start()
         thread.join()
+
+    @property
+    def page(self) -> str:
+        """URL of the status page of the authority that was started for it; empty without one."""
+        return "" if self.embedded is None else self.embedded.page
 
     def of(self, spark: SparkSession) -> bool:
         """Return True if this is the live attachment of a session."""

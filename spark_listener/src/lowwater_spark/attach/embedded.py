@@ -19,10 +19,12 @@ class Embedded:
     def __init__(self, data: Path | None) -> None:
         from lowwater_authority.embedded import EmbeddedAuthority
 
-        self._authority = EmbeddedAuthority(data)
+        self._authority = EmbeddedAuthority(data, page=importlib.util.find_spec("lowwater_page") is not None)
         self._users = 0
         self.address: str = self._authority.address
         self.data: Path = self._authority.data
+        self.page: str = self._authority.page_url
+        """URL of its status page; empty when lowwater-page is not installed."""
         self.process: subprocess.Popen[str] = self._authority.process
 
     @property
