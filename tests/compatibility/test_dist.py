@@ -17,6 +17,7 @@ import yaml
 
 from scripts import dist
 from tests.compatibility.environments import clean_environ, uv
+from tests.kit.program import run_program
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -90,13 +91,7 @@ def test_an_environment_of_the_folder_alone_serves_and_asks(built: Path, tmp_pat
         name: version for name, version in _versions(python).items() if name in dist.DISTRIBUTIONS
     } == dict.fromkeys(dist.DISTRIBUTIONS, dist.version())
     for command in ("lowwater", "lowwater-spark", "lowwater-pipeline"):
-        done = subprocess.run(
-            [tmp_path / "venv/bin" / command, "--help"],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=clean_environ(),
-        )
+        done = run_program([tmp_path / "venv/bin" / command, "--help"], env=clean_environ())
         assert (done.returncode, done.stderr) == (0, ""), command
 
 
