@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import yaml
 
+from tests.kit.program import run_program
+
 ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "helm/lowwater"
 SETS: Final = {path.name.removesuffix("-values.yaml"): path for path in sorted((CHART / "ci").glob("*-values.yaml"))}
@@ -41,7 +43,7 @@ def program(name: str) -> str:
 
 
 def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([program("helm"), *map(str, arguments)], capture_output=True, text=True, check=False)
+    return run_program([program("helm"), *map(str, arguments)])
 
 
 @functools.cache

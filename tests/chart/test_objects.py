@@ -92,17 +92,15 @@ def test_the_test_is_a_command_of_the_client(name: str) -> None:
     for pod in of_kind(name, "Pod"):
         test, *looks = pod["spec"]["containers"]
         args = client_parser().parse_args([*test["command"][1:], *test["args"]])
-        service, space, _ = args.address.partition(":")[0].split(".")
-        assert (f"Service/{service}" in by_key(documents(name)), space) == (True, NAMESPACE)
+        found, space, _ = args.address.partition(":")[0].split(".")
+        assert (f"Service/{found}" in by_key(documents(name)), space) == (True, NAMESPACE)
         assert {look["image"] for look in (test, *looks)} == {container(name)["image"]}
         assert bool(looks) == (page(name) is not None)
         for look in looks:
             compile(look["args"][0], "the look at the page", "exec")
             host, _, port = urlsplit(look["args"][1]).netloc.partition(":")
-            [service] = [
-                item for item in of_kind(name, "Service") if host == f"{item['metadata']['name']}.{NAMESPACE}.svc"
-            ]
-            assert int(port) == service["spec"]["ports"][0]["port"]
+            [found] = [one for one in of_kind(name, "Service") if host == f"{one['metadata']['name']}.{NAMESPACE}.svc"]
+            assert int(port) == found["spec"]["ports"][0]["port"]
     assert bool(of_kind(name, "Pod")) == (name not in {"access-secret", "sidecar", "regions", "global"})
 
 
@@ -278,12 +276,10 @@ def test_the_dashboards_and_rules_are_the_generated_ones() -> None:
     assert shown == {
         name: text.replace("http://localhost:7422", "https://lowwater.example.org") for name, text in generated.items()
     }
-    rules = {
-        item["metadata"]["name"].removeprefix("lw-"): item["spec"] for item in of_kind("monitoring", "PrometheusRule")
-    }
+    got = {one["metadata"]["name"].removeprefix("lw-"): one["spec"] for one in of_kind("monitoring", "PrometheusRule")}
     generated = {path.stem: path.read_text() for path in (GENERATED / "rules").iterdir()}
     runbooks = "runbook_url: https://wiki.example.org/lowwater/"
-    assert rules == {
+    assert got == {
         name: yaml.safe_load(text.replace("runbook_url: monitoring/runbooks/", runbooks))
         for name, text in generated.items()
     }

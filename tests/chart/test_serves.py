@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import ssl
-import subprocess
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -26,6 +25,7 @@ from tests.chart.rendering import container, of_kind, program
 from tests.contract.redis_server import DURABLE, RedisServer
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
+from tests.kit.program import run_program
 from tests.process.serving import Serving
 
 pytestmark = pytest.mark.process
@@ -125,7 +125,7 @@ def test_the_secured_command_serves_and_minds_no_lost_redis(tmp_path: Path, monk
             test, _ = pod["spec"]["containers"]
             command = [program(test["command"][0]), *test["command"][1:], *server.mapped(test["args"])]
             environment = {**os.environ, "LOWWATER_TOKEN": "reader"}
-            result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+            result = run_program(command, env=environment, timeout=60)
             assert result.returncode == 0, result.stderr
 
             # Redis goes away. Probes that fail now would restart every shard at once, and take away what they have in memory.

@@ -80,16 +80,7 @@ BROKER: Final = {
 }
 
 
-SHARES: Final = {
-    "stall": 3,
-    "copy": 2,
-    "sidecar": 2,
-    "driver": 3,
-    "executor": 6,
-    "failover": 2,
-    "leader": 2,
-    "broker": 2,
-}
+SHARES = {"stall": 3, "copy": 2, "sidecar": 2, "driver": 3, "executor": 6, "failover": 2, "leader": 2, "broker": 2}
 """The planned number of faults of each kind, in the order in which they strike and end; a stalled partition goes on when all else is back."""
 CALLED: Final = {
     "stall": "partitions_stalled",

@@ -14,6 +14,7 @@ from tests.cluster.application import Application
 from tests.cluster.shipping import ENVIRONMENT, Shipped
 from tests.cluster.standalone import Standalone
 from tests.compatibility.environments import clean_environ
+from tests.kit.program import run_program
 
 PEM = "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n"
 
@@ -73,9 +74,7 @@ def test_py_files_carry_our_wheels_and_not_grpc(tmp_path: Path, shipped: Shipped
 
     def imported(*path: Path) -> subprocess.CompletedProcess[str]:
         environ = clean_environ() | {"PYTHONPATH": ":".join(map(str, path))}
-        return subprocess.run(
-            [shipped.python, "-c", program], env=environ, capture_output=True, text=True, timeout=60, check=False
-        )
+        return run_program([shipped.python, "-c", program], env=environ, timeout=60)
 
     done = imported(*zips, rest)
     assert done.stdout.startswith(str(zips[1])), done.stderr

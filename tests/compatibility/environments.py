@@ -6,10 +6,11 @@ import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+from tests.kit.program import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 UV = shutil.which("uv") or str(ROOT / ".tools/bin/uv")  # the second where scripts/setup.sh brought it
@@ -101,6 +102,6 @@ def clean_environ() -> dict[str, str]:
 
 
 def uv(*arguments: str) -> str:
-    done = subprocess.run([UV, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, env=clean_environ())
+    done = run_program([UV, *arguments], cwd=ROOT, env=clean_environ())
     assert done.returncode == 0, f"uv {' '.join(arguments)}:\n{done.stderr}"
     return done.stdout

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.compatibility.environments import Environment, clean_environ
+from tests.kit.program import run_program
 from tests.process.serving import READY, Serving
 
 Lows = dict[str, list[int]]
@@ -27,15 +28,7 @@ class Installed(Serving):
         return [*command, "--listen", self.address, self._http, "127.0.0.1:0"]
 
     def refuse(self) -> tuple[int, str]:
-        done = subprocess.run(
-            self._command,
-            capture_output=True,
-            text=True,
-            check=False,
-            env=clean_environ(),
-            cwd=self.data.parent,
-            timeout=SECONDS,
-        )
+        done = run_program(self._command, env=clean_environ(), cwd=self.data.parent, timeout=SECONDS)
         return done.returncode, done.stderr
 
     def start(self) -> Self:

@@ -11,6 +11,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
 from tests.compatibility.environments import ROOT, Environment, clean_environ
+from tests.kit.program import run_program
 
 PROTO = ROOT / "proto"
 BUF = str(Path(sys.executable).with_name("buf"))
@@ -27,7 +28,7 @@ BREAKS = {
 
 def breaking(proto: Path, image: Path) -> subprocess.CompletedProcess[str]:
     command = [BUF, "breaking", str(proto), "--against", str(image)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return run_program(command, cwd=ROOT)
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.stem)

@@ -17,6 +17,7 @@ import yaml
 
 from scripts import dist
 from tests.compatibility.environments import ROOT, clean_environ, uv
+from tests.kit.program import run_program
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -105,13 +106,7 @@ def test_the_lines_of_readme_install_from_the_folder_alone(built: Path, tmp_path
         dist.DISTRIBUTIONS, dist.version()
     )
     for script in ("lowwater-page", "lowwater-spark", "lowwater-pipeline"):
-        done = subprocess.run(
-            [tmp_path / "venv/bin" / script, "--help"],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=clean_environ(),
-        )
+        done = run_program([tmp_path / "venv/bin" / script, "--help"], env=clean_environ())
         assert (done.returncode, done.stderr) == (0, ""), script
 
 

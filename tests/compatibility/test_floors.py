@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -12,6 +11,7 @@ import lowwater
 from tests.compatibility.environments import ROOT, Environment, clean_environ
 from tests.compatibility.running import Installed, run
 from tests.kit.eventually import eventually
+from tests.kit.program import run_program
 from tests.process.browsing import ask
 from tests.process.page_process import PageProcess
 from tests.process.serving import Serving
@@ -40,11 +40,9 @@ def check_floors(environment: Environment, member: str) -> None:
 
 
 def import_alone(environment: Environment) -> None:
-    code = (
-        "import lowwater, lowwater.aio, sys; assert not {'numpy', 'pyspark', 'lowwater_authority'} & set(sys.modules)"
-    )
-    command = [environment.python, "-I", "-W", "error", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environ())
+    run = "import lowwater, lowwater.aio, sys; assert not {'numpy', 'pyspark', 'lowwater_authority'} & set(sys.modules)"
+    command = [environment.python, "-I", "-W", "error", "-c", run]
+    done = run_program(command, env=clean_environ())
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -76,7 +74,7 @@ change = Change((Reference("hourly", ("clicks",), ("A", "B"), LOCAL, "A", move=M
 assert decode(change.encode()) == change
 """
     command = [lowest.python, "-I", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environ())
+    done = run_program(command, env=clean_environ())
     assert (done.returncode, done.stderr) == (0, "")
 
 

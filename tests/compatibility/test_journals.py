@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.compatibility.make_journal import BOUNDS, HOUR, JOURNALS, Peer, ask
+from tests.kit.program import run_program
 from tests.kit.times import MIN
 from tests.process.serving import Serving
 
@@ -109,7 +109,7 @@ def test_a_journal_of_a_later_release_is_refused(tmp_path: Path) -> None:
         connection.execute("UPDATE meta SET format = format + 1")
     before = (data / "journal.sqlite").read_bytes()
     command = [sys.executable, "-m", "lowwater_authority", "--data", str(data), "--listen", "127.0.0.1:0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = run_program(command, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert "upgrade lowwater-authority" in done.stderr
     assert (data / "journal.sqlite").read_bytes() == before

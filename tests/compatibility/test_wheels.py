@@ -7,12 +7,11 @@ from pathlib import Path
 
 from tests.compatibility.environments import Environment, clean_environ
 from tests.compatibility.running import Installed, run
+from tests.kit.program import run_program
 
 
 def command(environment: Environment, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [environment.lowwater, *arguments], cwd=folder, env=clean_environ(), capture_output=True, text=True, check=False
-    )
+    return run_program([environment.lowwater, *arguments], cwd=folder, env=clean_environ())
 
 
 def test_an_installed_command_serves_an_installed_client(installed: Environment, tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
+
+from tests.kit.program import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = ("/build", "/opt/lowwater", "/usr/local", "/data")
@@ -126,16 +127,12 @@ class Image:
             elif step.word == "RUN":
                 self._run(step.arguments, outside)
 
-    def _copy(self, source: str, target: Path) -> None:
+    def _copy(self, item: str, target: Path) -> None:
         rules = patterns()
-        files = (
-            [path for path in (ROOT / source).rglob("*") if path.is_file()]
-            if (ROOT / source).is_dir()
-            else [ROOT / source]
-        )
+        files = [at for at in (ROOT / item).rglob("*") if at.is_file()] if (ROOT / item).is_dir() else [ROOT / item]
         for path in files:
             if not ignored(path.relative_to(ROOT).as_posix(), rules):
-                inside = path.relative_to(ROOT / source) if path != ROOT / source else Path(path.name)
+                inside = path.relative_to(ROOT / item) if path != ROOT / item else Path(path.name)
                 (target / inside).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, target / inside)
 
@@ -143,12 +140,9 @@ class Image:
         if any(tuple(arguments[: len(prefix)]) == prefix for prefix in self.leave):
             self.unrun.append(" ".join(arguments))
             return
-        done = subprocess.run(
+        done = run_program(
             [self.place(argument) for argument in arguments],
             cwd=self.place(self.where) if self.where != "/" else self.folder,
             env={**outside, **self.environment},
-            capture_output=True,
-            text=True,
-            check=False,
         )
         assert done.returncode == 0, f"{' '.join(arguments)}:\n{done.stdout}{done.stderr}"

@@ -18,6 +18,7 @@ import lowwater
 from scripts import dist
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
+from tests.kit.program import run_program
 
 pytestmark = [
     pytest.mark.long,
@@ -42,7 +43,7 @@ ENV SSL_CERT_FILE={CERTIFICATES} PIP_CERT={CERTIFICATES}
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_program(command)
     assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
     return done.stdout
 

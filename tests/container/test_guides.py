@@ -19,6 +19,7 @@ from lowwater_authority.ops.metrics import FIGURES
 from monitoring.files import groups
 from monitoring.settings import Settings
 from tests.container.dockerfile import ROOT
+from tests.kit.program import run_program
 
 GUIDES = [ROOT / "docs/operate/operations.md", ROOT / "docs/operate/durability.md"]
 OPERATIONS, DURABILITY = (page.read_text() for page in GUIDES)
@@ -89,6 +90,6 @@ def test_the_alarms_of_the_guide_are_rules_about_metrics_that_exist(tmp_path: Pa
         assert rule["alert"] not in alerts
     (tmp_path / "rules.yaml").write_text(block)
     command = ["promtool", "check", "rules", str(tmp_path / "rules.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = run_program(command, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(rules)} rules found" in done.stdout

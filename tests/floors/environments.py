@@ -5,10 +5,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import shutil
-import subprocess
 import sys
 
 from tests.compatibility.environments import ROOT, UV, clean_environ
+from tests.kit.program import run_program
 
 KEPT = ROOT / ".tools/floors"
 CLIENTS = ("./client", "./spark_listener[pyspark]")
@@ -55,7 +55,7 @@ def environment(pyspark: str, members: tuple[str, ...], *others: str, name: str 
 
 
 def _uv(*arguments: str) -> None:
-    done = subprocess.run([UV, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, env=clean_environ())
+    done = run_program([UV, *arguments], cwd=ROOT, env=clean_environ())
     if done.returncode != 0 and any(sign in done.stderr for sign in AWAY):
         raise NotFetchedError(done.stderr)
     assert done.returncode == 0, f"uv {' '.join(arguments)}:\n{done.stderr}"

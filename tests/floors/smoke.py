@@ -194,11 +194,7 @@ class Smoke:
         # Spark's watermark is 12:55 then, and windows that start an hour before it can still come out.
         await_stage(query, lambda: self.low("plain") == mark(11, 55), "what Spark may still hold is held back")
         feed.put(("b", at(14, 30)))
-        await_stage(
-            query,
-            lambda: self.low("plain") == mark(13),
-            "the input, since Spark's own watermark is past it by more than an hour",
-        )
+        await_stage(query, lambda: self.low("plain") == mark(13), "the input: Spark's own watermark is past it")
         query.stop()
         written = self.spark.read.schema("key string, t timestamp, count long").json(str(self.folder / "plain"))
         counted = sorted((row.key, row["count"]) for row in written.collect())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tests.compatibility.environments import clean_environ
 from tests.floors.environments import CLIENTS
 from tests.floors.test_floor import LOWEST, TRACKED, python_with
 from tests.kit.eventually import eventually
+from tests.kit.program import run_program
 from tests.kit.times import mark
 from tests.process.serving import serving
 from tests.spark.support import Feed, Upstream, low, row
@@ -65,14 +65,8 @@ def follow(tmp_path: Path, lw: lowwater.Client) -> Iterator[Follow]:
 def run(pyspark: str, folder: Path, kind: str) -> None:
     python = python_with(pyspark, *WITH[pyspark])
     environ = {name: value for name, value in clean_environ().items() if name not in ("SPARK_HOME", "PYSPARK_PYTHON")}
-    done = subprocess.run(
-        [python, "-I", str(JOB), str(folder), kind],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        env={**environ, "PYSPARK_PYTHON": python},
-        timeout=600,
+    done = run_program(
+        [python, "-I", str(JOB), str(folder), kind], cwd=folder, env={**environ, "PYSPARK_PYTHON": python}, timeout=600
     )
     assert done.returncode == 0, done.stderr[-5_000:]
 

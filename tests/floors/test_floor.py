@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests.compatibility.environments import clean_environ
 from tests.floors.environments import CLIENTS, NOTEBOOK, NotFetchedError, environment
+from tests.kit.program import run_program
 from tests.process.serving import serving
 
 SMOKE = Path(__file__).with_name("smoke.py")
@@ -39,11 +39,8 @@ def python_with(pyspark: str, members: tuple[str, ...], *others: str) -> str:
 def smoke(python: str, folder: Path, address: str, expected: list[str], steps: list[str]) -> list[str]:
     """Run steps of the program in an environment with these versions; returns what it has shown, line by line."""
     environ = {name: value for name, value in clean_environ().items() if name not in ("SPARK_HOME", "PYSPARK_PYTHON")}
-    done = subprocess.run(
+    done = run_program(
         [python, "-I", str(SMOKE), str(folder), address, ",".join(expected), *steps],
-        capture_output=True,
-        text=True,
-        check=False,
         cwd=folder,
         env={**environ, "PYSPARK_PYTHON": python},
         timeout=600,

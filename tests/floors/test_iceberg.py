@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from tests.compatibility.environments import ROOT, clean_environ
 from tests.floors.environments import NOTEBOOK, NotFetchedError, environment
 from tests.floors.test_floor import BETWEEN
+from tests.kit.program import run_program
 
 TOOLS = ("hypothesis", "pandas<3", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "redis", "trustme")
 
@@ -32,14 +32,11 @@ def test_tables_of_iceberg_are_tracked_and_written(tmp_path: Path, which: str) -
     except NotFetchedError as away:
         pytest.skip(f"PySpark {BETWEEN} cannot be fetched: {away}")
     environ = {name: value for name, value in clean_environ().items() if name not in ("SPARK_HOME", "PYSPARK_PYTHON")}
-    done = subprocess.run(
+    done = run_program(
         [
             *(python, "-m", "pytest", "tests/iceberg", "-m", which, "-p", "no:cacheprovider", "--basetemp"),
             str(tmp_path / "iceberg"),
         ],
-        capture_output=True,
-        text=True,
-        check=False,
         cwd=ROOT,
         env={**environ, "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"},
     )

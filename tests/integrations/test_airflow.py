@@ -20,6 +20,7 @@ import pytest
 import lowwater
 from tests.kit.eventually import eventually
 from tests.kit.ports import free_port
+from tests.kit.program import run_program
 from tests.kit.times import at, mark, micros
 from tests.process.serving import Serving, serving
 
@@ -56,9 +57,7 @@ class Airflow:
             return subprocess.Popen(command, env=self.environ, stdout=log, stderr=log, start_new_session=True)
 
     def run(self, name: str, *arguments: str) -> str:
-        done = subprocess.run(
-            [str(self.bin / name), *arguments], env=self.environ, capture_output=True, text=True, check=False
-        )
+        done = run_program([str(self.bin / name), *arguments], env=self.environ)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return done.stdout
 

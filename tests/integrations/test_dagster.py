@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.program import run_program
 from tests.process.serving import serving
 
 ROOT = Path(__file__).parents[2]
@@ -21,12 +22,8 @@ def test_each_hour_that_is_complete_gets_one_run(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     child = ROOT / "integrations" / "dagster" / "tests" / "child.py"
     with serving(tmp_path) as server:
-        done = subprocess.run(
-            [str(ROOT / "build" / "dagster" / "bin" / "python"), str(child), server.address],
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=False,
+        done = run_program(
+            [str(ROOT / "build" / "dagster" / "bin" / "python"), str(child), server.address], env=environ
         )
     assert done.returncode == 0, done.stderr[-5000:]
     results = json.loads(done.stdout.splitlines()[-1])

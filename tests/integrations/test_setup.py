@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.kit.program import run_program
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,6 +19,6 @@ def test_what_is_no_environment_is_refused_before_anything_is_removed(arguments:
     file = tmp_path / "x" / "kept"
     file.parent.mkdir()
     file.touch()
-    done = subprocess.run(["bash", script, *arguments], capture_output=True, text=True, check=False)
+    done = run_program(["bash", script, *arguments])
     assert (done.returncode, "pass airflow, dagster or openlineage" in done.stderr) == (2, True), done.stderr
     assert file.exists()

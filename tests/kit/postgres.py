@@ -9,7 +9,6 @@ import os
 import pwd
 import shutil
 import signal
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any, Final, Self
@@ -17,7 +16,7 @@ from typing import Any, Final, Self
 import psycopg
 
 from tests.kit.ports import free_port
-from tests.kit.program import Program
+from tests.kit.program import Program, run_program
 
 READY: Final = "database system is ready to accept connections"
 
@@ -106,7 +105,5 @@ class Postgres(Program):
             return cursor.fetchall() if cursor.description else []
 
     def _run(self, name: str, *arguments: str) -> None:
-        done = subprocess.run(
-            [*unprivileged(), binary(name), *arguments], capture_output=True, text=True, check=False, cwd=self.home
-        )
+        done = run_program([*unprivileged(), binary(name), *arguments], cwd=self.home)
         assert done.returncode == 0, f"{name}: {done.stderr}"

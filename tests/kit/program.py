@@ -1,4 +1,4 @@
-"""A real server of somebody else's for a test: started, killed, paused, and known by what it writes to its log."""
+"""A program that a test runs to its end, and a real server of somebody else's, known by what it writes to its log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Condition, Thread
-from typing import Self
+from typing import Any, Self
 
 from scripts.jars import jars
 
@@ -26,6 +26,11 @@ def java(jar_set: str, *arguments: str) -> list[str]:
     path = os.pathsep.join(str(jar) for jar in jars(jar_set))
     # Optimising what it runs would cost more than it saves.
     return [java_program(), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", path, *arguments]
+
+
+def run_program(command: Sequence[object], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, with whatever exit code, and read what it writes."""
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **options)
 
 
 class Program:

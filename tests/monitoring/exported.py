@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +13,7 @@ import yaml
 
 from monitoring.files import GENERATED, groups
 from monitoring.settings import Settings
+from tests.kit.program import run_program
 
 STEP: Final = 30
 """Seconds between two scrapes, and two evaluations."""
@@ -235,9 +235,7 @@ def check(folder: Path, exported: Exported, expected: Expected, *, says: bool = 
     }
     path = folder / "test.yaml"
     path.write_text(json.dumps(test))
-    done = subprocess.run(
-        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False, timeout=300
-    )
+    done = run_program(["promtool", "test", "rules", str(path)], timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

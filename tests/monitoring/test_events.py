@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
+from tests.kit.program import run_program
 from tests.monitoring.panels_asked import CHOSEN, dashboards
 
 BOARDS = ("lowwater-authority", "lowwater-lag", "lowwater-promises")
@@ -63,5 +63,5 @@ def test_a_mark_is_there_for_a_minute_after_what_it_marks(tmp_path: Path) -> Non
     }
     path = tmp_path / "events.yaml"
     path.write_text(json.dumps(content))
-    done = subprocess.run(["promtool", "test", "rules", path], capture_output=True, text=True, check=False, timeout=100)
+    done = run_program(["promtool", "test", "rules", path], timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr

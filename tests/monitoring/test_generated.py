@@ -23,6 +23,7 @@ from monitoring.grafana import COLUMNS
 from monitoring.pipeline_alerts import alerts, is_about_one
 from monitoring.recordings import BROKEN, WHO
 from monitoring.settings import Settings
+from tests.kit.program import run_program
 from tests.monitoring.panels_asked import dashboards, rules, selectors
 
 BOARDS: Final = sorted(dashboards())
@@ -64,14 +65,7 @@ def expressions() -> Iterator[str]:
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "monitoring", *arguments],
-        cwd=HERE.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    return run_program([sys.executable, "-m", "monitoring", *arguments], cwd=HERE.parent, timeout=100)
 
 
 def test_what_is_committed_is_what_is_generated() -> None:
@@ -93,9 +87,7 @@ def test_settings_of_a_deployment_go_to_its_own_folder_and_are_checked_there(tmp
 
 def test_prometheus_takes_the_rules() -> None:
     files = sorted(map(str, (GENERATED / "rules").glob("*.yaml")))
-    done = subprocess.run(
-        ["promtool", "check", "rules", *files], capture_output=True, text=True, check=False, timeout=100
-    )
+    done = run_program(["promtool", "check", "rules", *files], timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -86,22 +86,14 @@ class Following:
         """Check that no value went back: not within a stream, and not from one owner to the next."""
         for name, all_said in self.seen_values.items():
             newest: dict[int, Said] = {}
-            for value in all_said:
-                before = newest.get(value.stream)
-                assert before is None or (before.incarnation, before.low) <= (value.incarnation, value.low), (
-                    name,
-                    before,
-                    value,
-                )
-                newest[value.stream] = value
+            for it in all_said:
+                before = newest.get(it.stream)
+                assert before is None or (before.incarnation, before.low) <= (it.incarnation, it.low), (name, it)
+                newest[it.stream] = it
             before = None
-            for value in sorted(all_said, key=lambda value: (value.epoch, value.incarnation, value.low)):
-                assert before is None or (before.incarnation, before.low) <= (value.incarnation, value.low), (
-                    name,
-                    before,
-                    value,
-                )
-                before = value
+            for it in sorted(all_said, key=lambda said: (said.epoch, said.incarnation, said.low)):
+                assert before is None or (before.incarnation, before.low) <= (it.incarnation, it.low), (name, it)
+                before = it
 
     def __enter__(self) -> Self:
         return self

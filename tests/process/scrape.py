@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.kit.program import run_program
 from tests.process.serving import Serving
 
 
@@ -33,7 +33,5 @@ class Scrape:
 
     def linted(self) -> str:
         """Return promtool's complaints about it."""
-        done = subprocess.run(
-            ["promtool", "check", "metrics"], input=self.text, capture_output=True, text=True, timeout=60, check=False
-        )
+        done = run_program(["promtool", "check", "metrics"], input=self.text, timeout=60)
         return done.stdout + done.stderr

@@ -107,13 +107,12 @@ def test_every_method_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("who", UNKNOWN)
 def test_who_is_not_known_may_do_nothing(target: Target, who: str) -> None:
+    name = "flights/enriched"
     for rpc in CALLS:
-        refused = target.wire.attempt(
-            rpc, UNKNOWN[who], "flights/enriched", sequencer=target.sequencer("flights/enriched")
-        )
+        refused = target.wire.attempt(rpc, UNKNOWN[who], name, sequencer=target.sequencer(name))
         assert isinstance(refused, errors.Unauthenticated), (rpc, refused)
         assert "LOWWATER_TOKEN" in refused.message, rpc
-        assert "flights/enriched" not in refused.message
+        assert name not in refused.message
 
 
 @pytest.mark.parametrize("who", RIGHTS)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import BENCHMARKS
+from tests.kit.program import run_program
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"benchmark", "metric", "value", "unit", "baseline", "baseline_value", "ratio"}
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return run_program(command, cwd=ROOT)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 from concurrent import futures
@@ -12,6 +11,7 @@ import pytest
 import lowwater
 from lowwater import Watermark
 from tests.kit.eventually import eventually
+from tests.kit.program import run_program
 from tests.kit.times import at, mark
 from tests.process.serving import Serving
 
@@ -129,13 +129,7 @@ def test_a_wait_does_not_survive_a_reset(server: Serving, lw: lowwater.Client) -
 
 
 def run(program: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_program([sys.executable, "-c", textwrap.dedent(program), *arguments], timeout=60)
     # gRPC notes in its own log that it leaves the threads of a forking process alone.
     complaints = [line for line in done.stderr.splitlines() if "skipping fork() handlers" not in line]
     assert (done.returncode, complaints) == (0, [])

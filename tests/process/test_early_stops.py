@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import lowwater
+from tests.kit.program import run_program
 from tests.process.serving import serving
 
 WITHIN = 60
@@ -50,7 +51,7 @@ def namespace() -> tuple[str, ...]:
     refused = []
     for way in (("unshare",), ("unshare", "--user", "--map-root-user")):
         command = (*way, "--pid", "--fork", "--kill-child")
-        tried = subprocess.run([*command, "true"], capture_output=True, text=True, timeout=WITHIN, check=False)
+        tried = run_program([*command, "true"], timeout=WITHIN)
         if tried.returncode == 0:
             return command
         refused.append(tried.stderr.strip())

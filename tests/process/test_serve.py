@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lowwater.v1 import watermarks_pb2
+from tests.kit.program import run_program
 from tests.process.conftest import Refused
 from tests.process.peer import Peer
 from tests.process.serving import Serving, serving
@@ -82,14 +82,11 @@ def test_a_folder_for_the_own_socket_that_cannot_be_made_is_refused(tmp_path: Pa
     pair.cert_chain_pems[0].write_to_path(tmp_path / "chain.pem")
     pair.private_key_pem.write_to_path(tmp_path / "key.pem")
     flags = ["--data", "data", "--tls-cert", "chain.pem", "--tls-key", "key.pem", "--listen", "127.0.0.1:0"]
-    refused = subprocess.run(
+    refused = run_program(
         [sys.executable, "-m", "lowwater_authority", *flags, "--http", "127.0.0.1:0"],
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": "/proc/nowhere"},
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
     assert refused.returncode == 2
     assert "below /proc/nowhere: set TMPDIR" in refused.stderr

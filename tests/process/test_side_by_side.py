@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.program import run_program
+
 ROOT = Path(__file__).parents[2]
 
 CONFTEST = """
@@ -34,7 +36,7 @@ def run(folder: Path, *options: str, dies: bool = False, conftest: str = CONFTES
     command = [sys.executable, "-m", "pytest", *plugins, *options]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     env |= {"DIES": "yes" * dies, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100, check=False)
+    return run_program(command, cwd=folder, env=env, timeout=100)
 
 
 def test_a_run_fails_that_has_lost_a_process_of_its_own(tmp_path: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import soak
+from tests.kit.program import run_program
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,9 +25,7 @@ DEAD_AFTER = 20.0
 def test_memory_does_not_grow_under_churn(tmp_path: Path) -> None:
     """Rule 7, "every queue has a bound", for all that lives as long as the soak: its last quarter holds what its second held."""
     command = [sys.executable, "-m", "benchmarks.soak", "--data", str(tmp_path), "--dead-after", str(DEAD_AFTER)]
-    done = subprocess.run(
-        [*command, "--seconds", "180", "--ranges", "100000"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_program([*command, "--seconds", "180", "--ranges", "100000"], cwd=ROOT)
     assert done.stdout, done.stderr
     line = json.loads(done.stdout)
     assert soak.grown(line, MOST_GROWTH) == [], line

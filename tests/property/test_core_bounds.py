@@ -67,10 +67,8 @@ def test_a_message_in_parts_is_the_message(whole: pb.Snapshot) -> None:
     assert in_parts(whole.SerializeToString()) == whole
     groups = [group.SerializeToString() for group in whole.groups]
     del whole.groups[:]
-    joined = whole.SerializeToString() + b"".join(
-        head(pb.Snapshot.GROUPS_FIELD_NUMBER, len(group)) + group for group in groups
-    )
-    assert pb.Snapshot.FromString(joined) == in_parts(joined)
+    all_ = whole.SerializeToString() + b"".join(head(pb.Snapshot.GROUPS_FIELD_NUMBER, len(one)) + one for one in groups)
+    assert pb.Snapshot.FromString(all_) == in_parts(all_)
 
 
 @given(snapshots, st.integers(0, 400))

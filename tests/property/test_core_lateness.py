@@ -307,11 +307,9 @@ class Board:
 
     def report(self, frontier: int | None = None) -> None:
         self.source.frontier = self.source.frontier if frontier is None else frontier
-        times = sorted(self.pending.values())
-        mass = Mass(
-            np.array(times, dtype=np.int64), np.ones(len(times), dtype=np.int64), 0, {990_000: self.source.frontier}
-        )
-        assert not self.source.report(min([self.source.frontier, *times]), mass=mass)
+        at = sorted(self.pending.values())
+        m = Mass(np.array(at, dtype=np.int64), np.ones(len(at), dtype=np.int64), 0, {990_000: self.source.frontier})
+        assert not self.source.report(min([self.source.frontier, *at]), mass=m)
 
     def passing(self) -> int:
         """The oracle: the greatest time at most the frontier that no more pending records are before than may still come behind."""

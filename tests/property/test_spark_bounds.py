@@ -101,9 +101,7 @@ def check(run: Run, batch: Callable[[Sequence[int], Sequence[int], int, int], li
         out = batch(lefts, rights, late, watermark)
         if late:  # before the first batch nothing is told
             assert min(out, default=lowest) >= lowest, (out, lowest)
-            assert min(out, default=late) >= late - retention - MILLI, (
-                "a millisecond is the most that a window's microseconds add"
-            )
+            assert min(out, default=late) >= late - retention - MILLI, "a window's microseconds add no more"
         late, lowest = watermark, lowest_stamp([stamp], watermark)
 
 

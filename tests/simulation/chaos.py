@@ -39,12 +39,7 @@ COMMON: Final = {
     "new inputs": 2,
 }
 
-ALONE: Final = {
-    "crash the authority": 6,
-    "pause the authority": 3,
-    "stop the authority": 2,
-    "turn the authority's clock": 1,
-}
+ALONE = {"crash the authority": 6, "pause the authority": 3, "stop the authority": 2, "turn the authority's clock": 1}
 
 SHARDED: Final = {
     "crash a shard": 6,

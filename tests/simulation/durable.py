@@ -231,9 +231,7 @@ class Durable:
         node = self._pipeline.whole(log)
         if log == node.name and node.cuts:
             for retire in (op.retire for op in record.ops if op.HasField("retire")):
-                held = [
-                    index for index in node.covered(retire.start, retire.end) if (log, index) in self._held_by_workers
-                ]
+                held = [at for at in node.covered(retire.start, retire.end) if (log, at) in self._held_by_workers]
                 self._expect(not held, f"{log} has taken out its slice of the cells {held}, which workers have claimed")
             return
         for op in record.ops:
@@ -471,9 +469,7 @@ class Durable:
             name: max((incarnation for known, incarnation in self._highest if known == name), default=0)
             for name in incarnations
         }
-        return [
-            name for name, incarnation in incarnations.items() if incarnation < newest[name] or name in self.undropped()
-        ]
+        return [name for name, life in incarnations.items() if life < newest[name] or name in self.undropped()]
 
     def undropped(self) -> list[str]:
         book = self._ledger.book(GRAPH)

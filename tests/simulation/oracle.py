@@ -166,9 +166,7 @@ class Oracle(Durable):
             {each.budget_ppm: each.micros for each in message.budgets},
         )
         for share, micros in seen.shares.items():
-            self._expect(
-                low <= micros and (micros != MAX or low == MAX), f"{where}, but the {share} ppm one at {micros}"
-            )
+            self._expect(low <= micros and (micros != MAX or low == MAX), f"{where}, the {share} ppm one at {micros}")
         for each in message.budgets:
             self._expect(
                 low <= each.micros and (each.micros != MAX or low == MAX),
@@ -371,9 +369,7 @@ class Oracle(Durable):
         self._sim.trace("claimed", process=process.name, name=name, sequencer=sequencer, edges=share.edges)
 
     def flushed(self, process: Process, lease: Lease, oldest: Sequence[int], seen: Inputs) -> None:
-        most = {
-            handle: min(micros, seen.low.micros) for handle, micros in enumerate(oldest) if handle not in lease.lost
-        }
+        most = {handle: min(value, seen.low.micros) for handle, value in enumerate(oldest) if handle not in lease.lost}
         beyond = self._reported.beyond((lease.computation, lease.sequencer), most)
         self._expect(not beyond, f"{process.name} was told that its newest state is durable: {'; '.join(beyond)}")
 

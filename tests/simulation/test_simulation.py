@@ -20,6 +20,7 @@ from lowwater_authority.journal.rules import Writer
 from lowwater_authority.records import journal_pb2
 from tests.kit.faults import Operation
 from tests.kit.memory_journal import StoredLog
+from tests.kit.program import run_program
 from tests.simulation import __main__ as program
 from tests.simulation import chaos, mutants, points
 from tests.simulation.__main__ import ENOUGH, LONG
@@ -36,13 +37,10 @@ STEPS = 180
 
 
 def command(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return run_program(
         [sys.executable, "-m", "tests.simulation", *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=380,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from pyspark.sql.functions import window
 import lowwater
 import lowwater_spark as lws
 from tests.kit.eventually import eventually
+from tests.kit.program import run_program
 from tests.process.serving import Serving
 from tests.spark.support import SETTINGS, Feed, row
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent.parent
 def test_watermarks_arrive_from_a_connect_client(authority: Serving, tmp_path: Path) -> None:
     command = [sys.executable, "-m", __name__, authority.address, str(tmp_path)]
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("LOWWATER", "SPARK_"))}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=280, check=False)
+    done = run_program(command, cwd=ROOT, env=environ, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == {
         "low": "2013-01-09T11:50:00Z",

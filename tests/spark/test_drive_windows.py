@@ -109,11 +109,9 @@ def test_timers_ring_at_the_millisecond(driven: Driven, upstream: Upstream) -> N
     driven.spark.conf.set(PROVIDER, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
     try:
         driven.feed().put([record("a", at(9)), record("a", at(9, 30)), record("b", at(11))])
-        frame = driven.drive(step=MILLI)
-        rung = frame.groupBy("key").transformWithState(
-            Alarms(), "key string, set long, rang long", "Append", "EventTime"
-        )
-        stamped = rung.selectExpr("key", "timestamp_millis(set) AS t", "rang")
+        rows = driven.drive(step=MILLI)
+        out = rows.groupBy("key").transformWithState(Alarms(), "key string, set long, rang long", "Append", "EventTime")
+        stamped = out.selectExpr("key", "timestamp_millis(set) AS t", "rang")
         driven.start(stamped, retention=HOUR)
         driven.await_read(1)
         say(upstream, at(9))

@@ -98,13 +98,8 @@ class Out:
         return self._end("read_committed")
 
     def _end(self, isolation: str) -> int:
-        options = {
-            "bootstrap.servers": self.kafka.address,
-            "log_level": 0,
-            "group.id": "kit",
-            "isolation.level": isolation,
-        }
-        with contextlib.closing(Consumer(options)) as consumer:
+        conf = {"bootstrap.servers": self.kafka.address, "log_level": 0, "group.id": "k", "isolation.level": isolation}
+        with contextlib.closing(Consumer(conf)) as consumer:
             places = [TopicPartition(self.name, number) for number in range(3)]
             return sum(consumer.get_watermark_offsets(place, timeout=ANSWERS_WITHIN)[1] for place in places)
 
@@ -129,19 +124,13 @@ def test_a_worker_that_is_killed_at_any_step_and_a_driver_that_ends_between_them
             points.remove((reached, number))
             raise ConnectionResetError(reached)
 
-    for batch, slot, step in (
-        (0, 0, "begun"),
-        (0, 1, "read"),
-        (1, 0, "written"),
-        (1, 1, "marked"),
-        (3, 0, "published"),
-    ):
-        out.ends.plan(step, batch, slot)
+    for turn, slot, step in ((0, 0, "begun"), (0, 1, "read"), (1, 0, "written"), (1, 1, "marked"), (3, 0, "published")):
+        out.ends.plan(step, turn, slot)
     out.start(probe=fail)
-    for batch in range(4):
+    for turn in range(4):
         out.feed()
-        if batch in (1, 2):
-            with pytest.raises(Exception, match="rows staged" if batch == 1 else "rows published"):
+        if turn in (1, 2):
+            with pytest.raises(Exception, match="rows staged" if turn == 1 else "rows published"):
                 out.flow.queries[-1].await_termination(120)
             out.flow.queries.clear()
             out.start(probe=fail)

@@ -136,10 +136,7 @@ def test_no_row_is_below_the_published(flow: PlainFlow, lw: lowwater.Client, ups
     query = Retained(flow, upstream, kind)
     query.run()
     if kind == "dropDuplicatesWithinWatermark":
-        flow.eventually(
-            lambda: low(lw, "stage") == mark(0, STEPS * STEP),
-            "it holds nothing back, so Spark's watermark is no matter",
-        )
+        flow.eventually(lambda: low(lw, "stage") == mark(0, STEPS * STEP), "Spark's watermark is no matter")
     else:
         flow.eventually(lambda: low(lw, "stage") == query.expected(), "the stage follows Spark's own watermark")
     assert query.oracle.broken() == []

@@ -95,11 +95,9 @@ def test_windows_are_closed_on_s3(flow: Flow, lw: lowwater.Client, upstream: Ups
         closed = batch.stateful(rows, hourly, HOURLY, flow.folder / "state")
         emitted.extend(entry.key for entry in closed.collect())
 
-    def start(write: Any, name: str, **options: Any) -> lws.TrackedQuery:
+    def start(write: Any, name: str, **more: Any) -> lws.TrackedQuery:
         stage = lws.stage(flow.spark, name, **DECLARED, stamp=HOUR, address=flow.address)
-        query = stage.foreach_batch(
-            flow.read(), write, checkpoint=str(checkpoint / name), single_driver=True, **options
-        )
+        query = stage.foreach_batch(flow.read(), write, checkpoint=str(checkpoint / name), single_driver=True, **more)
         flow.queries.append(query)
         return query
 

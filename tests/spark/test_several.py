@@ -40,9 +40,7 @@ def test_which_stages_stand_together() -> None:
     a, b, c = declared("a", "x", "y"), declared("b", "y", "x"), declared("c", "a", "b")
     assert check_together([a, b, c]) == [[], [], ["a", "b"]]
     assert check_together([declared("in"), declared("out", "in"), declared("more", "z")]) == [[], ["in"], []]
-    assert check_together([declared("a", "x", retention=HOUR), declared("in")]) == [[], []], (
-        "nothing of Spark's holds an injector"
-    )
+    assert check_together([declared("a", "x", retention=HOUR), declared("in")]) == [[], []], "Spark holds no injector"
 
 
 @pytest.mark.parametrize(

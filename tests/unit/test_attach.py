@@ -162,9 +162,7 @@ def chosen(conf: dict[str, str], environ: dict[str, str], **arguments: Any) -> A
 
 def test_arguments_win_over_the_session_and_the_session_over_the_environment() -> None:
     environ = {"LOWWATER_ADDRESS": "c:1", "LOWWATER_ENABLED": "false"}
-    conf = {
-        f"spark.lowwater.{key}": value for key, value in {"address": "b:1", "enabled": "true", "prefix": "b-"}.items()
-    }
+    conf = {f"spark.lowwater.{name}": to for name, to in {"address": "b:1", "enabled": "true", "prefix": "b-"}.items()}
     assert chosen({}, {}) == AttachSettings(True, None, "", "spark.", None)
     assert chosen({}, environ) == AttachSettings(False, "c:1", "", "spark.", None)
     assert chosen(conf, environ) == AttachSettings(True, "b:1", "", "b-", None)

@@ -151,9 +151,7 @@ async def test_a_holder_is_named_after_a_while(one: Metered, still_for: int, inp
     stage = {"computation": "stage", "worker": "w", "host": "h", "range": "[m, ..)"}
     assert [holder for holder in holders if holder["computation"] == "stage"] == [stage] * named
     root = {"computation": "root", "worker": "", "host": "", "range": "all keys"}
-    assert [holder for holder in holders if holder["computation"] == "root"] == [root], (
-        "it has never moved, and nothing is before it"
-    )
+    assert [holder for holder in holders if holder["computation"] == "root"] == [root], "never moved, nothing before it"
 
 
 def recounted(computation: Computation) -> tuple[Counter[str], int, int]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
+
+from tests.kit.program import run_program
 
 ROOT = Path(__file__).parents[2]
 MODELS = {"lowwater": ROOT / "tests/model/lowwater.pml", "regions": ROOT / "tests/model/regions.pml"}
@@ -87,7 +88,7 @@ def search(model: str, folder: Path, *switches: str, quickly: bool = True) -> Se
             pytest.fail(f"{tool} is missing: run `scripts/setup.sh --tests`, or `apt-get install spin gcc libc6-dev`")
 
     def run(*command: str) -> str:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        done = run_program(command, cwd=folder)
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
         return done.stdout
 

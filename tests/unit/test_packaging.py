@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.compatibility.environments import ROOT, UV
+from tests.kit.program import run_program
 
 MEMBERS = {
     "client": "lowwater",
@@ -35,13 +36,7 @@ DATA = {"client": {".bash", ".zsh", ".fish"}, "page": {".html", ".js", ".css", "
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of all wheels and all source archives."""
     folder = tmp_path_factory.mktemp("dist")
-    done = subprocess.run(
-        [UV, "build", "--quiet", "--all-packages", "--out-dir", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program([UV, "build", "--quiet", "--all-packages", "--out-dir", str(folder)], cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -158,7 +153,7 @@ def modules() -> list[str]:
 
 
 def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    return run_program(command, cwd=cwd)
 
 
 def check(root: Path) -> subprocess.CompletedProcess[str]:

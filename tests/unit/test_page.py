@@ -62,11 +62,9 @@ def test_a_new_incarnation_begins_with_nothing_and_a_dropped_one_leaves_nothing(
 
 def test_what_was_before_is_recalled_from_when_hours_were_complete() -> None:
     """An hour that is complete 40 minutes after its end was behind by so much then, and by less before, back to its end."""
-    samples, hour, now = Samples(), 3600 * SECOND, START + 10 * 3600 * SECOND
+    samples, h, now = Samples(), 3600 * SECOND, START + 10 * 3600 * SECOND
     samples.add(now, ["a", "b"], [(now - 7 * SECOND, now), (now, now)])
-    samples.recall(
-        "a", [(START + 2 * hour, START + 2 * hour + 5 * SECOND), (START + 3 * hour, START + 3 * hour + 2400 * SECOND)]
-    )
+    samples.recall("a", [(START + 2 * h, START + 2 * h + 5 * SECOND), (START + 3 * h, START + 3 * h + 2400 * SECOND)])
     assert not samples.recall("c", [(START, START)])
     heat = samples.heat(SPANS["24h"], 10, {})
     assert heat.since_micros == now

@@ -451,12 +451,10 @@ async def answering(*tokens: str, path: str = "") -> AsyncIterator[tuple[Asked, 
         await asyncio.to_thread(server.close)
 
 
-async def answer_of(
-    place: str, headers: dict[str, str], body: bytes | None = None, path: str = "/"
-) -> tuple[int, bytes]:
+async def answer_of(at: str, headers: dict[str, str], body: bytes | None = None, path: str = "/") -> tuple[int, bytes]:
 
     def ask() -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(place, timeout=60)
+        connection = http.client.HTTPConnection(at, timeout=60)
         try:
             connection.request("POST" if body else "GET", path, body, headers)
             answer = connection.getresponse()

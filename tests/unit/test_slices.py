@@ -398,19 +398,15 @@ async def test_a_slice_that_its_root_does_not_have_tells_nothing_and_acknowledge
 async def test_a_release_that_knows_no_slices_does_not_write_over_what_is_cut(disk: MemoryDisk) -> None:
     tree = Tree(disk)
     top = await tree.another("top:1", lambda name: "~" not in name and name != "b")
-    older = await tree.another("older:1", lambda name: name == "b")
+    old = await tree.another("older:1", lambda name: name == "b")
     await top.shard.graph.register(Spec("b"))
-    await older.shard.confirmation.refresh()
+    await old.shard.confirmation.refresh()
     await top.shard.graph.register(Spec("a", slicing=Cut((KEY,))))
     before = dict(disk.logs[GRAPH].records)
     with older_release():
-        for change in (
-            older.shard.confirmation.refresh(),
-            older.shard.graph.register(Spec("c")),
-            older.shard.graph.reset("b"),
-        ):
+        for act in (old.shard.confirmation.refresh(), old.shard.graph.register(Spec("c")), old.shard.graph.reset("b")):
             with pytest.raises(errors.Unavailable, match="format 3"):
-                await change
+                await act
         with pytest.raises(JournalVersion):
             await tree.another("older:2", lambda name: name == "b")
     assert disk.logs[GRAPH].records == before
