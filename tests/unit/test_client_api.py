@@ -35,7 +35,7 @@ IdentityMismatch IncarnationChanged InputReader InputVersion Inputs Interval Int
 OlderClaim OtherSlice Overloaded OwnedRanges PermissionDenied Promise RangeLoad RangeState RangeView Ranges Recovering Refusal RegionRefused
 RegistrationConflict Remarks Rewound SecondAgent ServerTokenMismatch Settings ShardView Shards ShuttingDown Slice StaleAdoption StaleEpoch
 StaleLease StaleSequencer StillRead TaskAttempt TaskConflict TaskGroup TaskLease TaskList TaskState TaskView Tasks Timeout TooFarAhead
-Topology Unauthenticated Unavailable Unconfirmed UnknownComputation UnknownGroup UnknownReference Watermark
+Topology Unauthenticated Unavailable Unconfirmed UnknownComputation UnknownGroup UnknownReference Views Watermark
 WatermarkView Watermarks Why Worker WouldRegress connect
 """
 

@@ -46,7 +46,7 @@ def _range(view: RangeView) -> str:
 
 def _completeness(answer: Completeness) -> str:
     held = "" if answer.complete else f", held by {counted(answer.holding, 'key range')}"
-    return f"{answer.watermark.computation}: {_whether(answer.complete)}, at {low_words(answer.watermark)}{held}"
+    return f"{answer.watermark.computation}: {_whether(answer.complete)}, low watermark {low_words(answer.watermark)}{held}"
 
 
 def _whether(complete: bool) -> str:

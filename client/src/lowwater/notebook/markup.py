@@ -115,8 +115,8 @@ def _marked(look: Look, text: str) -> str:
 
 
 def fixed(text: str) -> str:
-    """Return a time or a lag, which is not broken into lines."""
-    return f'<span style="white-space:nowrap;font-variant-numeric:tabular-nums">{words(text)}</span>'
+    """Return a time or a lag, which is not broken into lines; empty for an empty text."""
+    return text and f'<span style="white-space:nowrap;font-variant-numeric:tabular-nums">{words(text)}</span>'
 
 
 def time_of(watermark: Watermark) -> str:
@@ -336,9 +336,9 @@ def completeness(answer: Completeness, now_micros: int) -> str:
     """Return whether a computation is complete, and the key ranges that hold it if not."""
     one = answer.watermark
     if answer.complete:
-        return titled(f"{one.computation} is complete", f"it is at {one.low}")
+        return titled(f"{one.computation} is complete", f"its low watermark: {one.low}")
     held = ranges(Ranges(answer.holders, answer.holding), now_micros, "held by") if answer.holders else ""
-    return titled(f"{one.computation} is not complete yet", f"it is at {low_words(one)}", held)
+    return titled(f"{one.computation} is not complete yet", f"its low watermark: {low_words(one)}", held)
 
 
 def interval(answer: IntervalView) -> str:
