@@ -130,9 +130,7 @@ def mass(hour: int, recent: int) -> workers_pb2.Mass:
 
 
 def begin(peer: Peer, part: str) -> None:
-    names = {
-        name: f"{part}/{name}" for name in ("flights", "weather", "enriched", "hourly", "retired", "reset", "reader")
-    }
+    names = {n: f"{part}/{n}" for n in ("flights", "weather", "enriched", "hourly", "retired", "reset", "reader")}
     flights, enriched, hourly = names["flights"], names["enriched"], names["hourly"]
     peer.register(flights)
     peer.register(names["weather"])

@@ -76,9 +76,7 @@ async def test_a_cancelled_snapshot_leaves_the_old_one(store: StoreSubject) -> N
 
 @pytest.mark.parametrize("position", [3, 6])
 @pytest.mark.parametrize(("hurt", "message"), [("damage", "is damaged"), ("remove", "missing")])
-async def test_damaged_or_lost_records_are_refused_by_place(
-    store: StoreSubject, position: int, hurt: str, message: str
-) -> None:
+async def test_bad_records_are_refused_by_place(store: StoreSubject, position: int, hurt: str, message: str) -> None:
     journal = await store.open()
     await journal.append([entry("a", n) for n in range(1, 7)])
     await journal.snapshot("a", 2, b"")

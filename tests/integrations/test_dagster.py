@@ -22,11 +22,9 @@ def test_each_hour_that_is_complete_gets_one_run(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     child = ROOT / "integrations" / "dagster" / "tests" / "child.py"
     with serving(tmp_path) as server:
-        done = run_program(
-            [str(ROOT / "build" / "dagster" / "bin" / "python"), str(child), server.address], env=environ
-        )
-    assert done.returncode == 0, done.stderr[-5000:]
-    results = json.loads(done.stdout.splitlines()[-1])
+        ran = run_program([str(ROOT / "build" / "dagster" / "bin" / "python"), str(child), server.address], env=environ)
+    assert ran.returncode == 0, ran.stderr[-5000:]
+    results = json.loads(ran.stdout.splitlines()[-1])
     hours = [[key.split("/")[2:] for key in keys] for keys in results["keys"]]
     day = "2013-01-09T"
     assert hours == [

@@ -105,11 +105,13 @@ class Sink:
         with closing(self._connect()) as db:
             assert db.execute("UPDATE token SET number = ? WHERE number <= ?", (number, number)).rowcount, "fenced"
 
-    def write(self, own: int, turn: int, until: int) -> bool:
+    def write(self, number: int, batch: int, until: int) -> bool:
         """Return True if the sink took the batch."""
         with closing(self._connect()) as db:
-            done = db.execute("INSERT INTO batches SELECT ?, ?, ? FROM token WHERE number = ?", (own, turn, until, own))
-            return done.rowcount == 1
+            written = db.execute(
+                "INSERT INTO batches SELECT ?, ?, ? FROM token WHERE number = ?", (number, batch, until, number)
+            )
+            return written.rowcount == 1
 
     def batches(self) -> list[tuple[int, int, int]]:
         with closing(self._connect()) as db:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from concurrent import futures
 
 import pytest
 
@@ -106,26 +105,6 @@ def test_leaving_a_client_does_so_for_all_its_workers(server: Serving, lw: lowwa
         leaving.register("flights")
         leaving.worker("flights").claim().advance(None, oldest=None, frontier=at(14))
     assert lw.get("flights")["flights"].low == mark(14)
-
-
-def test_a_wait_does_not_survive_a_reset(server: Serving, lw: lowwater.Client) -> None:
-    flights, worker, enriched = pipeline(lw)
-    flights.advance(None, oldest=None, frontier=at(14))
-    enriched.advance(inputs_at(worker, mark(14)), oldest=None)
-    lw.wait("enriched", at(14), timeout=30)
-    with lowwater.connect(server.address) as other, futures.ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(other.wait, "enriched", at(15), timeout=30)
-        eventually(lambda: other.statistics().watcher.messages > 0, "it knows in which incarnation it waits")
-        assert [spec.name for spec in lw.reset("flights")] == ["flights", "enriched"]
-        assert isinstance(waiting.exception(30), lowwater.IncarnationChanged)
-    eventually(lambda: bool(flights.lost) and bool(enriched.lost))
-    assert lw.get("enriched")["enriched"].incarnation == 2
-    again = worker.claim(bounds=BOUNDS)
-    again.advance(worker.inputs(), oldest=None)
-    again.flush()
-    lw.worker("flights").claim().finish()
-    again.advance(inputs_at(worker, Watermark.FINISHED), oldest=None)
-    assert lw.wait("enriched", Watermark.FINISHED, timeout=30).incarnation == 2
 
 
 def run(program: str, *arguments: str) -> str:

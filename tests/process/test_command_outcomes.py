@@ -180,7 +180,9 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     expect(2, "slices", "split", "wide~7", "--at", "x", lw=lw, text="is no slice of wide")
     expect(2, "slices", "split", "wide", "--at", "x", lw=lw)
     expect(3, "slices", "split", "wide~1", "--at", "x", *NOBODY)
-    assert outcomes.run("slices", "split", "wide~1", "--at", "x", "--address", server.address)[0] == 0
+    code, out, _ = outcomes.run("slices", "split", "wide~1", "--at", "x", "--address", server.address, "--json")
+    assert (code, json.loads(out)) == (0, {"slice": "wide~1", "new": "wide~2", "start": "78", "end": ""})
+    expect(0, "slices", "list", "wide", lw=lw, text="wide~1  0x6d")
 
     expect(2, "drop", "flihgts", "--yes", lw=lw, text="did you mean flights?")
     expect(3, "drop", "flights", "--yes", *NOBODY)

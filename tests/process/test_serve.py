@@ -48,12 +48,9 @@ def test_a_planned_stop_tells_clients_first(server: Serving, peer: Peer) -> None
 
 
 def test_health_reflection_and_metrics(server: Serving, peer: Peer) -> None:
-    health: Any = health_pb2_grpc.HealthStub(peer.channel)
-    for service in ("", "lowwater.v1.WatermarkService"):
-        assert (
-            health.Check(health_pb2.HealthCheckRequest(service=service)).status
-            == health_pb2.HealthCheckResponse.SERVING
-        )
+    stub: Any = health_pb2_grpc.HealthStub(peer.channel)
+    for name in ("", "lowwater.v1.WatermarkService"):
+        assert stub.Check(health_pb2.HealthCheckRequest(service=name)).status == health_pb2.HealthCheckResponse.SERVING
     from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
     assert "lowwater.v1.WorkerService" in ProtoReflectionDescriptorDatabase(peer.channel).get_services()

@@ -114,8 +114,10 @@ def test_a_later_process_at_an_address_ends_the_first(deployment: Sharded, lw: l
         assert one.wait() == 2
         assert f"another process advertises {one.address} and has joined later: stop this one" in one.log
         eventually(lambda: {shard.address for shard in lw.shards()} == before.keys())
+        died = other.log.count("seems to have died")
         assert again.stop() == 0
-        assert {*served(lw, other)} == lw.topology().computations.keys(), "it hands over before it ends"
+        assert {*served(lw, other)} == lw.topology().computations.keys()
+        assert other.log.count("seems to have died") == died, "it hands over before it ends"
 
 
 @pytest.mark.parametrize(

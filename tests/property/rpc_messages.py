@@ -12,9 +12,7 @@ from lowwater.v1 import workers_pb2
 from tests.kit.times import HOUR
 from tests.property.rpc_server import FIRST_SEQUENCER, METHODS, NOW, Pipeline
 
-NAMES: Final = (
-    *("a", "b", "n/c", "spare", "d", "new", "cut", "cut~0", "", "no name", "repairs", "hourly", "x" * 300, "水\0"),
-)
+NAMES = ("a", "b", "n/c", "spare", "d", "new", "cut", "cut~0", "", "no name", "repairs", "hourly", "x" * 300, "水\0")
 COUNTS: Final = (0, 1, 2, 3, 4, 5, 7, 8, 2**31, 2**40, 2**40 + 1, 2**63 - 1, 2**63, 2**64 - 1)
 TIMES: Final = (-(2**63), 1 - 2**63, -1, 0, 1, 13 * HOUR, 14 * HOUR, 15 * HOUR, 20 * HOUR, NOW, NOW + 23 * HOUR)
 FAR: Final = (NOW + 30 * HOUR, 2**62, 2**63 - 2, 2**63 - 1)

@@ -251,8 +251,9 @@ def test_every_refusal_in_the_sources_has_a_case(pipeline: Pipeline, raised: set
         if not any((str(path), line) in raised for line in range(first, last + 1))
     ]
     modules = [line for line in TOLD_ELSEWHERE.splitlines() if line.endswith(".py")]
-    refused = [line.strip().split(" in ") for line in TOLD_ELSEWHERE.splitlines() if line.startswith(" ")]
-    elsewhere = [f"{refusal} in {name}" for refusal, names in refused for name in names.split(", ")]
+    places = [line.strip().split(": ", 1) for line in TOLD_ELSEWHERE.splitlines() if line.startswith(" ")]
+    refused = [(file, *kind.split(" in ")) for file, kinds in places for kind in kinds.split("; ")]
+    elsewhere = [f"{file}: {kind} in {name}" for file, kind, names in refused for name in names.split(", ")]
     assert not [module for module in modules if not (TESTS / module).is_file()]
     new, old = Counter(missing) - Counter(elsewhere), Counter(elsewhere) - Counter(missing)
     assert not new | old, f"without a case: {[*new]}; has one by now, or is no more: {[*old]}"
@@ -270,28 +271,21 @@ process/test_bad_messages.py
 process/test_command_outcomes.py
     rpc/cluster.py: errors.InvalidArgument in _cluster
 process/test_regions.py
-    lowwater_regions/servicer.py: bad_field 'caller.agent' in _caller
-    lowwater_regions/servicer.py: bad_field 'caller.region' in _caller
-    lowwater_regions/servicer.py: bad_field 'decision' in Decide
-    lowwater_regions/servicer.py: bad_field 'records' in Enrol
-    lowwater_regions/servicer.py: bad_field 'who' in Decide, Decide
-    lowwater_regions/servicer.py: errors.ServerTokenMismatch in Decide
+    lowwater_regions/servicer.py: bad_field 'caller.agent' in _caller; bad_field 'caller.region' in _caller
+    lowwater_regions/servicer.py: bad_field 'decision' in Decide; bad_field 'records' in Enrol
+    lowwater_regions/servicer.py: bad_field 'who' in Decide, Decide; errors.ServerTokenMismatch in Decide
 process/test_shards_cut.py
     rpc/services.py: errors.Unavailable in check
 process/test_shards_operations.py
-    rpc/cluster.py: bad_field 'address' in _change
-    rpc/cluster.py: bad_field 'epochs' in Locate, Locate
+    rpc/cluster.py: bad_field 'address' in _change; bad_field 'epochs' in Locate, Locate
 property/test_core_move.py
     core/slicing.py: errors.IncarnationChanged in receive
 property/test_core_recut.py
     core/topology.py: _refuse 'slice' in split
 unit/test_access_guard.py
-    rpc/guard.py: errors.InvalidArgument in _first
-    rpc/guard.py: errors.PermissionDenied in _enter
-    rpc/guard.py: errors.Unavailable in _first
+    rpc/guard.py: errors.InvalidArgument in _first; errors.PermissionDenied in _enter; errors.Unavailable in _first
 unit/test_core_rules.py
-    core/computation.py: errors.IncarnationChanged in commit
-    core/computation.py: errors.InputVersion in commit
+    core/computation.py: errors.IncarnationChanged in commit; errors.InputVersion in commit
 unit/test_damaged_graph.py
     engine/confirmation.py: errors.Unavailable in _refuse_unhealed
 unit/test_drop.py
@@ -312,17 +306,14 @@ unit/test_shard.py
     engine/owner_requests.py: errors.OldStream in report
 unit/test_slices.py
     core/computation.py: errors.StaleSequencer in _granted_before
-    core/slicing.py: bad_field field_name in _check_slice_order
-    core/slicing.py: errors.Unavailable in _check_own
+    core/slicing.py: bad_field field_name in _check_slice_order; errors.Unavailable in _check_own
     core/topology.py: errors.Unavailable in split
     engine/cuts.py: errors.Unavailable in _handed_over, _receive
     engine/owner_requests.py: errors.Unavailable in claim
-    engine/root_here.py: errors.BY_REASON[refused.reason] in report
-    engine/root_here.py: errors.Unavailable in report
+    engine/root_here.py: errors.BY_REASON[refused.reason] in report; errors.Unavailable in report
     engine/slice.py: errors.Unavailable in _check_listed, _claim, vouched
 unit/test_task_master.py
-    core/tasks.py: errors.BelowMark in _leased, _new
-    core/tasks.py: errors.Overloaded in create_group
+    core/tasks.py: errors.BelowMark in _leased, _new; errors.Overloaded in create_group
 no test provokes these: each takes a store, or a root, that knows less than this process
     engine/cuts.py: errors.Unavailable in _hand_over
     engine/graph_requests.py: errors.Unavailable in register

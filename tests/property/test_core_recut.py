@@ -51,6 +51,7 @@ def test_a_split_slice_hands_its_last_keys_to_a_new_one() -> None:
     ]
     assert graph.get("b~1").keys.began == (b"g", b"p")
     assert graph.get("b").slices_over(b"h", b"q") == ["b~1", "b~3", "b~2"]
+    assert graph.register(cut().get("b")) is graph, "it is the same registration"
     check(graph)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -85,6 +84,9 @@ class Regions(RuleBasedStateMachine):
             return False
         return not change.refused
 
+    def tell(self, method: Callable[..., Change], region: Region, *facts: Any) -> bool:
+        return self.ask(lambda: method(self.caller(region), *facts, self.now, len(self.log)))
+
     @property
     def everything(self) -> set[tuple[int, int]]:
         return set().union(*(region.accepted for region in self.regions.values()))
@@ -108,12 +110,6 @@ class Regions(RuleBasedStateMachine):
             region.believed, region.mirrored = (record.owner, record.number), (record.number, 0)
         region.confirmed, region.returned = True, False
 
-    def _register(self, reference: Reference) -> Change:
-        return self.core.register(self.caller(self.regions["A"]), reference, self.now, len(self.log))
-
-    def _say_nothing(self, region: Region) -> Change:
-        return self.core.progress(self.caller(region), [], {}, self.now, len(self.log))
-
     # -- what happens -----------------------------------------------------------------------------------------------
 
     @initialize()
@@ -130,15 +126,11 @@ class Regions(RuleBasedStateMachine):
                 "A",
                 sinks=(Sink("lake", fences=True),),
             )
-            assert self.ask(partial(self._register, reference))
+            assert self.tell(self.core.register, self.regions["A"], reference)
         for name in self.regions:
             self.confirm(name)
-        b = self.regions["B"]
-        self.ask(
-            lambda: self.core.progress(self.caller(b), [], {OTHER: Replica("B", 7, number=1)}, self.now, len(self.log))
-        )
-        a = self.regions["A"]
-        self.ask(lambda: self.core.progress(self.caller(a), [Progress(OTHER, 1, 1, 7)], {}, self.now, len(self.log)))
+        self.tell(self.core.progress, self.regions["B"], [], {OTHER: Replica("B", 7, number=1)})
+        self.tell(self.core.progress, self.regions["A"], [Progress(OTHER, 1, 1, 7)], {})
         self.neighbour = self.core.get(OTHER)
         assert self.neighbour.published == 7
 
@@ -153,10 +145,7 @@ class Regions(RuleBasedStateMachine):
     def confirm(self, name: str) -> None:
         region = self.regions[name]
         numbers = {NAME: region.number} if region.number else {}
-        if (
-            self.ask(lambda: self.core.confirm(self.caller(region), numbers, self.now, len(self.log)))
-            and NAME in self.core.references
-        ):
+        if self.tell(self.core.confirm, region, numbers) and NAME in self.core.references:
             self.inform(region)
 
     @rule(name=REGIONS, ahead=STEPS)
@@ -264,7 +253,7 @@ class Regions(RuleBasedStateMachine):
         self.now += steps
         for name in heard:
             region = self.regions[name]
-            if self.ask(partial(self._say_nothing, region)):
+            if self.tell(self.core.progress, region, [], {}):
                 self.inform(region)
 
     @rule(to=REGIONS)
@@ -316,44 +305,21 @@ class Regions(RuleBasedStateMachine):
         if entry.move is None or not entry.owner:
             return
         owner, target = self.regions[entry.owner], self.regions[entry.move.to]
+        state = entry.batch, entry.digest, entry.positions
         if entry.move.step == "wanted" and owner.number == entry.number and owner.confirmed:
             self.work(owner.name, 4)  # past the times of all rows that were accepted
             owner.stopped = True
             progress = Progress(NAME, owner.number, 1, owner.low, owner.batch, f"{owner.number}/{owner.batch}")
-            self.ask(lambda: self.core.stop(self.caller(owner), progress, self.now, len(self.log)))
+            self.tell(self.core.stop, owner, progress)
         elif entry.move.step == "stopped":
             self.mirror(target.name, owner.name, whole=True)
             number, frontier = target.mirrored
             replica = Replica(target.name, frontier, MAX, entry.positions, number)
-            self.ask(
-                lambda: self.core.arrive(
-                    self.caller(target),
-                    NAME,
-                    replica,
-                    entry.batch,
-                    entry.digest,
-                    entry.positions,
-                    self.now,
-                    len(self.log),
-                )
-            )
+            self.tell(self.core.arrive, target, NAME, replica, *state)
         elif entry.move.step == "arrived":
-            if self.ask(
-                lambda: self.core.release(self.caller(owner), NAME, owner.number, entry.digest, self.now, len(self.log))
-            ):
+            if self.tell(self.core.release, owner, NAME, owner.number, entry.digest):
                 owner.number = 0
-        elif self.ask(
-            lambda: self.core.claim(
-                self.caller(target),
-                NAME,
-                entry.number,
-                entry.batch,
-                entry.digest,
-                entry.positions,
-                self.now,
-                len(self.log),
-            )
-        ):
+        elif self.tell(self.core.claim, target, NAME, entry.number, *state):
             self.inform(target)
 
     # -- what must hold -----------------------------------------------------------------------------------------------

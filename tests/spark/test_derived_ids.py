@@ -51,9 +51,7 @@ def test_a_topic_that_is_made_anew_has_other_ids_and_an_unknown_one_has_none(spa
 def test_a_topic_has_one_id_in_whatever_spelling(spark: SparkSession) -> None:
     """Java and librdkafka write two of the 64 letters differently."""
     frame, order = rows(spark), ("topic", "partition", "offset")
-    java, librdkafka = (
-        {"orders": topic_id, "returns": "x"} for topic_id in ("8D8PQYpcQdiR_blXzNt-6Q", "8D8PQYpcQdiR/blXzNt+6Q")
-    )
+    java, librdkafka = ({"orders": id_, "returns": "x"} for id_ in ("8D8PQYpcQdiR_blXzNt-6Q", "8D8PQYpcQdiR/blXzNt+6Q"))
     assert ids(frame, record_id("enrich", java), *order) == ids(frame, record_id("enrich", librdkafka), *order)
 
 

@@ -187,12 +187,7 @@ def move(base: Layout) -> Layout:
     return base.move(0, 0 if base.tasks and base.tasks[0] else 2)
 
 
-CHANGES: Final[Mapping[str, Callable[[Layout], Layout] | None]] = {
-    "none": None,
-    "split": split,
-    "merge": merge,
-    "move": move,
-}
+CHANGES: Mapping[str, Callable[[Layout], Layout] | None] = {"none": None, "split": split, "merge": merge, "move": move}
 
 POINTS: Final = {
     "laid out": "the claim of the new ranges is granted, and nothing is logged",

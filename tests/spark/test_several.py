@@ -137,12 +137,7 @@ def wait_for_second(handle: int, state: pa.Table | None, rows: pa.Table, low: lo
     mask = pa.array([waits and key == "pair" for key in rows["key"].to_pylist()], pa.bool_())
     rest = rows.filter(mask)
     times = rest["t"].to_pylist()
-    return (
-        rest,
-        rows.filter(pa.array([not value for value in mask.to_pylist()], pa.bool_())),
-        min(times, default=None),
-        times,
-    )
+    return rest, rows.filter(pa.array([not v for v in mask.to_pylist()], pa.bool_())), min(times, default=None), times
 
 
 FLOW = Pair

@@ -36,9 +36,7 @@ def test_spark_alone_drops_and_driven_none_is_dropped(
     assert conclude(outcomes, tmp_path, steps, as_json=True) == 0
     data = json.loads(capsys.readouterr().out)
     closed = {one.window for one in alone.written}
-    assert (
-        data["ways"][ALONE]["lost"] == sum(batch[hour] for hour in closed) - sum(one.rows for one in alone.written) > 0
-    )
+    assert data["ways"][ALONE]["lost"] == sum(batch[h] for h in closed) - sum(one.rows for one in alone.written) > 0
     assert data["ways"][DRIVEN]["lost"] == 0
     first, *others = driven.written
     wrong = dataclasses.replace(driven, written=[first._replace(rows=first.rows - 1), *others])

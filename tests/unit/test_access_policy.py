@@ -86,7 +86,7 @@ def test_everything_means_every_namespace_and_the_one_without_a_name() -> None:
 
 def test_a_token_is_known_by_its_hash_alone() -> None:
     access_ = access()
-    who = {t: getattr(access_.whose(digest(t), 0.0), "name", None) for t in ("etl-t", "etl-next", "ops-t")}
+    who = {t: getattr(access_.whose(digest(t), 0.0), "name", None) for t in ("etl-token", "etl-next", "ops-token")}
     assert who == {"etl-token": "etl", "etl-next": "etl", "ops-token": "ops"}
     for token in ("", " ", "etl-toke", "etl-token ", "ETL-TOKEN", ETL, OPS, "\udcff", "é"):
         assert access_.whose(digest(token), 0.0) is None, token

@@ -137,12 +137,7 @@ def test_settings_cross_process_borders_and_make_a_client_there() -> None:
 def test_secrets_are_not_printed() -> None:
     settings = lowwater.connect(token="hush", private_key=b"hush", certificate_chain=b"shown").settings
     assert "hush" not in repr(settings)
-    bad: list[dict[str, Any]] = [
-        {"token": "hush\n"},
-        {"token": b"hush"},
-        {"private_key": "hush"},
-        {"private_key": b"hush"},
-    ]
+    bad: list[Any] = [{"token": "hush\n"}, {"token": b"hush"}, {"private_key": "hush"}, {"private_key": b"hush"}]
     for wrong in bad:
         with pytest.raises(lowwater.InvalidArgument) as refused:
             lowwater.connect(**wrong)

@@ -422,6 +422,15 @@ def test_a_wait_that_begins_on_old_news_is_answered_by_fresh_news_only(reset_at:
     assert Waiting("c", -1, 10.0).reached(client.known, subscription)
 
 
+def test_a_wait_does_not_survive_a_reset() -> None:
+    client, wait = Following(), Waiting("c", 10, 10.0)
+    client.hears(5)
+    assert not wait.reached(client.known, client.subscription)
+    client.stream.take(client.sent(20, incarnation=2))
+    with pytest.raises(errors.IncarnationChanged, match="incarnation 1 ended, 2 began"):
+        wait.reached(client.known, client.subscription)
+
+
 def test_a_first_message_that_lay_in_a_buffer_is_not_taken_for_fresh() -> None:
     client = Following()
     lying = client.sent(5000)

@@ -128,19 +128,17 @@ def test_only_ranges_whose_own_values_are_refused_wait_for_the_clock() -> None:
 def test_rule8_a_lowering_counts_also_while_the_clock_is_back(made: type[Computation]) -> None:
     """The clock is an hour behind for a while. What was accepted before may stand ahead of it, and an owner has to go back."""
     d = Driver(made=made)
-    owner, now = d.claim(b"", b"m", b"").sequencer, d.now
+    me, now = d.claim(b"", b"m", b"").sequencer, d.now
     back = now - 3600 * SECOND
-    d.report(owner, now, now - 100 * SECOND, number=(1, 1))
+    d.report(me, now, now - 100 * SECOND, number=(1, 1))
     late = column([now - 10 * SECOND, now - 100 * SECOND])
-    assert (
-        d.core.report(GroupReport(owner, late), sender=b"s", number=(1, 2), required=NO_FOLD, now=now, wall=back) == []
-    )
+    assert d.core.report(GroupReport(me, late), sender=b"s", number=(1, 2), required=NO_FOLD, now=now, wall=back) == []
     d.settle()
     assert d.values() == [(b"", int(late[0])), (b"m", int(late[1]))]
-    raising = GroupReport(owner, column([now]), np.array([1], dtype=np.uint32))
+    raising = GroupReport(me, column([now]), np.array([1], dtype=np.uint32))
     (refused,) = d.core.report(raising, sender=b"s", number=(1, 3), required=NO_FOLD, now=now, wall=back)
     assert refused.reason == "TOO_FAR_AHEAD"
-    d.report(owner, now, handles=[1], number=(1, 4))
+    d.report(me, now, handles=[1], number=(1, 4))
     assert d.low == late[0]
 
 

@@ -53,9 +53,7 @@ def test_a_registration_goes_on_above_the_tombstone() -> None:
 
 
 def test_rule7_tombstones_of_one_namespace_keep_no_neighbour_from_dropping() -> None:
-    full = (
-        graph(*(Spec(f"greedy/{name}23") for name in "abc"), Spec("neighbour/a")).drop("greedy/a23").drop("greedy/b23")
-    )
+    full = graph(*(Spec(f"greedy/{n}23") for n in "abc"), Spec("neighbour/a")).drop("greedy/a23").drop("greedy/b23")
     assert full.tombstone_bytes == 68
     with pytest.raises(errors.LimitReached, match="greedy' take 68 bytes, greedy/c23 would add 34") as refused:
         full.drop("greedy/c23", most=136)

@@ -124,11 +124,7 @@ async def test_a_late_drain_or_pin_does_not_undo_what_was_decided_since(deployme
     pin, unpin = (partial(pb.PinRequest, computation=name, address=to) for to in (address, ""))
     async with reached(one) as place, grpc.aio.insecure_channel(place) as channel:
         cluster = cluster_pb2_grpc.ClusterServiceStub(channel)
-        cases: list[tuple[Any, ...]] = [
-            (cluster.Drain, drain, keep),
-            (cluster.Pin, pin, unpin),
-            (cluster.Pin, unpin, pin),
-        ]
+        cases: list[Any] = [(cluster.Drain, drain, keep), (cluster.Pin, pin, unpin), (cluster.Pin, unpin, pin)]
         for call, late, decided in cases:
             version = (await cluster.ListShards(pb.ListShardsRequest())).version
             await call(decided(version=version))

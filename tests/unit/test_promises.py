@@ -79,19 +79,11 @@ BAD = {
     "open bracket": (entry(computations="'a[b'"), "promise[1].computations is 'a[b'", "[abc]"),
     "late at once": (entry(late="'999ms'"), "promise[1].late is '999ms'", "from 1 s to 366 days"),
     "owner of two lines": (entry(owner='"a\\nb"'), "promise[1].owner is 'a\\nb'", "printable"),
-    "a script": (
-        entry(runbook="'javascript:alert(1)'"),
-        "promise[1].runbook is 'javascript:alert(1)'",
-        "http or https",
-    ),
+    "script": (entry(runbook="'javascript:alert(1)'"), "promise[1].runbook is 'javascript:alert(1)'", "http or https"),
     "no host": (entry(runbook="'https:///x'"), "promise[1].runbook is 'https:///x', which has no host", "http or"),
     "a password": (entry(logs="'https://me:hush@a/x'"), "promise[1].logs has a user or a password in it", "leave them"),
     "a host to choose": (entry(logs="'https://{host}.a.org/'"), "promise[1].logs has braces in its host", "behind it"),
-    "another place": (
-        entry(logs="'https://a/{pod}'"),
-        "promise[1].logs has {pod}",
-        "{computation} and {worker} and {host}",
-    ),
+    "place": (entry(logs="'https://a/{pod}'"), "promise[1].logs has {pod}", "{computation} and {worker} and {host}"),
     "too many": (entry(computations="'a'") * (MOST_ENTRIES + 1), f"promise has {MOST_ENTRIES + 1} entries", "at most"),
     "too many patterns": (entry() * (MOST_PATTERNS + 1), f"promise has {MOST_PATTERNS + 1} patterns", "names in full"),
 }
@@ -190,14 +182,10 @@ class Heard:
 
 @asynccontextmanager
 async def serving(text: str | None = GOOD) -> AsyncIterator[Served]:
-    async with (
-        authority_served() as (authority, address),
-        grpc.aio.insecure_channel(address) as channel,
-        asyncio.timeout(30),
-    ):
+    async with authority_served() as (here, place), grpc.aio.insecure_channel(place) as channel, asyncio.timeout(30):
         if text is not None:
-            authority.promise(promises(text))
-        yield Served(authority, channel)
+            here.promise(promises(text))
+        yield Served(here, channel)
 
 
 async def test_answers_have_it_and_a_stream_only_what_is_new() -> None:

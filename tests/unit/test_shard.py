@@ -394,9 +394,7 @@ async def test_rule2_what_comes_during_a_snapshot_is_not_in(disk: MemoryDisk, mo
     assert log_.snapshot_position == position
     then = recovery.recover(running.shard.topology.get("a"), log_.snapshot, [], epoch_base=0)
     assert set(then.map.columns.values[: then.map.columns.size].tolist()) == {14 * HOUR, MIN}
-    now = recovery.recover(
-        running.shard.topology.get("a"), log_.snapshot, [payload for _, payload in log_.records], epoch_base=0
-    )
+    now = recovery.recover(running.shard.topology.get("a"), log_.snapshot, [it for _, it in log_.records], epoch_base=0)
     assert now.low == 15 * HOUR
     await running.stop()
 

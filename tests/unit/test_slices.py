@@ -478,12 +478,15 @@ async def test_a_retirement_that_the_store_has_lost_is_made_again(tree: Tree) ->
     await until(lambda: tree.state(0) is GroupState.RETIRED)
 
 
+async def claim_as(one: One, name: str, identity: str) -> None:
+    """Claim all of a slice. Raises as Shard.claim does."""
+    span = list(one.shard.topology.get(name).keys.span)
+    await one.shard.owners.claim(name, ClaimRequest(span, identity=identity, request_id=next(ids).to_bytes(16)))
+
+
 async def claimed_by(one: One, name: str, identity: str) -> bool:
-    request = ClaimRequest(
-        list(one.shard.topology.get(name).keys.span), identity=identity, request_id=next(ids).to_bytes(16)
-    )
     try:
-        await one.shard.owners.claim(name, request)
+        await claim_as(one, name, identity)
     except errors.IdentityMismatch:
         return False
     return True
@@ -497,9 +500,7 @@ async def test_the_first_worker_of_any_slice_binds_the_computation(tree: Tree, b
     for name in ("a~1", "a~0", "a~1"):
         assert not await claimed_by(tree.below, name, "Y")
     with pytest.raises(errors.IdentityMismatch, match=r"bound to the identity 'X', not 'Y'.* reset a to") as refused:
-        await tree.below.shard.owners.claim(
-            "a~1", ClaimRequest([KEY, b""], identity="Y", request_id=next(ids).to_bytes(16))
-        )
+        await claim_as(tree.below, "a~1", "Y")
     assert refused.value.metadata["bound_to"] == "X"
     for name in ("a~1", "a~0"):
         assert await claimed_by(tree.below, name, "X")
@@ -561,15 +562,6 @@ async def test_rule4_a_made_up_ownership_number_is_not_taken(tree: Tree) -> None
     epoch = tree.below.shard.served.epoch("a~0")
     await tree.below.shard.confirmation.rise("a~0", LARGEST_EPOCH + 1)
     assert tree.below.shard.served.epoch("a~0") == epoch
-
-
-async def claim_as(one: One, name: str, identity: str, bound: int | None = None) -> None:
-    """Claim all of a slice. Raises as Shard.claim does."""
-    span, bounds = list(one.shard.topology.get(name).keys.span), [] if bound is None else [bound]
-    request = ClaimRequest(
-        span, identity=identity, request_id=next(ids).to_bytes(16), bound_micros=np.array(bounds, dtype=np.int64)
-    )
-    await one.shard.owners.claim(name, request)
 
 
 async def test_a_claim_for_which_there_is_no_room_binds_nothing(tree: Tree) -> None:
@@ -813,13 +805,10 @@ async def test_a_cut_that_a_reset_leaves_as_it_is_is_noticed(wide: Tree, monkeyp
 
 async def test_records_are_counted_once_though_a_new_half_is_first_and_retired(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = await Tree(MemoryDisk(), beside=True).start(budgets=(100_000,))
-    for number, grant in enumerate(await wide.both()):
+    for i, grant in enumerate(await wide.both()):
         late = Lateness({0: 1000}, 9 * HOUR, 9 * HOUR, {100_000: (3, MIN)})
         report = GroupReport(grant.sequencer, np.array([7 * HOUR]), lateness=late)
-        assert (
-            await wide.below.shard.owners.report([(f"a~{number}", report)], sender=b"s" * 16, number=(1, number + 1))
-            == []
-        )
+        assert await wide.below.shard.owners.report([(f"a~{i}", report)], sender=b"s" * 16, number=(1, i + 1)) == []
     await wide.below.shard.owners.retire("a~1", AT, b"", force=True)
 
     def counted() -> list[tuple[int, int]]:
