@@ -6,7 +6,11 @@
  * threshold, promised or chosen by the viewer, so they fit a pipeline of seconds and one of days.
  */
 
-/** @typedef {"ontime" | "slow" | "late" | "verylate" | "unknown" | "finished"} Level */
+/**
+ * `stopped`, `failed` and `unbegun` are states of an owner, which say more than a lag.
+ *
+ * @typedef {"ontime" | "slow" | "late" | "verylate" | "unknown" | "finished" | "stopped" | "failed" | "unbegun"} Level
+ */
 /** @typedef {{name: "clock" | "data", micros: number}} Reference Time from which lag is counted. */
 
 /** Thresholds that the page offers, in seconds of lag. */
@@ -29,6 +33,9 @@ export const WORDS = {
   verylate: "very late",
   unknown: "no watermark",
   finished: "finished",
+  stopped: "stopped",
+  failed: "failed",
+  unbegun: "not begun",
 };
 
 /**
@@ -120,25 +127,26 @@ export function noReportWords(range) {
 }
 
 /**
- * Returns true when an owner has not reported for too long, by the authority's clock. A worker that
- * never reported since the authority started is not silent, and one that has ended is not either.
+ * Says in a word why an owner does not report, by the authority's clock. A worker that never
+ * reported since the authority started may be alive.
  *
  * @param {import("./types.js").Range} range
  * @param {number} now
+ * @returns {"" | "silent" | "stopped" | "failed" | "not begun"} Empty: it reports, or there is none.
  */
-export function silent(range, now) {
-  const { state, ended, last_report_micros: last } = range;
-  return state === "owned" && !ended && last !== 0 && now - last > SILENT_SECONDS * 1e6;
+export function trouble(range, now) {
+  const { ended, failure, last_report_micros: last, claimed_micros: claimed } = range;
+  if (range.state !== "owned") return "";
+  if (ended) return failure ? "failed" : "stopped";
+  if (last === 0 || now - last <= SILENT_SECONDS * 1e6) return "";
+  return (claimed ? last > claimed : !hasNoPromise(range)) ? "silent" : "not begun";
 }
 
 /**
- * Says in a word what is wrong with an owner.
+ * Returns true when the owner of a range has promised nothing yet.
  *
  * @param {import("./types.js").Range} range
- * @param {number} now
- * @returns {"" | "silent" | "stopped" | "failed"} Empty: nothing, or no owner.
  */
-export function trouble(range, now) {
-  if (range.ended) return range.failure ? "failed" : "stopped";
-  return silent(range, now) ? "silent" : "";
+export function hasNoPromise({ watermark, since_micros: since }) {
+  return watermark.state === "unknown" && !since;
 }

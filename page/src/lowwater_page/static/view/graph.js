@@ -12,10 +12,10 @@ import { layoutInLayers } from "../model/layers.js";
 import { format } from "../model/route.js";
 import { sliceOf } from "../model/slices.js";
 import { brief, mark } from "../model/time.js";
-import { because, isStuck, way } from "../model/verdict.js";
+import { because, way } from "../model/verdict.js";
 import { Bar } from "./bar.js";
 import { useMedia, useWidth, useZone } from "./hooks.js";
-import { Symbol, far } from "./parts.js";
+import { Symbol, far, whyInk } from "./parts.js";
 import { STEP, useZoom } from "./zoom.js";
 
 /** @typedef {import("../model/verdict.js").Verdict} Verdict */
@@ -346,14 +346,15 @@ function Node({ verdict, slices, place, route, now, blamed, dimmed, flat, brief:
   const zone = useZone();
   const { computation, level, most, mostName } = verdict;
   const { name } = computation;
-  const why = because(verdict);
+  const failure = verdict.cause === "failed" ? computation.holder?.failure : "";
+  const why = failure ? `failed: ${failure}` : because(verdict);
   const timed = verdict.lag !== null;
   const description = timed ? `, ${WORDS[level]}, ${far(verdict)} behind` : `, ${WORDS[level]}`;
   return html`<a
     class=${`node node-${level}${blamed ? " blamed" : ""}${dimmed ? " dimmed" : ""}`}
     href=${format({ ...route, name, query: "" })}
     style=${place}
-    title=${short ? `${name}${description}` : name}
+    title=${short ? `${name}${description}` : failure ? `${name} ${why}` : name}
   >
     ${short
       ? html`<span class="node-name"><${Symbol} level=${level} /><b>${name}</b><span class="hidden">${description}</span></span>`
@@ -367,7 +368,7 @@ function Node({ verdict, slices, place, route, now, blamed, dimmed, flat, brief:
             <span>${mark(computation.low, now, zone)}</span>
             <span class="node-most" title=${most === null ? "" : `${mostName} of the records lately seen`}>${most !== null && `${mostName} ${brief(Math.max(0, most))}`}</span>
           </span>`}
-          <span class="node-why ${isStuck(verdict.cause) ? "ink-stuck strong" : ""}">${[slices > 0 && `${slices.toLocaleString("en")} slices`, why || about(computation)].filter(Boolean).join(" · ")}</span>`}
+          <span class="node-why ${whyInk(verdict)}">${[slices > 0 && `${slices.toLocaleString("en")} slices`, why || about(computation)].filter(Boolean).join(" · ")}</span>`}
   </a>`;
 }
 
@@ -378,10 +379,10 @@ function Node({ verdict, slices, place, route, now, blamed, dimmed, flat, brief:
  *   => void}} props
  */
 function Group({ group, names, verdicts, place, blamed, brief: short, open }) {
-  const { worst, late, stuck } = sumUp(names, verdicts);
+  const { worst, late, stuck, failed } = sumUp(names, verdicts);
   const { level } = worst;
   const many = names.length.toLocaleString("en");
-  const trouble = [late > 0 && `${late.toLocaleString("en")} late`, stuck > 0 && `${stuck.toLocaleString("en")} stuck`].filter(Boolean).join(", ");
+  const trouble = [late > 0 && `${late.toLocaleString("en")} late`, stuck > 0 && `${stuck.toLocaleString("en")} stuck`, failed > 0 && `${failed.toLocaleString("en")} failed`].filter(Boolean).join(", ");
   const counts = trouble ? html`<b class="ink-late">${trouble}</b> of ${many}` : `${many} computations`;
   const description = `${many} computations${trouble && `, ${trouble}`}, the worst is ${worst.computation.name}, ${WORDS[level]}${worst.lag === null ? "" : `, ${far(worst)} behind`}`;
   return html`<button

@@ -138,9 +138,12 @@ function find(text, name) {
 function Counts({ counts, route, go }) {
   const words = /** @type {const} */ ([
     ["late", "late", "late"],
+    ["failed", "failed", "failed"],
     ["stuck", "stuck", "stuck"],
     ["unknown", "unknown", "without a watermark"],
+    ["unbegun", "unbegun", "not begun"],
     ["ontime", "ontime", "on time"],
+    ["stopped", "stopped", "stopped"],
     ["finished", "finished", "finished"],
   ]);
   return html`<ul class="counts" aria-label="How many">
