@@ -399,7 +399,7 @@ def complete(lw: Client, args: argparse.Namespace) -> int:
             print(f"  {on_one_line(why.sentence)}")
             return 1
         for holder in completeness.holders:
-            print(f"  {render.holder(holder)}, at {holder.watermark}")
+            print(f"  {render.holder(holder, now)}, at {holder.watermark}")
     return 0 if completeness.complete else 1
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from lowwater.cli.live import Style, style_of
-from lowwater.core.causes import cause_of
+from lowwater.core.causes import Cause, cause_of, cause_of_range, quiet_words
 from lowwater.core.lag import late_by
 from lowwater.core.text import counted, describe_key, describe_owner, describe_range, duration, lag, on_one_line
 from lowwater.core.why import Why
@@ -98,7 +98,7 @@ def status_table(
                 *(_heuristic(view, share, now_micros) for share in shares),
                 *(_spent(view, view.budget.get(share), now_micros) for share in budgets),
                 _ranges(view, slices),
-                culprit_words(view, guilty.get(view.computation)),
+                culprit_words(view, guilty.get(view.computation), now_micros),
                 *(", ".join(filter(None, (promise.owner, promise.team))) for _ in who),
             )
         )
@@ -157,9 +157,17 @@ def _ahead(view: WatermarkView, watermark: Watermark, now_micros: int) -> str:
     return "=" if watermark == view.low else lag(watermark, now_micros)
 
 
-def holder(key_range: RangeView | None) -> str:
-    """Return a key range and its owner; empty for none."""
-    return "" if key_range is None else f"{describe_range(key_range.start, key_range.end)}, {describe_owner(key_range)}"
+def holder(key_range: RangeView | None, now_micros: int) -> str:
+    """Return a key range, its owner, and how that ended, if it did; empty for none."""
+    if key_range is None:
+        return ""
+    words = f"{describe_range(key_range.start, key_range.end)}, {describe_owner(key_range)}"
+    return f"{words}, {quiet_words(key_range, now_micros)}" if _is_quiet(key_range, now_micros) else words
+
+
+def _is_quiet(key_range: RangeView, now_micros: int) -> bool:
+    """Return whether an owner has ended, or not begun."""
+    return cause_of_range(key_range, 0, now_micros) in {Cause.STOPPED, Cause.FAILED, Cause.NOT_BEGUN}
 
 
 def _state(view: WatermarkView, guilty: WatermarkView | None, now_micros: int) -> str:
@@ -172,13 +180,13 @@ def _state(view: WatermarkView, guilty: WatermarkView | None, now_micros: int) -
     return f"waits for {guilty.computation}" if waits and guilty is not None else cause.value
 
 
-def culprit_words(view: WatermarkView, guilty: WatermarkView | None) -> str:
+def culprit_words(view: WatermarkView, guilty: WatermarkView | None, now_micros: int) -> str:
     """Return who holds a computation: its own key range, or another computation and its range."""
     if guilty is None or guilty.computation == view.computation:
-        return holder(view.holder)
+        return holder(view.holder, now_micros)
     if not guilty.registered:
         return f"{guilty.computation}, which is not registered"
-    return f"{guilty.computation} {holder(guilty.holder)}".rstrip()
+    return f"{guilty.computation} {holder(guilty.holder, now_micros)}".rstrip()
 
 
 def line(view: WatermarkView, now_micros: int, guilty: WatermarkView | None) -> str:
@@ -189,7 +197,7 @@ def line(view: WatermarkView, now_micros: int, guilty: WatermarkView | None) -> 
     parts += [
         f"{share / 10_000:g} % lately seen {watermark}" for share, watermark in view.shares if watermark != view.low
     ]
-    if guilty is not None and (who := culprit_words(view, guilty)):
+    if guilty is not None and (who := culprit_words(view, guilty, now_micros)):
         parts.append(f"held by {who}")
     return on_one_line("  ".join(parts))
 
@@ -205,7 +213,7 @@ def ranges_table(ranges: Ranges, now_micros: int) -> str:
                 describe_key(key_range.end) if key_range.end else "..",
                 str(key_range.watermark),
                 lag(key_range.watermark, now_micros),
-                key_range.state.value,
+                key_range.state.value + _ending(key_range, now_micros),
                 key_range.worker,
                 key_range.host,
                 f"{duration(silent)} ago" if key_range.last_report_micros else _without_report(key_range),
@@ -213,6 +221,11 @@ def ranges_table(ranges: Ranges, now_micros: int) -> str:
         )
     more = ranges.total - len(ranges)
     return table(rows) + (f"\nand {more} more; --limit shows them" if more > 0 else "")
+
+
+def _ending(key_range: RangeView, now_micros: int) -> str:
+    """Return a suffix of the state of a range whose owner has ended, or not begun."""
+    return f", {cause_of_range(key_range, 0, now_micros).value}" if _is_quiet(key_range, now_micros) else ""
 
 
 def _without_report(key_range: RangeView) -> str:
@@ -307,6 +320,7 @@ def range_record(key_range: RangeView) -> dict[str, Any]:
         "sequencer": key_range.sequencer,
         "since": _date(key_range.since),
         "last_report": _date(key_range.last_report),
+        "claimed": _date(key_range.claimed),
         "waiting_for": key_range.waiting_for,
         **key_range.remarks._asdict(),
     }
