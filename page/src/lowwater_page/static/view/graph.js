@@ -79,8 +79,9 @@ export function Graph({ verdicts, slices, wanted, current, dimmed, route, go, no
   const kind = some ? "worst" : kindToDraw(route.graph, verdicts.size);
   const names = useChosen(verdicts, wanted, kind === "worst");
   const computations = new Map(names.map((name) => [name, /** @type {Verdict} */ (verdicts.get(name)).computation]));
-  const { at, groups, shape: key } = gather(computations, kind === "name" || kind === "team" ? kind : "", route.open);
+  const { at, groups, shape } = gather(computations, kind === "name" || kind === "team" ? kind : "", route.open);
   const count = new Set(at.values()).size;
+  const key = room > 0 ? shape : "[]"; // nothing is drawn before the frame's width is known
   const tall = heightOf(windowHeight, count, down);
   const { placed, box } = useMemo(() => fit(key, { width: room || 1, height: tall }, down), [key, room, tall, down]);
   const whole = room > 0 ? scaleOf(placed, { width: room, height: tall }) : 1;
