@@ -21,9 +21,10 @@ SPARK = {
     "complete": {"checkpoint", "errors", "sources"},
     "track": {"checkpoint", "columns", "complete", "errors", "settings", "sources"},
     "drive": {"checkpoint", "columns", "errors", "settings", "sources", "track", "workers"},
-    "attach": {"errors", "settings"},
+    "tracked": set[str](),
+    "attach": {"errors", "settings", "tracked"},
     "sidecar": {"checkpoint", "errors", "settings", "sources", "track"},
-    "stages": {"checkpoint", "columns", "drive", "errors", "settings", "sources", "track"},
+    "stages": {"checkpoint", "columns", "drive", "errors", "settings", "sources", "track", "tracked"},
     "prometheus": {"attach", "track"},
     "workers": {"errors"},
 }
