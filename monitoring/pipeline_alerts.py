@@ -121,6 +121,8 @@ def alerts(settings: Settings) -> Group:
 def _alerts(settings: Settings) -> Group:
     step = settings.step_seconds
     # A silent worker and ranges without an owner are a slice's to tell: the whole knows of none.
+    ended = by_computation('lowwater_holder_state{state="stopped"}')
+    stopped = f"unless on ({COMPUTATION}) ({ended} == 1)"
     behind = f"{LOCAL_LAG}{{{NO_SLICE}}} > {step} and deriv({LOCAL_LAG}[10m]) > 0.1\n{EXACT}"
     return Group(
         "lowwater-pipeline",
@@ -148,12 +150,13 @@ def _alerts(settings: Settings) -> Group:
             ),
             Alert(
                 "LowwaterHolderSilent",
-                named(f"{SILENCE} > {SILENT_SECONDS}\n{EXACT}"),
+                named(f"{SILENCE} > {SILENT_SECONDS}\n{EXACT}\n{stopped}"),
                 "1m",
                 "warning",
                 "A worker that holds {{ $labels.computation }} is silent",
-                "Nothing has come for {{ $value | humanizeDuration }} from a worker whose key range holds the low watermark. Silence"
-                " never advances it: the range has to be claimed by a worker that lives." + NAMED,
+                "Nothing has come for {{ $value | humanizeDuration }} from a worker whose key range holds the low watermark, and which"
+                " was not stopped in good order. Silence never advances it: the range has to be claimed by a worker that lives."
+                + NAMED,
             ),
             Alert(
                 "LowwaterRangesUnowned",

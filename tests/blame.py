@@ -1,7 +1,7 @@
 """Whom to blame: one table of pipelines, with what the command and the page have to say of each.
 
 blame.json is the table; the page's model is held against it in the browser (browser/test_modules.py), the client's here. Times are
-seconds before NOW. A computation is owned by one worker that is alive and moving, unless its case says otherwise.
+seconds before NOW; 0: never. A computation is owned by one worker that is alive and moving, unless its case says otherwise.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ def _view(
     running: float = 0,
     waiting_for: str = "",
     holdback: float = 0,
+    claimed: float = 0,
     ended: bool = False,
     failure: str = "",
     untimed: int = 0,
 ) -> WatermarkView:
     low = _ago(behind)
-    never = state == "never claimed"
+    never, since = state == "never claimed", _ago(stood).micros if stood else 0
     holder = RangeView(
         start=b"",
         end=b"",
@@ -49,10 +50,11 @@ def _view(
         worker="" if never else f"{name}-1",
         host="" if never else "node-4",
         sequencer=0 if never else 1,
-        since_micros=_ago(stood).micros,
+        since_micros=since,
         last_report_micros=0 if never else _ago(silent).micros,
         waiting_for=waiting_for,
         remarks=Remarks(round(holdback * 1e6), ended, failure, untimed),
+        claimed_micros=_ago(claimed).micros if claimed else 0,
     )
     return WatermarkView(
         name,
@@ -60,7 +62,7 @@ def _view(
         incarnation=1,
         epoch=1,
         low=low,
-        since_micros=_ago(stood).micros,
+        since_micros=since,
         oldest_operation_micros=_ago(running).micros if running else 0,
         inputs=tuple(inputs),
         ranges=1,

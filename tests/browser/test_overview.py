@@ -49,6 +49,24 @@ def test_an_unregistered_input_is_told_and_no_lag_is_made_up(lw: lowwater.Client
     expect(page.get_by_text(re.compile("^no watermark; this page has"))).to_be_visible()
 
 
+def test_what_is_over_is_grey_and_what_failed_is_red_with_its_error(lw: lowwater.Client, tab: Watched) -> None:
+    for name, failure in (("archive", ""), ("hourly", "[STATE_STORE] no such key")):
+        lw.register(name)
+        lease = lw.worker(name).claim()
+        remarks = lowwater.Remarks(ended=True, failure=failure)
+        lease.advance(None, oldest=None, frontier=int(time.time() * 1e6), remarks=remarks)
+        lease.flush(60)
+    page = tab.open()
+    expect(page.locator("h1")).to_contain_text("Nothing is late yet, but hourly has failed")
+    expect(page.locator(".node-stopped .node-why")).to_have_text("stopped")
+    expect(page.locator(".node-failed .node-why")).to_have_text("failed: [STATE_STORE] no such key")
+    expect(page.locator("tr.row-failed")).to_contain_text("[STATE_STORE] no such key")
+    page.get_by_role("button", name="1 stopped").click()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    page.locator("tr.row-stopped a", has_text="archive").click()
+    expect(page.locator(".lead-state")).to_contain_text("stopped")
+
+
 def test_search_finds_all_and_is_in_the_address(browser: Browser, server: Serving, story: Story, tab: Watched) -> None:
     story.tell(1, 40 * MINUTES)
     page = tab.open()

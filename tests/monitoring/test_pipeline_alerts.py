@@ -145,6 +145,11 @@ def test_after_a_fail_over_the_newest_owners_holder_is_named_and_other_computati
     )
 
 
+def test_a_worker_that_was_stopped_in_good_order_is_not_called_silent(tmp_path: Path) -> None:
+    stopped = silent() | {series_of("holder_state", "enriched", ', state="stopped"'): lambda t: 1}
+    check(tmp_path, stopped, {"LowwaterHolderSilent": {7320: [], 4 * HOURS: []}})
+
+
 def unknown(ranges: int = 64) -> Exported:
     exported = healthy()
     missing = ("low_watermark", "lag_seconds", "last_report", "oldest_operation")

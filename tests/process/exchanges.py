@@ -45,7 +45,16 @@ LINE: Final = re.compile(
 )
 BOUND: Final = {"server_token", "sequencer", "instead_of", "newest_claim", "epoch", "address"}
 """Fields that a deployment makes up."""
-UNTOLD: Final = {"time_micros", "clock_micros", "since_micros", "last_report_micros", "epoch_nonce", "message", "fix"}
+UNTOLD: Final = {
+    "time_micros",
+    "clock_micros",
+    "since_micros",
+    "last_report_micros",
+    "claimed_micros",
+    "epoch_nonce",
+    "message",
+    "fix",
+}
 """Fields that tell the time, tell shards apart, or are for people."""
 
 

@@ -191,3 +191,16 @@ def test_an_input_that_is_a_query_is_its_computation() -> None:
 def test_inputs_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="inputs"):
         chosen({}, {}, inputs=wrong)
+
+
+def test_a_query_that_is_left_out_is_in_no_book_from_its_start_to_its_last_event(clock: Clock) -> None:
+    book = Book(lambda name, query: name or query, clock, left_out=lambda query, name: query == "q1" or name == "new")
+    book.started("q1", "r1", "hourly")
+    book.progressed(progress())
+    book.idle("q1", "r1")
+    book.terminated("q1", "r1", None)
+    book.progressed(progress(1))
+    book.started("q3", "r3", "new")
+    assert (book.queries(), book.take(), book.dropped) == ((), None, 0)
+    book.started("q2", "r2", "hourly")
+    assert [status.query for status in book.queries()] == ["q2"]

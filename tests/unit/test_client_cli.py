@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from lowwater import Completeness, Promise, Ranges, RangeState, RangeView, Watermark, WatermarkView, errors
+from lowwater import Completeness, Promise, Ranges, RangeState, RangeView, Remarks, Watermark, WatermarkView, errors
 from lowwater.cli import main, render
 from lowwater.cli.arguments import parse_key, parse_time
 from lowwater.cli.commands import COMMANDS
 from lowwater.cli.history import history_record, history_table
 from lowwater.cli.live import State, draw, seen
 from lowwater.cli.shards import shards_table
+from lowwater.core.causes import cause_of
 from lowwater.core.text import describe_holder, describe_key
 from lowwater.core.why import explain, find_culprits
 from lowwater.core.words import holder_words, severity
@@ -133,7 +134,7 @@ def test_what_a_worker_calls_itself_reaches_no_terminal_as_it_is() -> None:
         render.status_table([view], NOW, {}),
         render.line(view, NOW, view),
         render.ranges_table(Ranges((EVIL,), 1), NOW),
-        holder_words(EVIL),
+        holder_words(EVIL, NOW),
         describe_holder(view),
         str(why),
     ):
@@ -197,7 +198,8 @@ def test_status_and_watch_blame_whom_why_blames(case: dict[str, Any]) -> None:
         assert blamed <= {root}, f"{what} names {blamed} for what {root} holds"
         assert root in text, what
         assert root == case["ask"] or f"{root} all keys" in text or f"{root}, " in text, what
-    assert root == case["ask"] or f"waits for {root}" in shown["status"]
+    in_trouble = cause_of(view_, blame.NOW).trouble
+    assert root == case["ask"] or in_trouble or f"waits for {root}" in shown["status"]
 
 
 def test_ranges_are_a_table_that_says_what_it_leaves_out() -> None:
@@ -210,6 +212,43 @@ def test_ranges_are_a_table_that_says_what_it_leaves_out() -> None:
     ]
     restarted = replace(HOLDER, last_report_micros=0)
     assert render.ranges_table(Ranges((restarted,), 1), NOW).endswith("host-3  not since the authority restarted")
+
+
+SILENT_FOR = 75_000_000
+ENDS = [
+    (Remarks(ended=True), 0, "stopped", "which stopped at 13:58:45 UTC", "\x1b[2m"),
+    (
+        Remarks(ended=True, failure="[STATE_STORE]\n no."),
+        0,
+        "failed",
+        "which failed 1 min 15 s ago: [STATE_STORE]\\n no",
+        "\x1b[31m",
+    ),
+    (
+        Remarks(),
+        NOW - SILENT_FOR,
+        "not begun",
+        "which claimed it 1 min 15 s ago and has reported nothing yet",
+        "\x1b[33m",
+    ),
+]
+
+
+@pytest.mark.parametrize(("remarks", "claimed", "state", "words", "colour"), ENDS, ids=[end[2] for end in ENDS])
+def test_over_failed_and_not_begun_are_told_everywhere(
+    remarks: Remarks, claimed: int, state: str, words: str, colour: str
+) -> None:
+    owner = replace(HOLDER, last_report_micros=NOW - SILENT_FOR, remarks=remarks, claimed_micros=claimed)
+    view = replace(VIEWS[0], holder=owner)
+    table = render.status_table([view], NOW, {}, coloured=True).splitlines()[1]
+    assert table.startswith(f"{colour}enriched     {state}  ")
+    assert f"owned by exec-7 on host-3, {words}" in table
+    assert f"owned by exec-7 on host-3, {words}" in render.line(view, NOW, view), "so does `watch --plain`"
+    assert f"exec-7 on host-3, {words}" in draw(seen(State(), [view], NOW, {}), 200, 5)[2].text
+    assert f"owned, {state}  " in render.ranges_table(Ranges((owner,), 1), NOW)
+    record = render.view_record(view, NOW)
+    assert (record["state"], record["holder"]["ended"]) == (state, remarks.ended)
+    assert record["holder"]["claimed"] == ("2013-01-09T13:58:45Z" if claimed else None)
 
 
 def test_json_has_texts_for_people_and_numbers_for_programs() -> None:

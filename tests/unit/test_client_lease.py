@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowwater import MAX, MIN, Histogram, Refusal
+from lowwater import MAX, MIN, Histogram, Refusal, Remarks
 from lowwater.core.columns import Column
 from lowwater.core.fold import Fold
 from lowwater.core.lease import GroupState, LeaseState, RecentSlots
@@ -199,3 +199,12 @@ def test_recent_against_a_list_of_minutes(adds: list[tuple[int, int]]) -> None:
         if finished:
             minutes[now // 60] = minutes.get(now // 60, 0) + finished
         assert recent.total == sum(minutes[minute] for minute in sorted(minutes)[-10:])
+
+
+def test_a_worker_that_has_ended_repeats_nothing() -> None:
+    """Else the time of its last report, which is when it ended, would go on."""
+    lease = lease_of(1)
+    for ended, beats in ((False, True), (True, False), (False, True)):
+        lease.advance(fold_at(10), MAX, remarks=Remarks(ended=ended), now=0.0)
+        assert lease.take() is not None
+        assert (lease.beat() is not None) == beats

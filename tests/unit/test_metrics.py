@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from lowwater.core.events import Limited, event
 from lowwater.core.text import without_passwords, without_secrets
+from lowwater.views import NO_REMARKS, Remarks
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, GroupReport
@@ -152,6 +153,26 @@ async def test_a_holder_is_named_after_a_while(one: Metered, still_for: int, inp
     assert [holder for holder in holders if holder["computation"] == "stage"] == [stage] * named
     root = {"computation": "root", "worker": "", "host": "", "range": "all keys"}
     assert [holder for holder in holders if holder["computation"] == "root"] == [root], "never moved, nothing before it"
+
+
+@pytest.mark.parametrize(
+    ("remarks", "state"),
+    [
+        (None, "not_begun"),
+        (NO_REMARKS, ""),
+        (Remarks(ended=True), "stopped"),
+        (Remarks(ended=True, failure="no"), "failed"),
+    ],
+)
+async def test_a_holder_that_has_ended_or_not_begun_is_told(one: Metered, remarks: Remarks | None, state: str) -> None:
+    one.now = time.time_ns() // 1000 - 20 * SECOND
+    await one.shard.graph.register(Spec("a"))
+    grant = await one.claim()
+    if remarks is not None:
+        one.now += SECOND
+        report = GroupReport(grant.sequencer, np.array([HOUR]), remarks=remarks)
+        await one.shard.owners.report([("a", report)], sender=b"s" * 16, number=(1, 1))
+    assert [labels["state"] for labels, _ in one.samples("lowwater_holder_state")] == [state] * bool(state)
 
 
 def recounted(computation: Computation) -> tuple[Counter[str], int, int]:

@@ -13,7 +13,8 @@ from lowwater.core.fold import Fold
 from lowwater.core.lease import LeaseState, Report
 from lowwater.v1 import workers_pb2
 from lowwater.views import NO_REMARKS, Remarks
-from lowwater.watermark import MAX
+from lowwater.watermark import MAX, MIN
+from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
 from lowwater_authority.rpc import codec
 from lowwater_spark.track.run.status import in_short
@@ -139,3 +140,28 @@ def test_a_text_without_its_password_is_no_longer_than_the_root_takes() -> None:
     shown = codec.group(report)
     report.waiting_for, report.remarks.failure = shown.waiting_for, shown.remarks.failure
     codec.group(report)
+
+
+def test_when_its_owner_claimed_a_range_is_shown_and_whether_it_reported_since() -> None:
+    d = Driver()
+
+    def times() -> list[tuple[int, bool]]:
+        ranges = sorted(d.core.map.all_ranges(10)[0], key=lambda entry: entry.start)
+        views = [wire.range_view(codec.key_range_message(entry)) for entry in ranges]
+        return [(view.claimed_micros, view.last_report_micros > view.claimed_micros) for view in views]
+
+    claimed = d.now
+    owner = d.claim(b"", b"").sequencer
+    assert times() == [(claimed, False)]
+    snapshot = recovery.snapshot(d.core)
+    d.report(owner, MIN)
+    assert times() == [(claimed, True)], "a report that promises nothing is one"
+    d.crash()
+    assert times()[0][0] == claimed, "the log has the claim"
+    second, again = d.now, d.claim(b"m", b"").sequencer
+    assert [time for time, _ in times()] == [0, second], "the rest is nobody's"
+    d.release(again)
+    assert times()[1][0] == 0
+    d.records = []
+    d.crash(snapshot=snapshot)
+    assert times()[0][0] == 0, "a snapshot does not have it"

@@ -130,6 +130,9 @@ class RangeView:
     without an owner."""
     remarks: Remarks = NO_REMARKS
     """Remarks of its worker; no remarks without an owner."""
+    claimed_micros: int = 0
+    """Processing time at which its owner claimed it; 0 without an owner, or when unknown. While it
+    equals ``last_report_micros``, the owner has reported nothing."""
 
     @property
     def since(self) -> datetime | None:
@@ -140,6 +143,11 @@ class RangeView:
     def last_report(self) -> datetime | None:
         """Time of its owner's last report; None when unknown."""
         return _moment(self.last_report_micros)
+
+    @property
+    def claimed(self) -> datetime | None:
+        """Time at which its owner claimed it; None when unknown."""
+        return _moment(self.claimed_micros)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ def key_range(view: RangeView) -> Record:
         "sequencer": str(view.sequencer),
         "since_micros": view.since_micros,
         "last_report_micros": view.last_report_micros,
+        "claimed_micros": view.claimed_micros,
         "waiting_for": view.waiting_for,
         **view.remarks._asdict(),
     }

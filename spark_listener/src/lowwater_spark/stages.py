@@ -53,6 +53,7 @@ from lowwater_spark.track.run.hook import Hook, WriteBatch
 from lowwater_spark.track.run.plain import Plain
 from lowwater_spark.track.run.run import Run
 from lowwater_spark.track.run.stage_run import StageRun
+from lowwater_spark.tracked import started
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -461,7 +462,7 @@ class Stage:
             run = Run(folder, checked, stage_runs, hook, skip_removed=skip_removed)
             # Spark lists the ticks whenever it looks for rows.
             stream_writer = writer_options.with_pause(glance(folder)).onto(ticking, folder, query_name)
-            return begin(run, stream_writer.foreachBatch(hook.run_batch))
+            return begin(run, stream_writer.foreachBatch(hook.run_batch), query_name)
 
     def start(
         self,
@@ -553,7 +554,7 @@ class Stage:
         with self._beginning(client, [authority], driving) as begin:
             stage_runs = [StageRun(authority, keyed, folder)]
             run = Run(folder, checked, stage_runs, Plain(output), skip_removed=skip_removed)
-            return begin(run, stream_writer)
+            return begin(run, stream_writer, query_name)
 
     def _check(
         self, options: Writer, stamped: Sequence[Stage], *, single_driver: bool, function: bool
@@ -590,10 +591,10 @@ class Stage:
     @contextlib.contextmanager
     def _beginning(
         self, client: lowwater.Client, authorities: Sequence[Authority], driving: Driving | None
-    ) -> Iterator[Callable[[Run, DataStreamWriter], TrackedQuery]]:
+    ) -> Iterator[Callable[[Run, DataStreamWriter, str], TrackedQuery]]:
         """Yield a function that begins a run and its query; close everything if that fails."""
 
-        def begin(run: Run, writer: DataStreamWriter) -> TrackedQuery:
+        def begin(run: Run, writer: DataStreamWriter, name: str) -> TrackedQuery:
             if driving is not None:
                 driving.reserve(run.authority.registration, run.heads)
                 if run.reader is not None:
@@ -606,7 +607,8 @@ class Stage:
                 driving.open(run.authority)
                 run.drive = driving
             owned = client if self.client is None else None
-            tracked = TrackedQuery(run, writer.start(), interval=self.interval, owned=owned, driving=driving)
+            query = started(writer, name)
+            tracked = TrackedQuery(run, query, interval=self.interval, owned=owned, driving=driving)
             _running.add(tracked)
             return tracked
 

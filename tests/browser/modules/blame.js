@@ -24,9 +24,9 @@ export function said({ computations, ask }) {
 }
 
 /** @param {any} given */
-function told({ name, behind, inputs = [], estimated = false, state = "owned", silent = 1, stood = 1, running = 0, holdback = 0, untimed = 0, ...more }) {
+function told({ name, behind, inputs = [], estimated = false, state = "owned", silent = 1, stood = 1, running = 0, holdback = 0, claimed = 0, untimed = 0, ...more }) {
   const never = state === "never claimed";
-  const since = NOW - stood * SECOND;
+  const since = stood && NOW - stood * SECOND;
   const holder = range({
     start: "",
     end: "",
@@ -37,6 +37,7 @@ function told({ name, behind, inputs = [], estimated = false, state = "owned", s
     host: never ? "" : "node-4",
     since_micros: since,
     last_report_micros: never ? 0 : NOW - silent * SECOND,
+    claimed_micros: claimed && NOW - claimed * SECOND,
     holdback_micros: holdback * SECOND,
     untimed_rows: untimed,
     ...more,

@@ -47,6 +47,7 @@ export function range(given = {}) {
     sequencer: "1",
     since_micros: NOW - SECOND,
     last_report_micros: NOW - SECOND,
+    claimed_micros: 0,
     waiting_for: "",
     holdback_micros: 0,
     ended: false,

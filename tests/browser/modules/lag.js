@@ -1,4 +1,4 @@
-import { LATE_DEFAULT, extent, level, newest, reference, silent, noReportWords } from "/static/model/lag.js";
+import { LATE_DEFAULT, extent, level, newest, reference, trouble, noReportWords } from "/static/model/lag.js";
 import { MINUTE, NOW, computation, equal, mark, ok, range } from "./check.js";
 
 const CLOCK = { name: "clock", micros: NOW };
@@ -29,7 +29,7 @@ export function a_bar_grows_with_the_lag_and_ends() {
 }
 
 export function an_owner_that_was_not_heard_of_is_not_called_silent() {
-  equal(silent(range({ last_report_micros: 0, since_micros: NOW - 60 * MINUTE }), NOW), false);
+  equal(trouble(range({ last_report_micros: 0, since_micros: NOW - 60 * MINUTE }), NOW), "");
 }
 
 export function only_what_nobody_claimed_has_never_reported() {
@@ -38,6 +38,6 @@ export function only_what_nobody_claimed_has_never_reported() {
 }
 
 export function an_owner_is_silent_after_a_quarter_of_a_minute() {
-  equal([10, 16].map((seconds) => silent(range({ last_report_micros: NOW - seconds * 1e6 }), NOW)), [false, true]);
-  equal(silent(range({ state: "unowned", last_report_micros: NOW - 60 * MINUTE }), NOW), false);
+  equal([10, 16].map((seconds) => trouble(range({ last_report_micros: NOW - seconds * 1e6 }), NOW)), ["", "silent"]);
+  equal(trouble(range({ state: "unowned", last_report_micros: NOW - 60 * MINUTE }), NOW), "");
 }

@@ -59,6 +59,14 @@ export function stuck_is_told_before_it_is_late() {
     "Nothing is late yet, but enriched is stuck, 25 s behind, held by its own worker exec-7 on node-4, silent for 20 s.");
 }
 
+export function a_planned_end_is_late_only_by_a_promise() {
+  const holder = range({ ended: true, last_report_micros: NOW - 38 * MINUTE });
+  const levels = [{}, { promise: { late_seconds: 600 } }].map((given) =>
+    judge(board([computation("hourly", 2460, { holder, ...given })]), NOW, SETTINGS).verdicts.get("hourly")?.level);
+  equal(levels, ["stopped", "verylate"]);
+  equal(said([computation("hourly", 2460, { holder })]), "hourly was stopped in good order.");
+}
+
 export function what_is_nearly_late_is_told_with_who_holds_it() {
   const enriched = computation("enriched", 1000, { inputs: ["flights"] });
   equal(said([computation("flights", 2), enriched]),

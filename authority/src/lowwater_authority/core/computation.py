@@ -347,6 +347,7 @@ class Computation:
             host=op.host,
             request_id=op.request_id,
             order=(op.generation, op.ordinal),
+            claimed=now,
         )
         losses = self.map.claim(group, codec.int64s(op.bound_micros), now)
         self._carry(losses, group)

@@ -150,6 +150,9 @@ class Group:
     last_report: int = 0
     """Processing time of the last report, or of the claim; 0: not known. After a recovery it is the
     time of the last report that changed anything: others are not journaled."""
+    claimed: int = 0
+    """Processing time of the claim; 0: not known. Not in a snapshot: only a log that has the claim
+    gives it back."""
     waiting_for: str = ""
     """Cause for which its worker waits, as last reported, for people. Not journaled: the next
     report has it again."""

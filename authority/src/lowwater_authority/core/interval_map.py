@@ -69,6 +69,8 @@ class Owner(NamedTuple):
     """Cause for which the worker waits, for people; empty once it does not own the range."""
     remarks: Remarks = NO_REMARKS
     """Remarks of the worker about itself, for people; empty once it does not own the range."""
+    claimed: int = 0
+    """Processing time at which the worker claimed the range; 0: not known, or not its owner now."""
 
 
 class Range(NamedTuple):
@@ -213,6 +215,7 @@ class IntervalMap:
                 group.last_report,
                 (group.ahead_at(place) or group.waiting_for) if owned else "",
                 group.remarks if owned else NO_REMARKS,
+                group.claimed if owned else 0,
             ),
         )
 

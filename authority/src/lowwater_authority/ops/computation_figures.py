@@ -6,12 +6,15 @@ import time
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from lowwater.core import wire
+from lowwater.core.causes import Cause, cause_of_range
 from lowwater.core.lag import lag_seconds, root_lows, upstream_first
 from lowwater.core.text import describe_range
 from lowwater.prometheus import Figure
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.promises import NOTHING, Promises
+from lowwater_authority.rpc.codec import key_range_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,6 +107,11 @@ HOLDER: Final = _gauge(
     "worker",
     "host",
     "range",
+)
+HOLDER_STATE: Final = _gauge(
+    "holder_state",
+    "1 while the key range that holds the low watermark has a worker that has stopped, failed, or not begun; else absent.",
+    "state",
 )
 ESTIMATED: Final = _gauge(
     "estimated",
@@ -219,6 +227,15 @@ class Reading:
             owner = view.holder.owner
             yield [view.name, owner.worker, owner.host, describe_range(view.holder.start, view.holder.end)], 1
 
+    def holder_state(self, view: View) -> Iterator[Sample]:
+        """Return the sample of HOLDER_STATE."""
+        if view.holder is None or view.low == MAX:
+            return
+        # The wall clock: a scrape is on another thread than the shard's processing time.
+        cause = cause_of_range(wire.range_view(key_range_message(view.holder)), 0, time.time_ns() // 1000)
+        if cause in {Cause.STOPPED, Cause.FAILED, Cause.NOT_BEGUN}:
+            yield [view.name, cause.value.replace(" ", "_")], 1
+
     def estimated(self, view: View) -> Iterator[Sample]:
         """Return the samples of ESTIMATED."""
         yield [view.name], float(self._topology.is_estimated(view.name))
@@ -307,6 +324,7 @@ READ: Final[dict[Figure, Callable[[Reading, View], Iterator[Sample]]]] = {
     HOLDING: Reading.holding,
     LAST_REPORT: Reading.last_report,
     HOLDER: Reading.holder,
+    HOLDER_STATE: Reading.holder_state,
     ESTIMATED: Reading.estimated,
     EPOCH: Reading.epoch,
     INCARNATION: Reading.incarnation,

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 ddd0f46446ffc1b2c8110391c479f3b235fafc73b75e5ba794c0a72667ce1a6b
+Made from: sha256 6cc7a2645c5c7c25a8c0cdb6fe55d86ad75ca75d2a162429e752ebffd6d48737
 """

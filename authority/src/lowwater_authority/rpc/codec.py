@@ -432,6 +432,7 @@ def key_range_message(value: Range) -> types_pb2.Range:
         last_report_micros=owner.last_report,
         waiting_for="" if finished else owner.waiting_for,
         remarks=None if finished else wire.remarks_message(owner.remarks),
+        claimed_micros=owner.claimed,
     )
 
 

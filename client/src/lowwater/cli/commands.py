@@ -400,7 +400,7 @@ def complete(lw: Client, args: argparse.Namespace) -> int:
             print(f"  {on_one_line(why.sentence)}")
             return 1
         for holder in completeness.holders:
-            print(f"  {holder_words(holder)}, at {holder.watermark}")
+            print(f"  {holder_words(holder, now)}, at {holder.watermark}")
     return 0 if completeness.complete else 1
 
 

@@ -14,7 +14,7 @@ from textwrap import wrap
 from types import MappingProxyType
 from typing import Final
 
-from lowwater.core.causes import Cause, cause_of, seconds_since
+from lowwater.core.causes import Cause, cause_of, quiet_words, seconds_since
 from lowwater.core.slices import slices_of
 from lowwater.core.text import clock_time, counted, describe_range, duration, lag, on_one_line
 from lowwater.views import RangeState, WatermarkView
@@ -262,11 +262,8 @@ def _holder(view: WatermarkView, now: int) -> str:
             return f"{where} never claimed"
         case Cause.UNOWNED:
             return f"{where} left by {worker}"
-        case Cause.SILENT:
-            silent = duration(seconds_since(holder.last_report_micros, now))
-            return f"{where} {worker}, silent for {silent}"
-        case Cause.STOPPED | Cause.FAILED as ended:
-            return f"{where} {worker}, {ended.value} {duration(seconds_since(holder.last_report_micros, now))} ago"
+        case Cause.SILENT | Cause.STOPPED | Cause.FAILED | Cause.NOT_BEGUN:
+            return f"{where} {worker}, {quiet_words(holder, now)}"
         case _:
             return f"{where} {worker}" if holder.state is RangeState.OWNED else where
 
@@ -279,9 +276,12 @@ def _style(view: WatermarkView, state: State) -> Style:
 
 def style_of(view: WatermarkView, now: int) -> Style:
     """Return the look of a computation, by its state at a processing time."""
-    if view.low.finished:
+    cause = cause_of(view, now)
+    if cause in {Cause.FINISHED, Cause.STOPPED}:
         return Style.FAINT
-    if cause_of(view, now).trouble:
+    if cause is Cause.NOT_BEGUN:
+        return Style.STILL
+    if cause.trouble:
         return Style.TROUBLE
     still = seconds_since(view.since_micros, now) > STILL_SECONDS
     return Style.STILL if still or view.low.unknown else Style.PLAIN

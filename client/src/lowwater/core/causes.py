@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from enum import Enum
 
+from lowwater.core.text import clock_time, duration, on_one_line
 from lowwater.views import RangeState, RangeView, WatermarkView
+from lowwater.watermark import Watermark
 
-__all__ = ["Cause", "cause_of", "cause_of_range", "is_silent", "seconds_since"]
+__all__ = ["Cause", "cause_of", "cause_of_range", "quiet_words", "seconds_since"]
 
 _SILENT = 15.0
 """Seconds without a claim or report after which a worker is called silent. A living one reports
@@ -36,6 +38,9 @@ class Cause(Enum):
     """A key range whose worker was stopped in good order, as its last report says."""
     FAILED = "failed"
     """A key range whose worker ended by an error, as its last report says."""
+    NOT_BEGUN = "not begun"
+    """A key range whose worker has claimed it, and has reported nothing in the seconds after which
+    a worker is silent: it prepares, is not programmed to report, or died."""
     UNHEARD = "not heard of"
     """A key range whose worker has not reported since the authority restarted: it may be alive."""
     BUSY = "busy"
@@ -58,7 +63,15 @@ class Cause(Enum):
         return self in _TROUBLE
 
 
-_TROUBLE = {Cause.NOT_REGISTERED, Cause.NEVER_CLAIMED, Cause.UNOWNED, Cause.SILENT, Cause.STOPPED, Cause.FAILED}
+_TROUBLE = {
+    Cause.NOT_REGISTERED,
+    Cause.NEVER_CLAIMED,
+    Cause.UNOWNED,
+    Cause.SILENT,
+    Cause.STOPPED,
+    Cause.FAILED,
+    Cause.NOT_BEGUN,
+}
 
 
 def cause_of(view: WatermarkView | None, now_micros: int) -> Cause:
@@ -84,8 +97,8 @@ def cause_of_range(holder: RangeView, oldest_operation: int, now_micros: int) ->
         return Cause.FAILED if holder.remarks.failure else Cause.STOPPED
     if not holder.last_report_micros:
         return Cause.UNHEARD
-    if is_silent(seconds_since(holder.last_report_micros, now_micros)):
-        return Cause.SILENT
+    if seconds_since(holder.last_report_micros, now_micros) > _SILENT:
+        return Cause.SILENT if _has_reported(holder) else Cause.NOT_BEGUN
     if oldest_operation and seconds_since(oldest_operation, now_micros) > _LONG:
         return Cause.BUSY
     if not holder.since_micros or seconds_since(holder.since_micros, now_micros) > _SILENT:
@@ -93,9 +106,38 @@ def cause_of_range(holder: RangeView, oldest_operation: int, now_micros: int) ->
     return Cause.MOVING
 
 
-def is_silent(seconds: float) -> bool:
-    """Return True when a worker that has not reported for so long is called silent."""
-    return seconds > _SILENT
+def quiet_words(holder: RangeView, now_micros: int) -> str:
+    """Return since when a key range has no reporting worker, and why, as far as that is known.
+
+    Empty for a worker that reports, or of which the authority has not heard since its restart.
+    """
+    ago = duration(seconds_since(holder.last_report_micros, now_micros))
+    match cause_of_range(holder, 0, now_micros):
+        case Cause.STOPPED:
+            return f"which stopped at {clock_time(Watermark(holder.last_report_micros), now_micros)}"
+        case Cause.FAILED:
+            return f"which failed {ago} ago: {on_one_line(holder.remarks.failure.rstrip('.'))}"
+        case Cause.NOT_BEGUN if holder.claimed_micros:
+            return f"which claimed it {ago} ago and has reported nothing yet"
+        case Cause.NOT_BEGUN | Cause.SILENT if _has_no_promise(holder):
+            return f"which claimed it and has promised nothing yet, last heard of {ago} ago"
+        case Cause.SILENT:
+            return f"silent for {ago}"
+        case Cause.UNOWNED if holder.last_report_micros:
+            return f"silent for {ago}"
+        case _:
+            return ""
+
+
+def _has_reported(holder: RangeView) -> bool:
+    """Return whether an owner has reported anything; when that is unknown, whether it promised."""
+    if holder.claimed_micros:
+        return holder.last_report_micros > holder.claimed_micros
+    return not _has_no_promise(holder)
+
+
+def _has_no_promise(holder: RangeView) -> bool:
+    return holder.watermark.unknown and not holder.since_micros
 
 
 def seconds_since(micros: int, now_micros: int) -> float:

@@ -295,7 +295,8 @@ class LeaseState:
     def beat(self) -> GroupState | None:
         """Return a repetition of what was sent, by one range, to keep the last report fresh.
 
-        Refused ranges or a refused mass are added. None when there is nothing to repeat.
+        Refused ranges or a refused mass are added. None when there is nothing to repeat: also after
+        the report that the worker has ended, which is to be its last.
         """
         if self._sent is None or self.lost_all or len(self.lost) == self.count:
             return None
@@ -307,7 +308,8 @@ class LeaseState:
             group = self.take()
             if group is not None:
                 return group
-        return None if self.finished_all else self._group(self._one_handle(), None)
+        over = self.finished_all or self._sent_remarks.ended
+        return None if over else self._group(self._one_handle(), None)
 
     def _changed(self) -> Handles[int] | None:
         """Bring what was sent up to date; returns the live handles to send, None for all."""

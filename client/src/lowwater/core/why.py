@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Final
 
 from lowwater import errors
-from lowwater.core.causes import Cause, cause_of, cause_of_range, is_silent, seconds_since
+from lowwater.core.causes import Cause, cause_of, cause_of_range, quiet_words, seconds_since
 from lowwater.core.slices import slices_of
 from lowwater.core.text import (
     clock_time,
@@ -628,32 +628,15 @@ def _about(holder: RangeView, now_micros: int) -> str:
     words = f"at {holder.watermark}, {describe_owner(holder)}"
     if holder.state in {RangeState.NEVER_CLAIMED, RangeState.RETIRED}:
         return words
-    if holder.remarks.ended:
-        return f"{words}, which {_ended(holder, now_micros)}"
+    if quiet := quiet_words(holder, now_micros):
+        return f"{words}, {quiet}"
     if not holder.last_report_micros:
         return f"{words}{_UNHEARD}" if holder.state is RangeState.OWNED else words
-    silent = seconds_since(holder.last_report_micros, now_micros)
-    if holder.state is RangeState.UNOWNED or is_silent(silent):
-        return f"{words}, {_silent(holder, silent)}"
     waits = f", waiting for {on_one_line(holder.waiting_for)}" if holder.waiting_for else ""
     if not holder.since_micros:
         return f"{words}, which is alive{waits}"
     stood = duration(seconds_since(holder.since_micros, now_micros))
     return f"{words}, which is alive and has stood there for {stood}{waits}"
-
-
-def _silent(holder: RangeView, silent: float) -> str:
-    """Return how long a worker has been silent, or that it has promised nothing since its claim."""
-    if holder.state is RangeState.OWNED and holder.watermark.unknown and not holder.since_micros:
-        return f"which claimed it and has promised nothing yet, last heard of {duration(silent)} ago"
-    return f"silent for {duration(silent)}"
-
-
-def _ended(holder: RangeView, now_micros: int) -> str:
-    """Return when a worker ended, and the error that ended it, from its last report."""
-    at = clock_time(Watermark(holder.last_report_micros), now_micros)
-    failure = holder.remarks.failure.rstrip(".")
-    return f"failed at {at}: {on_one_line(failure)}" if failure else f"stopped at {at}"
 
 
 def _listed(names: list[str]) -> str:
@@ -766,12 +749,10 @@ def _root_words(root: Hop, graph: _Graph, now_micros: int, unknown: errors.Lowwa
             words = f", {describe_owner(holder)}"
             if root.cause is Cause.UNOWNED and holder.last_report_micros:
                 words += f" {duration(seconds_since(holder.last_report_micros, now_micros))} ago"
-        case Cause.STOPPED | Cause.FAILED:
-            words = f", which {_ended(holder, now_micros)}"
+        case Cause.STOPPED | Cause.FAILED | Cause.NOT_BEGUN | Cause.SILENT:
+            words = f", {quiet_words(holder, now_micros)}"
         case Cause.UNHEARD:
             words = _UNHEARD
-        case Cause.SILENT:
-            words = f", {_silent(holder, seconds_since(holder.last_report_micros, now_micros))}"
         case Cause.BUSY:
             running = duration(seconds_since(views[root.computation].oldest_operation_micros, now_micros))
             words = f", alive, but at one operation for {running}"

@@ -276,6 +276,7 @@ def range_view(message: types_pb2.Range) -> RangeView:
         last_report_micros=message.last_report_micros,
         waiting_for=message.waiting_for,
         remarks=remarks(message.remarks),
+        claimed_micros=message.claimed_micros,
     )
 
 

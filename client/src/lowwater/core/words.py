@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from lowwater.core.causes import cause_of
+from lowwater.core.causes import Cause, cause_of, cause_of_range, quiet_words
 from lowwater.core.text import describe_owner, describe_range, duration
 from lowwater.views import Completion, RangeView, WatermarkView
 from lowwater.watermark import Watermark
@@ -13,6 +13,7 @@ from lowwater.watermark import Watermark
 __all__ = [
     "culprit_words",
     "holder_words",
+    "is_quiet",
     "late_words",
     "longest_delay",
     "low_words",
@@ -37,9 +38,17 @@ def low_words(view: WatermarkView) -> str:
     return f"{view.low} (estimated)" if view.estimated else str(view.low)
 
 
-def holder_words(key_range: RangeView | None) -> str:
-    """Return a key range and its owner; empty for none."""
-    return "" if key_range is None else f"{describe_range(key_range.start, key_range.end)}, {describe_owner(key_range)}"
+def holder_words(key_range: RangeView | None, now_micros: int) -> str:
+    """Return a key range, its owner, and how that ended, if it did; empty for none."""
+    if key_range is None:
+        return ""
+    words = f"{describe_range(key_range.start, key_range.end)}, {describe_owner(key_range)}"
+    return f"{words}, {quiet_words(key_range, now_micros)}" if is_quiet(key_range, now_micros) else words
+
+
+def is_quiet(key_range: RangeView, now_micros: int) -> bool:
+    """Return whether an owner has ended, or not begun."""
+    return cause_of_range(key_range, 0, now_micros) in {Cause.STOPPED, Cause.FAILED, Cause.NOT_BEGUN}
 
 
 def state_words(view: WatermarkView, guilty: WatermarkView | None, now_micros: int) -> str:
@@ -52,13 +61,13 @@ def state_words(view: WatermarkView, guilty: WatermarkView | None, now_micros: i
     return f"waits for {guilty.computation}" if waits and guilty is not None else cause.value
 
 
-def culprit_words(view: WatermarkView, guilty: WatermarkView | None) -> str:
+def culprit_words(view: WatermarkView, guilty: WatermarkView | None, now_micros: int) -> str:
     """Return who holds a computation: its own key range, or another computation and its range."""
     if guilty is None or guilty.computation == view.computation:
-        return holder_words(view.holder)
+        return holder_words(view.holder, now_micros)
     if not guilty.registered:
         return f"{guilty.computation}, which is not registered"
-    return f"{guilty.computation} {holder_words(guilty.holder)}".rstrip()
+    return f"{guilty.computation} {holder_words(guilty.holder, now_micros)}".rstrip()
 
 
 def moment(micros: int) -> str:

@@ -35,13 +35,13 @@ def _at(watermark: Watermark) -> str:
 def _view(view: WatermarkView) -> str:
     if not view.registered:
         return f"{view.computation}: {'dropped' if view.dropped else 'not registered'}"
-    held = f", held by {holder_words(view.holder)}" if view.holder is not None else ""
+    held = f", held by {holder_words(view.holder, now_micros())}" if view.holder is not None else ""
     estimated = ", estimated" if view.estimated else ""
     return f"{view.computation}: {_at(view.low)}{estimated}{held}"
 
 
 def _range(view: RangeView) -> str:
-    return f"{holder_words(view)}, at {_at(view.watermark)}"
+    return f"{holder_words(view, now_micros())}, at {_at(view.watermark)}"
 
 
 def _completeness(answer: Completeness) -> str:

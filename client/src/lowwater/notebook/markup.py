@@ -56,7 +56,7 @@ _TROUBLE: Final = Look("&#9650;", "#d9483b", "somebody has to act", strong=True)
 _STANDS: Final = Look("&#9670;", "#b7791f", "its worker is alive and stands")
 _MOVES: Final = Look("&#9679;", "#2e8b57", "it moves")
 _WAITS: Final = Look("&#9675;", "#5b7fb5", "it waits for another one")
-_ENDED: Final = Look("&#9632;", "#808080", "finished")
+_ENDED: Final = Look("&#9632;", "#808080", "finished or stopped")
 _LOOKS: Final = (_TROUBLE, _STANDS, _MOVES, _WAITS, _ENDED)
 
 _SOURCE: Final = Look("&#9656;", "#2e8b57", "brings records in")
@@ -140,10 +140,10 @@ def _held(text: str) -> str:
 def _look(view: WatermarkView, guilty: WatermarkView | None, now_micros: int) -> Look:
     """Return the look of what :func:`state_words` says."""
     cause = cause_of(view, now_micros)
+    if cause in {Cause.FINISHED, Cause.STOPPED}:
+        return _ENDED
     if cause.trouble:
         return _TROUBLE
-    if cause is Cause.FINISHED:
-        return _ENDED
     if guilty is not None and guilty.computation != view.computation:
         return _WAITS
     return _MOVES if cause in {Cause.MOVING, Cause.MOVED_ON} else _STANDS
@@ -176,7 +176,7 @@ def view(one: WatermarkView, now_micros: int) -> str:
         ("low watermark", _low(one)),
         ("lag", fixed(_lag_words(one.low, now_micros))),
         ("state", _marked(_look(one, None, now_micros), state_words(one, None, now_micros))),
-        ("held by", words(holder_words(one.holder))),
+        ("held by", words(holder_words(one.holder, now_micros))),
         ("waits for", "" if one.holder is None else words(one.holder.waiting_for)),
         ("promise", _late_cell(one, now_micros)),
         ("inputs", words(", ".join(one.inputs))),
@@ -214,7 +214,7 @@ def status(views: Views, now_micros: int) -> str:
             _low(one),
             fixed(_lag_words(one.low, now_micros)),
             *((_late_cell(one, now_micros),) if promised else ()),
-            _held(culprit_words(one, who)),
+            _held(culprit_words(one, who, now_micros)),
         )
         for one in shown[:_MOST_ROWS]
         for who in [guilty.get(one.computation)]

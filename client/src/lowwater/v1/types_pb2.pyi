@@ -209,6 +209,7 @@ class Range(google.protobuf.message.Message):
     LAST_REPORT_MICROS_FIELD_NUMBER: builtins.int
     WAITING_FOR_FIELD_NUMBER: builtins.int
     REMARKS_FIELD_NUMBER: builtins.int
+    CLAIMED_MICROS_FIELD_NUMBER: builtins.int
     start: builtins.bytes
     """First key of the range."""
     end: builtins.bytes
@@ -235,6 +236,11 @@ class Range(google.protobuf.message.Message):
     """What its worker waits for, in the worker's words, at most 200 bytes. Empty: the worker has
     reported none, or no worker owns the range.
     """
+    claimed_micros: builtins.int
+    """Processing time, in microseconds, at which its owner claimed it. While last_report_micros is the
+    same, the owner has reported nothing since. 0: no worker owns the range, or it is not known:
+    after a restart of the authority, or from a release before this field.
+    """
     @property
     def remarks(self) -> Global___Remarks:
         """Remarks of its worker; absent when the worker has sent none, or no worker owns the range."""
@@ -253,9 +259,10 @@ class Range(google.protobuf.message.Message):
         last_report_micros: builtins.int = ...,
         waiting_for: builtins.str = ...,
         remarks: Global___Remarks | None = ...,
+        claimed_micros: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["remarks", b"remarks"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["end", b"end", "host", b"host", "last_report_micros", b"last_report_micros", "remarks", b"remarks", "sequencer", b"sequencer", "since_micros", b"since_micros", "start", b"start", "state", b"state", "waiting_for", b"waiting_for", "watermark_micros", b"watermark_micros", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["claimed_micros", b"claimed_micros", "end", b"end", "host", b"host", "last_report_micros", b"last_report_micros", "remarks", b"remarks", "sequencer", b"sequencer", "since_micros", b"since_micros", "start", b"start", "state", b"state", "waiting_for", b"waiting_for", "watermark_micros", b"watermark_micros", "worker", b"worker"]) -> None: ...
 
 Global___Range: typing_extensions.TypeAlias = Range
 

@@ -28,6 +28,7 @@ from lowwater_spark.attach.progress import computation_name, read_progress
 from lowwater_spark.attach.sender import Sender
 from lowwater_spark.attach.settings import AttachSettings, resolve
 from lowwater_spark.settings import connection
+from lowwater_spark.tracked import is_tracked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,7 +56,8 @@ def attach(
     """Publish Spark's watermark of every streaming query of a session as estimated, with counts.
 
     Each query becomes a computation, named by PREFIX and the query's name (``queryName``), else its
-    id, which its checkpoint keeps. A second call for a session returns the same attachment. Queries
+    id, which its checkpoint keeps. Queries of tracked stages are left out: their own computation is
+    exact. A second call for a session returns the same attachment. Queries
     of ``spark.newSession()`` are not seen: attach that session too.
 
     Args:
@@ -150,7 +152,9 @@ class Attachment:
         """The authority that was started for it, if any."""
         self._spark = spark
         self._session = _session_of(spark)
-        self._book = Book(lambda name, query: computation_name(settings.prefix, name, query), time.monotonic)
+        self._book = Book(
+            lambda name, query: computation_name(settings.prefix, name, query), time.monotonic, left_out=is_tracked
+        )
         self._reach: lowwater.Settings | None = None
         self._sender: Sender | None = None
         self._listener: StreamingQueryListener | None = None

@@ -79,12 +79,18 @@ class Saying:
 class Book:
     """The statuses and waiting reports of all queries. Thread-safe.
 
-    ``clock`` is monotonic, in seconds; ``most`` queries are remembered. Every method is O(1), but
-    :meth:`take` is O(waiting queries).
+    ``clock`` is monotonic, in seconds; ``most`` queries are remembered. ``left_out`` says of which
+    queries, by id and name, nothing is. Every method is O(1), but :meth:`take` is O(waiting
+    queries).
     """
 
     def __init__(
-        self, name_of: Callable[[str | None, str], str], clock: Callable[[], float], *, most: int = MOST_QUERIES
+        self,
+        name_of: Callable[[str | None, str], str],
+        clock: Callable[[], float],
+        *,
+        most: int = MOST_QUERIES,
+        left_out: Callable[[str, str | None], bool] = lambda query, name: False,
     ) -> None:
         self.changed: threading.Condition = threading.Condition()
         """Notified when there is something to report."""
@@ -98,6 +104,7 @@ class Book:
         self._name_of = name_of
         self._clock = clock
         self._most = most
+        self._left_out = left_out
         self._queries: dict[str, QueryStatus] = {}
         self._times: dict[str, EventTimes] = {}
         # Earliest times of sending by query, in the order in which queries began to wait.
@@ -166,7 +173,9 @@ class Book:
             self.last_swallowed = repr(error)
 
     def _enter(self, query: str, run: str, name: str | None) -> QueryStatus | None:
-        """Make room for a query; return None when there is none. Hold the lock."""
+        """Make room for a query; return None without room, or if left out. Hold the lock."""
+        if self._left_out(query, name):
+            return None
         if len(self._queries) >= self._most:
             oldest = next((candidate for candidate in self._ended if candidate not in self._waiting), None)
             if oldest is None:

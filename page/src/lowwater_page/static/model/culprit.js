@@ -1,7 +1,7 @@
 /** Finds the root cause of each computation: the walk upstream of `lowwater why`, in the page. */
 
 import { duration } from "./time.js";
-import { SILENT_SECONDS, isOld, newest, silent } from "./lag.js";
+import { SILENT_SECONDS, hasNoPromise, isOld, newest, trouble } from "./lag.js";
 import { sliceOf, slicesOf } from "./slices.js";
 
 /** @type {import("./types.js").Watermark} */
@@ -221,12 +221,12 @@ function reliableLow(computation, whole) {
  * Reason why a computation does not move, decided as by `cause_of` in
  * client/src/lowwater/core/causes.py, which `lowwater status` shows.
  *
- * @typedef {"finished" | "not registered" | "never claimed" | "unowned" | "silent" | "stopped" | "failed" | "not heard of" | "busy" | "waiting" |
- *   "moving" | "moved on"} Reason
+ * @typedef {"finished" | "not registered" | "never claimed" | "unowned" | "silent" | "stopped" | "failed" | "not begun" | "not heard of" | "busy" |
+ *   "waiting" | "moving" | "moved on"} Reason
  */
 
 /** Reasons that last until somebody acts: no living worker is at the computation. */
-const TROUBLE = new Set(["not registered", "never claimed", "unowned", "silent", "stopped", "failed"]);
+const TROUBLE = new Set(["not registered", "never claimed", "unowned", "silent", "stopped", "failed", "not begun"]);
 
 /**
  * @param {import("./types.js").Computation | undefined} computation
@@ -240,9 +240,9 @@ export function reasonOf(computation, now) {
   if (holder === null) return "moved on";
   if (holder.state === "never claimed" || holder.state === "unowned") return holder.state;
   if (holder.state !== "owned") return "moved on";
-  if (holder.ended) return holder.failure ? "failed" : "stopped";
+  const quiet = trouble(holder, now);
+  if (quiet) return quiet;
   if (!holder.last_report_micros) return "not heard of";
-  if (silent(holder, now)) return "silent";
   if (oldest && now - oldest > RUNNING_SECONDS * 1e6) return "busy";
   return !holder.since_micros || now - holder.since_micros > SILENT_SECONDS * 1e6 ? "waiting" : "moving";
 }
@@ -277,16 +277,14 @@ export function activity(range, now) {
     default:
       return range.state;
   }
-  if (range.ended) {
-    const ago = `${since(range.last_report_micros)} ago`;
-    return range.failure ? `which failed ${ago}: ${range.failure}` : `which stopped ${ago}`;
-  }
+  const ago = `${since(range.last_report_micros)} ago`;
+  const quiet = trouble(range, now);
+  if (quiet === "failed") return `which failed ${ago}: ${range.failure}`;
+  if (quiet === "stopped") return `which stopped ${ago}`;
+  if (quiet === "not begun" && range.claimed_micros) return `which claimed it ${ago} and has reported nothing yet`;
+  if (quiet && hasNoPromise(range)) return `which claimed it and has promised nothing yet, last heard of ${ago}`;
+  if (quiet) return `silent for ${since(range.last_report_micros)}`;
   if (!range.last_report_micros) return "of which the authority has not heard yet";
-  if (silent(range, now)) {
-    const promised = range.watermark.state !== "unknown" || range.since_micros;
-    const ago = since(range.last_report_micros);
-    return promised ? `silent for ${ago}` : `which claimed it and has promised nothing yet, last heard of ${ago} ago`;
-  }
   const stands = range.since_micros && now - range.since_micros > SILENT_SECONDS * 1e6;
   const alive = stands ? `alive, standing there for ${since(range.since_micros)}` : "alive";
   return range.waiting_for ? `${alive}, waiting for ${range.waiting_for}` : alive;

@@ -75,14 +75,14 @@ export function gather(computations, by, open) {
 }
 
 /**
- * Sums up a group: its worst member, and how many are late or stuck.
+ * Sums up a group: its worst member, and how many are late, stuck or failed.
  *
  * @param {string[]} names Members, at least one.
  * @param {Map<string, Verdict>} verdicts
- * @returns {{worst: Verdict, late: number, stuck: number}}
+ * @returns {{worst: Verdict, late: number, stuck: number, failed: number}}
  */
 export function sumUp(names, verdicts) {
   const members = names.map((name) => /** @type {Verdict} */ (verdicts.get(name)));
   const count = (/** @type {string} */ wantedKind) => members.filter((verdict) => kind(verdict) === wantedKind).length;
-  return { worst: members.reduce((a, b) => (badness(b) > badness(a) ? b : a)), late: count("late"), stuck: count("stuck") };
+  return { worst: members.reduce((a, b) => (badness(b) > badness(a) ? b : a)), late: count("late"), stuck: count("stuck"), failed: count("failed") };
 }

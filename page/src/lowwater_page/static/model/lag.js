@@ -8,9 +8,10 @@
 
 /**
  * "far": the newest event time of its whole pipeline is more than a week old, so it is a replay, or
- * it stopped long ago. It is told apart from what is late.
+ * it stopped long ago. It is told apart from what is late. `stopped`, `failed` and `unbegun` are
+ * states of an owner, which say more than a lag.
  *
- * @typedef {"ontime" | "slow" | "late" | "verylate" | "far" | "unknown" | "finished"} Level
+ * @typedef {"ontime" | "slow" | "late" | "verylate" | "far" | "unknown" | "finished" | "stopped" | "failed" | "unbegun"} Level
  */
 /** @typedef {{name: "clock" | "data", micros: number}} Reference Time from which lag is counted. */
 
@@ -35,6 +36,9 @@ export const WORDS = {
   far: "far behind",
   unknown: "no watermark",
   finished: "finished",
+  stopped: "stopped",
+  failed: "failed",
+  unbegun: "not begun",
 };
 
 /** Levels explained. @type {Record<Level, string>} */
@@ -46,6 +50,9 @@ export const LEVELS = {
   far: "the newest data of its whole pipeline is more than 7 days old: a replay, or a pipeline that stopped long ago; counted apart from late",
   unknown: "some key range was never reported, or an input is not registered",
   finished: "nothing will ever come",
+  stopped: "its worker was stopped in good order; late only by a promise",
+  failed: "its worker ended by an error",
+  unbegun: "its worker has reported nothing since its claim",
 };
 
 /**
@@ -147,25 +154,26 @@ export function noReportWords(range) {
 }
 
 /**
- * Returns true when an owner has not reported for too long, by the authority's clock. A worker that
- * never reported since the authority started is not silent, and one that has ended is not either.
+ * Says in a word why an owner does not report, by the authority's clock. A worker that never
+ * reported since the authority started may be alive.
  *
  * @param {import("./types.js").Range} range
  * @param {number} now
+ * @returns {"" | "silent" | "stopped" | "failed" | "not begun"} Empty: it reports, or there is none.
  */
-export function silent(range, now) {
-  const { state, ended, last_report_micros: last } = range;
-  return state === "owned" && !ended && last !== 0 && now - last > SILENT_SECONDS * 1e6;
+export function trouble(range, now) {
+  const { ended, failure, last_report_micros: last, claimed_micros: claimed } = range;
+  if (range.state !== "owned") return "";
+  if (ended) return failure ? "failed" : "stopped";
+  if (last === 0 || now - last <= SILENT_SECONDS * 1e6) return "";
+  return (claimed ? last > claimed : !hasNoPromise(range)) ? "silent" : "not begun";
 }
 
 /**
- * Says in a word what is wrong with an owner.
+ * Returns true when the owner of a range has promised nothing yet.
  *
  * @param {import("./types.js").Range} range
- * @param {number} now
- * @returns {"" | "silent" | "stopped" | "failed"} Empty: nothing, or no owner.
  */
-export function trouble(range, now) {
-  if (range.ended) return range.failure ? "failed" : "stopped";
-  return silent(range, now) ? "silent" : "";
+export function hasNoPromise({ watermark, since_micros: since }) {
+  return watermark.state === "unknown" && !since;
 }

@@ -13,7 +13,7 @@ import { SPANS } from "./history.js";
  * @property {string} owner Owner whose computations are shown; empty: all.
  * @property {number} late Seconds of lag from which a computation without a promise is late.
  * @property {"clock" | "data" | ""} from Reference of lags; empty: the page chooses.
- * @property {"" | keyof import("./verdict.js").Counts} only Kind of computations
+ * @property {"" | import("./verdict.js").Kind} only Kind of computations
  *   that are shown; empty: all.
  * @property {string} sort Column by which the table is sorted; with `-` in front, descending.
  * @property {"" | import("./graph.js").Kind} graph What the graph draws; empty: the page chooses.
@@ -22,7 +22,7 @@ import { SPANS } from "./history.js";
  * @property {import("./time.js").Zone} zone Zone of all times.
  */
 
-const KINDS = /** @type {const} */ (["late", "stuck", "far", "unknown", "ontime", "finished"]);
+const KINDS = /** @type {const} */ (["late", "failed", "stuck", "far", "unknown", "unbegun", "ontime", "stopped", "finished"]);
 const DRAWN = /** @type {const} */ (["worst", "all", "name", "team"]);
 
 /** @type {Route} */

@@ -16,6 +16,7 @@
  * @property {number | string} sequencer
  * @property {number} since_micros Time at which it reached this watermark; 0: unknown.
  * @property {number} last_report_micros Time of the last report; 0: none yet.
+ * @property {number} claimed_micros Time at which its owner claimed it; 0: unknown, or no owner.
  * @property {string} waiting_for What the worker reports to wait for, in its own words (untrusted
  *   text); empty: nothing.
  * @property {number} holdback_micros Event time by which the worker lags its inputs by design; 0:

@@ -18,9 +18,10 @@ const STUCK_SECONDS = 15;
  * `waits`: for an input. `stuck`: no living worker is at it. `stopped`: its worker was stopped in
  * good order. `failed`: its worker ended by an error. `long`: at one operation for more than a
  * minute. `source`: a working injector with old data. `behind`: working on old data. `above`: cut,
- * and lagging its slices. `unclaimed`: no worker ever claimed it.
+ * and lagging its slices. `unclaimed`: no worker ever claimed it. `unbegun`: its worker has
+ * reported nothing yet.
  *
- * @typedef {"" | "waits" | "stuck" | "stopped" | "failed" | "long" | "source" | "behind" | "above" | "unclaimed"} Cause
+ * @typedef {"" | "waits" | "stuck" | "stopped" | "failed" | "long" | "source" | "behind" | "above" | "unclaimed" | "unbegun"} Cause
  */
 
 /**
@@ -70,9 +71,11 @@ export function judge(board, now, settings) {
     const promised = computation.promise?.late_seconds;
     const late = promised || settings.late;
     const own = promised && settings.from === "" ? clock : from;
-    const far = settings.from === "" && own.name === "clock" && !promised && isOld(frontOf(computation.name) ?? now, now);
-    const timed = level(computation.low, own, late);
-    const at = far && timed !== "unknown" && timed !== "finished" ? "far" : timed;
+    const lagLevel = level(computation.low, own, late);
+    const why = cause(computation, name, lagLevel, now, slices.has(computation.name));
+    const timed = lagLevel !== "unknown" && lagLevel !== "finished";
+    const far = timed && settings.from === "" && own.name === "clock" && !promised && isOld(frontOf(computation.name) ?? now, now);
+    const at = ownerLevel(why, lagLevel, Boolean(promised)) ?? (far ? "far" : lagLevel);
     verdicts.set(computation.name, {
       computation,
       level: at,
@@ -86,7 +89,7 @@ export function judge(board, now, settings) {
       trouble,
       missing: !holder?.registered,
       range: holder?.holder ?? null,
-      cause: cause(computation, name, at, now, slices.has(computation.name)),
+      cause: why,
     });
   }
   return { verdicts, from };
@@ -101,6 +104,20 @@ export function percent(share) {
 }
 
 /**
+ * Returns the level of a computation whose owner has ended or not begun; null: its lag says more. A
+ * planned end is not late, unless that breaks a promise.
+ *
+ * @param {Cause} why
+ * @param {import("./lag.js").Level} at Level by its lag.
+ * @param {boolean} promised True when a lag was promised.
+ * @returns {"stopped" | "failed" | "unbegun" | null}
+ */
+function ownerLevel(why, at, promised) {
+  if (why === "stopped") return promised && isLate(at) ? null : why;
+  return (why === "failed" || why === "unbegun") && !isLate(at) ? why : null;
+}
+
+/**
  * @param {import("./types.js").Computation} computation
  * @param {string} guilty
  * @param {import("./lag.js").Level} at
@@ -111,12 +128,14 @@ export function percent(share) {
 function cause(computation, guilty, at, now, cut) {
   const { name, holder, inputs, since_micros } = computation;
   if (at === "finished") return "";
+  const why = reasonOf(computation, now);
+  // Shown also while another computation holds it: it would hold next.
+  if (why === "stopped" || why === "failed") return why;
+  if (why === "not begun") return "unbegun";
   if (guilty !== name) return "waits";
   if (holder === null) return "";
-  const why = reasonOf(computation, now);
   if (why === "never claimed") return "unclaimed";
   if (why === "silent" || (why === "unowned" && now - since_micros > STUCK_SECONDS * 1e6)) return "stuck";
-  if (why === "stopped" || why === "failed") return why;
   if (cut) return at === "ontime" ? "" : "above";
   if (why === "busy") return "long";
   if (at === "ontime") return "";
@@ -147,14 +166,16 @@ export function because({ cause: why, guilty }) {
       return "behind its slices";
     case "unclaimed":
       return "never claimed";
+    case "unbegun":
+      return "not begun";
     default:
       return "";
   }
 }
 
 /**
- * Sorts computations, worst first: late and waiting for somebody to act, late, without a watermark,
- * stuck, the rest, far behind; within each by lag.
+ * Sorts computations, worst first: late and waiting for somebody to act, late, failed, without a
+ * watermark, stuck, not begun, the rest, stopped, far behind, finished; within each by lag.
  *
  * @param {Iterable<Verdict>} verdicts
  * @returns {Verdict[]}
@@ -169,9 +190,12 @@ export function ranked(verdicts) {
  */
 export function badness({ level: at, lag, cause: why, trouble }) {
   if (at === "finished") return -Infinity;
-  if (at === "far" && !isStuck(why)) return (lag ?? 0) - 1e12;
-  return (lag ?? 0) + (isLate(at) ? (trouble ? 3e12 : 2e12) : at === "unknown" ? 1e12 : isStuck(why) ? 1e11 : 0);
+  if (at === "far" && !isStuck(why)) return (lag ?? 0) - 2e12;
+  return (lag ?? 0) + (isLate(at) ? (trouble ? 3e12 : 2e12) : BADNESS[at] ?? (isStuck(why) ? 1e11 : 0));
 }
+
+/** @type {Partial<Record<import("./lag.js").Level, number>>} */
+const BADNESS = { failed: 1.5e12, unknown: 1e12, unbegun: 5e10, stopped: -1e12 };
 
 /**
  * @param {import("./lag.js").Level} at
@@ -181,15 +205,17 @@ function isLate(at) {
   return at === "late" || at === "verylate";
 }
 
+/** @typedef {"late" | "failed" | "stuck" | "far" | "unknown" | "unbegun" | "ontime" | "stopped" | "finished"} Kind */
+
 /**
  * As what a computation is counted.
  *
  * @param {Verdict} verdict
- * @returns {keyof Counts}
+ * @returns {Kind}
  */
 export function kind({ level: at, cause: why }) {
-  if (isLate(at)) return "late";
-  if (at === "unknown" || at === "finished") return at;
+  if (at === "late" || at === "verylate") return "late";
+  if (at !== "ontime" && at !== "slow" && at !== "far") return at;
   if (isStuck(why)) return "stuck";
   return at === "far" ? "far" : "ontime";
 }
@@ -206,18 +232,13 @@ export function isStuck(why) {
 }
 
 /**
- * @typedef {{late: number, stuck: number, far: number, unknown: number, ontime: number, finished:
- *   number}} Counts Number of computations of each kind.
- */
-
-/**
  * @typedef {object} Summary
  * @property {import("./lag.js").Level | "stuck" | "none"} tone
  * @property {string} text The sentence, without the root cause.
  * @property {string} held The root cause in words; empty when none need be named.
  * @property {string} worst Name of the computation that the sentence is about.
  * @property {string} guilty Name of its root cause.
- * @property {Counts} counts
+ * @property {Record<Kind, number>} counts
  */
 
 /**
@@ -231,7 +252,7 @@ export function isStuck(why) {
  */
 export function summary(verdicts, now, all = verdicts) {
   const sorted = ranked(verdicts.values());
-  const counts = { late: 0, stuck: 0, far: 0, unknown: 0, ontime: 0, finished: 0 };
+  const counts = { late: 0, failed: 0, stuck: 0, far: 0, unknown: 0, unbegun: 0, ontime: 0, stopped: 0, finished: 0 };
   for (const verdict of sorted) counts[kind(verdict)] += 1;
   // What is far behind is told below the sentence, unless there is nothing else.
   const total = sorted.length - counts.far || sorted.length;
@@ -245,6 +266,10 @@ export function summary(verdicts, now, all = verdicts) {
     const text = `${total === 1 ? `${name} is` : allAre(total)} finished: nothing will ever come.`;
     return { ...about, tone: "finished", text, held: "" };
   }
+  if (counts.stopped > 0 && counts.stopped + counts.finished === total) {
+    const many = total === 1 ? `${name} was` : someOf(counts.stopped, total, "were", "was");
+    return { ...about, tone: "stopped", text: `${many} stopped in good order.`, held: "" };
+  }
   if (worst.level === "far" && counts.stuck === 0) {
     const text = sorted.length === 1 ? `${name} is ${far} behind` : `${someOf(counts.far, sorted.length)} far behind, ${name} by ${far}`;
     return { ...about, tone: "far", text: `${text}.`, held: "" };
@@ -254,20 +279,31 @@ export function summary(verdicts, now, all = verdicts) {
     const last = furthestBehind(sorted.filter((verdict) => verdict.level !== "far"));
     return { ...about, tone: last.level, text: lateness(worst, last, counts.late, total), held };
   }
+  if (counts.failed > 0) {
+    const text = `${total === 1 ? "" : "Nothing is late yet, but "}${name} has failed${worst.lag === null ? "" : `, ${far} behind`}`;
+    return { ...about, tone: "failed", text, held };
+  }
   if (counts.unknown > 0) {
     const many = `${someOf(counts.unknown, total, "have", "has")} no watermark yet`;
     const text = total === 1 ? `${name} has no watermark yet` : `${many}${counts.unknown === 1 ? ":" : ", such as"} ${name}`;
     return { ...about, tone: "unknown", text, held };
   }
   if (counts.stuck > 0) {
-    const text = `Nothing is late yet, but ${name} ${worst.cause === "failed" ? "has failed" : "is stuck"}, ${far} behind`;
+    const text = `Nothing is late yet, but ${name} is stuck, ${far} behind`;
     return { ...about, tone: "stuck", text, held };
+  }
+  if (counts.unbegun > 0) {
+    const many = `${someOf(counts.unbegun, total, "have", "has")} not begun`;
+    const text = total === 1 ? `${name} has not begun` : `${many}${counts.unbegun === 1 ? ":" : ", such as"} ${name}`;
+    return { ...about, tone: "unbegun", text, held };
   }
   if (worst.level === "slow") {
     const text = `${total === 1 ? "" : "Nothing is late yet, but "}${name} is nearly late, ${far} behind`;
     return { ...about, tone: "slow", text, held };
   }
-  const text = total === 1 ? `${name} is on time, ${far} behind.` : `${allAre(total)} on time; the furthest behind is ${name}, by ${far}.`;
+  const { stopped } = counts;
+  const many = stopped > 0 ? `${someOf(total - stopped, total)} on time, ${stopped.toLocaleString("en")} stopped` : `${allAre(total)} on time`;
+  const text = total === 1 ? `${name} is on time, ${far} behind.` : `${many}; the furthest behind is ${name}, by ${far}.`;
   return { ...about, tone: worst.level, text, held: "" };
 }
 

@@ -12,10 +12,10 @@ import { layoutInLayers } from "../model/layers.js";
 import { format } from "../model/route.js";
 import { sliceOf } from "../model/slices.js";
 import { brief, mark } from "../model/time.js";
-import { because, isStuck, way } from "../model/verdict.js";
+import { because, way } from "../model/verdict.js";
 import { Bar, barWords } from "./bar.js";
 import { useMedia, useWidth, useWindowHeight, useZone } from "./hooks.js";
-import { Symbol, far } from "./parts.js";
+import { Symbol, far, whyInk } from "./parts.js";
 import { STEP, useZoom } from "./zoom.js";
 
 /** @typedef {import("../model/verdict.js").Verdict} Verdict */
@@ -372,7 +372,8 @@ function Node({ verdict, slices, place, route, now, mark: marks, others, dimmed,
   const zone = useZone();
   const { computation, level, most, mostName } = verdict;
   const { name } = computation;
-  const why = because(verdict);
+  const failure = verdict.cause === "failed" ? computation.holder?.failure : "";
+  const why = failure ? `failed: ${failure}` : because(verdict);
   const timed = verdict.lag !== null;
   const description = timed ? `, ${WORDS[level]}, ${far(verdict)} behind` : `, ${WORDS[level]}`;
   const holds = others > 0 && `holds ${others.toLocaleString("en")} ${others === 1 ? "other" : "others"}`;
@@ -396,7 +397,7 @@ function Node({ verdict, slices, place, route, now, mark: marks, others, dimmed,
             <span>${mark(computation.low, now, zone)}</span>
             <span class="node-most">${most !== null && `${mostName} ${brief(Math.max(0, most))}`}</span>
           </span>`}
-          <span class="node-why ${isStuck(verdict.cause) ? "ink-stuck strong" : ""}">${[slices > 0 && `${slices.toLocaleString("en")} slices`, holds, why || about(computation)].filter(Boolean).join(" · ")}</span>`}
+          <span class="node-why ${whyInk(verdict)}">${[slices > 0 && `${slices.toLocaleString("en")} slices`, holds, why || about(computation)].filter(Boolean).join(" · ")}</span>`}
   </a>`;
 }
 
@@ -407,10 +408,10 @@ function Node({ verdict, slices, place, route, now, mark: marks, others, dimmed,
  *   => void}} props
  */
 function Group({ group, names, verdicts, place, mark: marks, brief: short, open }) {
-  const { worst, late, stuck } = sumUp(names, verdicts);
+  const { worst, late, stuck, failed } = sumUp(names, verdicts);
   const { level } = worst;
   const many = names.length.toLocaleString("en");
-  const trouble = [late > 0 && `${late.toLocaleString("en")} late`, stuck > 0 && `${stuck.toLocaleString("en")} stuck`].filter(Boolean).join(", ");
+  const trouble = [late > 0 && `${late.toLocaleString("en")} late`, stuck > 0 && `${stuck.toLocaleString("en")} stuck`, failed > 0 && `${failed.toLocaleString("en")} failed`].filter(Boolean).join(", ");
   const counts = trouble ? html`<b class="ink-late">${trouble}</b> of ${many}` : `${many} computations`;
   const description = `${many} computations${trouble && `, ${trouble}`}, the worst is ${worst.computation.name}, ${WORDS[level]}${worst.lag === null ? "" : `, ${far(worst)} behind`}`;
   return html`<button
@@ -445,16 +446,19 @@ function about({ estimated, ranges }) {
   return `${ranges.toLocaleString("en")} key ${ranges === 1 ? "range" : "ranges"}`;
 }
 
+/** Levels that the legend names only where they are shown. @type {Set<string>} */
+const RARE = new Set(["failed", "unbegun", "stopped", "far"]);
+
 /**
- * Says what colours, shapes and bars mean. "Far behind" is rare, and named only where it is shown.
+ * Says what colours, shapes and bars mean.
  *
  * @param {{verdicts: Verdict[]}} props What is drawn.
  */
 function Legend({ verdicts }) {
-  const shown = /** @type {const} */ (["ontime", "slow", "late", "verylate", "far", "unknown", "finished"]);
+  const shown = /** @type {const} */ (["ontime", "slow", "late", "verylate", "failed", "unbegun", "stopped", "far", "unknown", "finished"]);
   return html`<ul class="legend" aria-label="What colours and bars mean">
     ${shown
-      .filter((level) => level !== "far" || verdicts.some((verdict) => verdict.level === level))
+      .filter((level) => !RARE.has(level) || verdicts.some((verdict) => verdict.level === level))
       .map((level) => html`<li key=${level} title=${LEVELS[level]}><${Symbol} level=${level} />${WORDS[level]}</li>`)}
     <li key="holder"><i class="sample holder" aria-hidden="true"></i>filled: holds the others</li>
     <li key="bar" title="The length of a bar is the logarithm of the lag: seconds and days both show.">

@@ -173,10 +173,13 @@ function find(text, name) {
 function Counts({ counts, route, go }) {
   const words = /** @type {const} */ ([
     ["late", "late", "late", "at least as far behind as counts as late"],
+    ["failed", "failed", "failed", LEVELS.failed],
     ["stuck", "stuck", "stuck", "no living worker is at it"],
     ["unknown", "unknown", "without a watermark", LEVELS.unknown],
+    ["unbegun", "unbegun", "not begun", LEVELS.unbegun],
     ["ontime", "ontime", "on time", "less far behind than counts as late"],
     ["far", "far", "far behind", LEVELS.far],
+    ["stopped", "stopped", "stopped", LEVELS.stopped],
     ["finished", "finished", "finished", LEVELS.finished],
   ]);
   return html`<ul class="counts" aria-label="How many">

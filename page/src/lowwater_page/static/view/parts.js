@@ -17,6 +17,9 @@ const SHAPES = {
   stuck: "M2 2h12v12H2z",
   far: "M8 3v4l5-4v10L8 9v4L2 8z",
   unknown: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2zm0 2a4 4 0 1 1 0 8 4 4 0 0 1 0-8z",
+  stopped: "M3 2h4v12H3zM9 2h4v12H9z",
+  failed: "M3.5 1.4 8 5.9l4.5-4.5 2.1 2.1L10.1 8l4.5 4.5-2.1 2.1L8 10.1l-4.5 4.5-2.1-2.1L5.9 8 1.4 3.5z",
+  unbegun: "M1 6.5h3v3H1zM6.5 6.5h3v3h-3zM12 6.5h3v3h-3z",
   finished: "M6.2 13.4 1.6 8.8l1.7-1.7 2.9 2.9 6.5-6.5 1.7 1.7z",
   none: "M2 7h12v2H2z",
 };
@@ -67,11 +70,22 @@ export function far({ lag: seconds, level }) {
  */
 export function State({ verdict }) {
   const why = because(verdict);
+  const word = WORDS[verdict.level];
   return html`<span class="state">
     <${Symbol} level=${verdict.level} />
-    <span class="ink-${verdict.level}">${WORDS[verdict.level]}</span>
-    ${why && html`<span class="why ${isStuck(verdict.cause) ? "ink-stuck strong" : "quiet"}">${why}</span>`}
+    <span class="ink-${verdict.level}">${word}</span>
+    ${why && why !== word && html`<span class="why ${whyInk(verdict) || "quiet"}">${why}</span>`}
   </span>`;
+}
+
+/**
+ * Classes of the words that say why a computation is where it is; empty: they have no colour.
+ *
+ * @param {Verdict} verdict
+ */
+export function whyInk({ cause }) {
+  if (isStuck(cause)) return "ink-stuck strong";
+  return cause === "unbegun" ? "ink-unbegun" : "";
 }
 
 /**

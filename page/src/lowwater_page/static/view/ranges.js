@@ -12,6 +12,8 @@ import { Mark, Symbol, Time } from "./parts.js";
 
 /** Number of rows shown at first; each click shows five times as many more. */
 const ROWS = 10;
+/** Classes of the words about an owner that need not alarm. @type {Record<string, string>} */
+const QUIET = { "": "", stopped: "", "not begun": "ink-unbegun" };
 
 /**
  * @param {{ranges: Range[], total: number, guilty: Range | null, promise?: import("../model/types.js").Promised | null, from: import("../model/lag.js").Reference, late: number, now: number}} props
@@ -50,7 +52,7 @@ export function RangeTable({ ranges, total, guilty, promise, from, late, now }) 
                 ? html`<${Time} micros=${range.last_report_micros} now=${now} text=${ago(range.last_report_micros, now)} />`
                 : noReportWords(range)}
             </td>
-            <td class="wide">${range.state}${trouble(range, now) && html`, <b class=${range.ended && !range.failure ? "" : "ink-stuck"}>${trouble(range, now)}</b>`}</td>
+            <td class="wide">${range.state}${trouble(range, now) && html`, <b class=${QUIET[trouble(range, now)] ?? "ink-stuck"}>${trouble(range, now)}</b>`}</td>
           </tr>`;
         })}
       </tbody>

@@ -3,7 +3,7 @@
 import { html } from "../html.js";
 import { useRef, useState } from "../vendor/preact-hooks.js";
 import { activity, owner } from "../model/culprit.js";
-import { WORDS, behind, level, silent, trouble, noReportWords } from "../model/lag.js";
+import { WORDS, behind, level, trouble, noReportWords } from "../model/lag.js";
 import { cells, indexAfterKey, same } from "../model/strip.js";
 import { ago, lag } from "../model/time.js";
 import { Logs } from "./contacts.js";
@@ -26,6 +26,9 @@ addEventListener("mousemove", (event) => {
 /** Smallest width of a cell in pixels that a finger or an eye can find. */
 const CELL = 7;
 
+/** Patterns by what an owner does. */
+const PATTERNS = { "": "alive", silent: "silent", stopped: "unowned", failed: "unowned", "not begun": "never-claimed" };
+
 /**
  * Returns the pattern of a range's cell, over its colour.
  *
@@ -34,9 +37,8 @@ const CELL = 7;
  * @returns {string}
  */
 function pattern(range, now) {
-  if (range.ended) return "unowned";
-  if (range.state === "owned") return silent(range, now) ? "silent" : "alive";
-  return range.state.replace(" ", "-");
+  if (range.state !== "owned") return range.state.replace(" ", "-");
+  return PATTERNS[trouble(range, now)];
 }
 
 /**
