@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -274,6 +276,24 @@ def test_on_a_terminal_one_wait_has_a_line_and_removes_it(monkeypatch: pytest.Mo
     with Progress("hourly", mark(14), lambda: now, wanted=False) as progress:
         assert progress.before(None) is None
     assert line_of("a", "finished", None, "it is unknown") == "waiting for a until finished: it is unknown"
+
+
+def test_rule11_a_wait_outlives_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, slave = pty.openpty()
+    with io.TextIOWrapper(io.FileIO(slave, "w"), write_through=True) as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        now = 0.0
+        with Progress("hourly", mark(14), lambda: now) as progress:
+            now = 2.0
+            progress.show(mark(12), "held by orders")
+            os.close(master)
+            progress.show(mark(13), "held by orders")
+            assert progress.before(None) is None, "nothing more is shown"
+    for gone in (terminal, None, object()):
+        monkeypatch.setattr("sys.stderr", gone)
+        with Progress("hourly", mark(14), lambda: now) as progress:
+            assert progress.before(None) is None
 
 
 def test_attachments_and_tracked_stages_show_what_they_wait_for() -> None:

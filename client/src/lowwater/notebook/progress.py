@@ -40,7 +40,10 @@ def in_notebook() -> bool:
 
 def on_terminal(stream: TextIO) -> bool:
     """Return True if a stream is a terminal that can write a line anew."""
-    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    try:
+        return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    except (AttributeError, ValueError):  # the program has no such stream, one of its own, or closed it
+        return False
 
 
 class Progress:
@@ -77,8 +80,12 @@ class Progress:
                 return
             self._place = _Notebook() if in_notebook() else _Terminal(sys.stderr)
         self._sentence = sentence
-        self._place.write(self._name, str(self._until), self._share(low), sentence)
-        self._next = self._monotonic() + EVERY
+        try:
+            self._place.write(self._name, str(self._until), self._share(low), sentence)
+        except (OSError, ValueError):  # the terminal is gone, and the wait goes on
+            self._next = None
+        else:
+            self._next = self._monotonic() + EVERY
 
     def _share(self, low: Watermark) -> float | None:
         """Return the part of the way since the first look; None if it cannot be measured."""
@@ -101,6 +108,8 @@ class Progress:
                 self._place.end(self._name, str(self._until), 1.0, f"reached after {took}")
             else:
                 self._place.end(self._name, str(self._until), None, f"ended after {took}; {self._sentence}")
+        except (OSError, ValueError):
+            pass  # the terminal is gone
         finally:
             _shown.release()
 
