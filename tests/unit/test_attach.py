@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -10,7 +12,11 @@ from lowwater.watermark import Watermark
 from lowwater_spark.attach.book import Book, Saying
 from lowwater_spark.attach.progress import BatchProgress, computation_name, read_progress
 from lowwater_spark.attach.settings import AttachSettings, resolve
+from lowwater_spark.tracked import is_tracked, started
 from tests.kit.clock import Clock
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 NINE = 1_357_722_000_000_000
 """2013-01-09T09:00Z."""
@@ -193,14 +199,40 @@ def test_inputs_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
         chosen({}, {}, inputs=wrong)
 
 
-def test_a_query_that_is_left_out_is_in_no_book_from_its_start_to_its_last_event(clock: Clock) -> None:
-    book = Book(lambda name, query: name or query, clock, left_out=lambda query, name: query == "q1" or name == "new")
-    book.started("q1", "r1", "hourly")
-    book.progressed(progress())
-    book.idle("q1", "r1")
-    book.terminated("q1", "r1", None)
-    book.progressed(progress(1))
-    book.started("q3", "r3", "new")
+def tracked_run(query: str, run: str, name: str, *, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Start a run of a query as a stage does. Spark tells its listeners before it returns the query."""
+
+    def start() -> SimpleNamespace:
+        meanwhile()
+        return SimpleNamespace(id=query, runId=run)
+
+    started(cast("DataStreamWriter", SimpleNamespace(start=start)), name)
+
+
+def test_a_run_that_a_stage_tracks_is_in_no_book_from_its_start_to_its_last_event(clock: Clock) -> None:
+    book = Book(lambda name, query: name or query, clock, left_out=is_tracked)
+    tracked_run("t1", "r1", "hourly", meanwhile=lambda: book.started("t1", "r1", "hourly"))
+    book.progressed(progress(query="t1"))
+    book.idle("t1", "r1")
+    tracked_run("t1", "r2", "hourly", meanwhile=lambda: book.started("t1", "r2", "hourly"))
+    book.terminated("t1", "r1", None)
+    book.progressed(progress(1, query="t1"))
     assert (book.queries(), book.take(), book.dropped) == ((), None, 0)
-    book.started("q2", "r2", "hourly")
-    assert [status.query for status in book.queries()] == ["q2"]
+    book.started("t2", "r1", "hourly")
+    assert [status.query for status in book.queries()] == ["t2"]
+
+
+def test_a_checkpoint_that_goes_on_with_or_without_a_stage_is_in_the_book_without_it(clock: Clock) -> None:
+    """Spark's id of a query is that of its checkpoint."""
+    book = Book(lambda name, query: name or query, clock, left_out=is_tracked)
+    book.started("t3", "r1", "hourly")
+    book.terminated("t3", "r1", None)
+    tracked_run("t3", "r2", "hourly", meanwhile=lambda: book.started("t3", "r2", "hourly"))
+    book.progressed(progress(7, query="t3", run="r2"))
+    (before,) = book.queries()
+    assert (before.run, before.state, before.batches) == ("r1", "ended", 0)
+    book.started("t3", "r3", "hourly")
+    book.progressed(progress(8, query="t3", run="r2"))
+    book.progressed(progress(9, query="t3", run="r3"))
+    (after,) = book.queries()
+    assert (after.run, after.state, after.batches, after.batch) == ("r3", "running", 1, 9)

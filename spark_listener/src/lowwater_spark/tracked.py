@@ -1,7 +1,8 @@
-"""The queries of this process that a stage tracks: ``attach()`` publishes no estimate of them."""
+"""The runs of this process that a stage tracks: ``attach()`` publishes no estimate of them."""
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -14,8 +15,12 @@ _starting: Final[list[str]] = []
 """Names of the tracked queries that are being started. Spark tells listeners of a start before it
 returns the query, and so its id."""
 
-_ids: Final[set[str]] = set()
-"""Spark's ids of the queries that were started. Events may come after the end of a query."""
+_runs: Final[dict[str, deque[str]]] = {}
+"""Spark's ids of the newest tracked runs of each checkpoint, by the query's id, which is the
+checkpoint's: another run of it may be without a stage. Events may come after the end of a run."""
+
+_KEPT_RUNS: Final = 4
+"""Number of runs of a checkpoint that are remembered."""
 
 
 def started(writer: DataStreamWriter, name: str) -> StreamingQuery:
@@ -23,12 +28,12 @@ def started(writer: DataStreamWriter, name: str) -> StreamingQuery:
     _starting.append(name)
     try:
         query = writer.start()
-        _ids.add(query.id)
+        _runs.setdefault(query.id, deque(maxlen=_KEPT_RUNS)).append(query.runId)
         return query
     finally:
         _starting.remove(name)
 
 
-def is_tracked(query: str, name: str | None) -> bool:
-    """Return whether a stage tracks the query of this id and name."""
-    return query in _ids or name in _starting
+def is_tracked(query: str, run: str, name: str | None) -> bool:
+    """Return whether a stage tracks this run of the query of this id and name."""
+    return run in _runs.get(query, ()) or name in _starting

@@ -79,9 +79,9 @@ class Saying:
 class Book:
     """The statuses and waiting reports of all queries. Thread-safe.
 
-    ``clock`` is monotonic, in seconds; ``most`` queries are remembered. ``left_out`` says of which
-    queries, by id and name, nothing is. Every method is O(1), but :meth:`take` is O(waiting
-    queries).
+    ``clock`` is monotonic, in seconds; ``most`` queries are remembered. ``left_out`` says
+    whether events of a run are passed over, by the ids of query and run and by the name. Every
+    method is O(1), but :meth:`take` is O(waiting queries).
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Book:
         clock: Callable[[], float],
         *,
         most: int = MOST_QUERIES,
-        left_out: Callable[[str, str | None], bool] = lambda query, name: False,
+        left_out: Callable[[str, str, str | None], bool] = lambda query, run, name: False,
     ) -> None:
         self.changed: threading.Condition = threading.Condition()
         """Notified when there is something to report."""
@@ -116,14 +116,14 @@ class Book:
     def started(self, query: str, run: str, name: str | None) -> None:
         """Note that a query starts, or starts again."""
         with self.changed:
-            status = self._queries.get(query) or self._enter(query, run, name)
+            status = self._status(query, run, name)
             if status is not None:
                 self._put(replace(status, run=run, name=name, state="running", failure=""))
 
     def progressed(self, progress: BatchProgress) -> None:
         """Note a committed batch."""
         with self.changed:
-            status = self._queries.get(progress.query) or self._enter(progress.query, progress.run, progress.name)
+            status = self._status(progress.query, progress.run, progress.name)
             if status is None:
                 return
             if progress.times is not None:
@@ -172,10 +172,15 @@ class Book:
             self.swallowed += 1
             self.last_swallowed = repr(error)
 
-    def _enter(self, query: str, run: str, name: str | None) -> QueryStatus | None:
-        """Make room for a query; return None without room, or if left out. Hold the lock."""
-        if self._left_out(query, name):
+    def _status(self, query: str, run: str, name: str | None) -> QueryStatus | None:
+        """Return the status that an event of a run is about; None without one. Hold the lock."""
+        status = self._queries.get(query)
+        if (status is None or status.run != run) and self._left_out(query, run, name):
             return None
+        return status or self._enter(query, run, name)
+
+    def _enter(self, query: str, run: str, name: str | None) -> QueryStatus | None:
+        """Make room for a query; return None when there is none. Hold the lock."""
         if len(self._queries) >= self._most:
             oldest = next((candidate for candidate in self._ended if candidate not in self._waiting), None)
             if oldest is None:
