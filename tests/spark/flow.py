@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +14,7 @@ import lowwater
 import lowwater_spark as lws
 from tests.kit.times import mark
 from tests.spark.queries import Queries
-from tests.spark.support import Feed, Upstream, low
+from tests.spark.support import Feed, Upstream, low, row
 from tests.spark.updates import HOURLY, hourly
 
 HOUR = timedelta(hours=1)
@@ -82,10 +83,70 @@ class Readable(Protocol):
         self.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
         return query
 
+    def story(
+        self,
+        lw: lowwater.Client,
+        upstream: Upstream,
+        planned: Callable[[lws.TrackedQuery], bool],
+        change: Callable[[], object] = lambda: None,
+        **source: str,
+    ) -> lws.TrackedQuery:
+        """Check how a stage follows its inputs: what is only planned holds, no rows are needed, and a restart goes on."""
+        going = threading.Event()
+
+        def write(rows: DataFrame, batch: lws.Batch) -> None:
+            going.wait(180)
+            self.flow.plain(rows, batch)
+
+        def stands(hour: int, why: str) -> None:
+            upstream.at(hour)
+            self.flow.eventually(lambda: low(lw, "stage") == mark(hour), why)
+
+        going.set()
+        self.put(("a", 9), ("b", 9))
+        query = self.track(write, source=source)
+        stands(9, "the rows are committed")
+        stands(10, "no rows are needed")
+        going.clear()
+        self.put(("c", 10))
+        upstream.at(11)
+        self.flow.eventually(lambda: planned(query), "the row is planned, not committed")
+        assert low(lw, "stage") == mark(10)
+        going.set()
+        stands(11, "now it is")
+        change()
+        stands(12, "it goes past what adds no rows")
+        query.stop()
+        self.put(("d", 12))
+        query = self.track(write, source=source)
+        stands(13, "after a restart")
+        assert self.keys() == ["a", "b", "c", "d"]
+        return query
+
     def keys(self) -> list[str]:
         """The keys that the stage has written, of which none is there twice if each was read once."""
         out = self.flow.spark.read.schema("key string, t timestamp").parquet(str(self.flow.folder / "out"))
         return sorted(r.key for r in out.collect())
+
+
+class Fed:
+    """A feed that has rows minute by minute, each of which an output has to have once."""
+
+    def __init__(self, flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
+        self.flow, self.lw, self.upstream = flow, lw, upstream
+        self.minute = 0
+        self.put: list[str] = []
+        self.returned: list[tuple[int, bool]] = []
+
+    def feed(self, count: int = 40) -> None:
+        self.minute += 1
+        keys = [f"{self.minute}-{number}" for number in range(count)]
+        self.put += keys
+        self.flow.feed.put(row(key, 10, self.minute) for key in keys)
+        self.upstream.at(10, self.minute)
+
+    def done(self) -> None:
+        self.flow.eventually(lambda: low(self.lw, "stage") == mark(10, self.minute), "all is committed", seconds=300)
 
 
 class PlainFlow(Queries):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,38 +71,13 @@ class Log:
 
 
 def test_d1_a_stage_follows_inputs_through_a_table(table: TableFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    going = threading.Event()
-    going.set()
+    def change() -> None:
+        for statement in ("OPTIMIZE {table}", "ALTER TABLE {table} SET TBLPROPERTIES ('a' = 'b')"):
+            before = table.head
+            table.sql(statement)
+            assert table.head > before
 
-    def write(rows: DataFrame, batch: lws.Batch) -> None:
-        going.wait(PATIENCE)
-        table.flow.plain(rows, batch)
-
-    table.put(("a", 9), ("b", 9))
-    upstream.at(9)
-    query = table.track(write)
-    table.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
-    upstream.at(10)
-    table.flow.eventually(lambda: low(lw, "stage") == mark(10), "no rows are needed")
-    going.clear()
-    table.put(("c", 10))
-    upstream.at(11)
-    table.flow.eventually(lambda: table.offsets[-1].version > table.head, "the row is planned, not committed")
-    assert low(lw, "stage") == mark(10)
-    going.set()
-    table.flow.eventually(lambda: low(lw, "stage") == mark(11), "now it is")
-    for statement in ("OPTIMIZE {table}", "ALTER TABLE {table} SET TBLPROPERTIES ('a' = 'b')"):
-        before = table.head
-        table.sql(statement)
-        assert table.head > before
-    upstream.at(12)
-    table.flow.eventually(lambda: low(lw, "stage") == mark(12), "it goes past what adds no rows")
-    query.stop()
-    table.put(("d", 12))
-    upstream.at(13)
-    query = table.track(write)
-    table.flow.eventually(lambda: low(lw, "stage") == mark(13), "after a restart")
-    assert table.keys() == ["a", "b", "c", "d"]
+    query = table.story(lw, upstream, lambda _: table.offsets[-1].version > table.head, change)
     table.sql("UPDATE {table} SET t = t + INTERVAL 1 HOUR WHERE key = 'a'")
     upstream.at(14)
     with pytest.raises(Exception, match="DELTA_SOURCE_TABLE_IGNORE_CHANGES"):

@@ -88,33 +88,8 @@ class Transaction:
 
 
 def test_a_stage_follows_its_inputs_through_a_topic(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
-    patient = {"kafka.request.timeout.ms": "60000"}
-    going = threading.Event()
-    going.set()
-
-    def write(rows: DataFrame, batch: lws.Batch) -> None:
-        going.wait(ANSWERS_WITHIN)
-        topic.flow.plain(rows, batch)
-
-    topic.put(("a", 9), ("b", 9))
-    upstream.at(9)
-    query = topic.track(write, source=patient)
-    topic.flow.eventually(lambda: low(lw, "stage") == mark(9), "the rows are committed")
-    upstream.at(10)
-    topic.flow.eventually(lambda: low(lw, "stage") == mark(10), "no rows are needed")
-    going.clear()
-    topic.put(("c", 10))
-    upstream.at(11)
-    topic.flow.eventually(waits(query, f"partition 0 of {topic.name} (read to 2 of 3"), "it is only planned")
-    assert low(lw, "stage") == mark(10)
-    going.set()
-    topic.flow.eventually(lambda: low(lw, "stage") == mark(11), "now it is")
-    query.stop()
-    topic.put(("d", 11))
-    upstream.at(12)
-    topic.track(write)
-    topic.flow.eventually(lambda: low(lw, "stage") == mark(12), "after a restart")
-    assert topic.keys() == ["a", "b", "c", "d"]
+    place = f"partition 0 of {topic.name} (read to 2 of 3"
+    topic.story(lw, upstream, lambda query: waits(query, place)(), **{"kafka.request.timeout.ms": "60000"})
 
 
 def test_2a_a_partition_that_is_added_is_waited_for(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:

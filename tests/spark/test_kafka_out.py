@@ -28,11 +28,10 @@ from lowwater_spark.track.output.kafka_out import KafkaOut, kafka_columns
 from lowwater_spark.track.output.kafka_slot import SlotWriter
 from tests.kit.eventually import eventually
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka
-from tests.kit.times import mark
-from tests.spark.flow import Flow
+from tests.spark.flow import Fed, Flow
 from tests.spark.kafka_slots import Slots
 from tests.spark.kafka_tasks import Ends
-from tests.spark.support import Upstream, low, place, row
+from tests.spark.support import Upstream, place
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -43,15 +42,12 @@ SPECULATING = SimpleNamespace(
 )
 
 
-class Out:
+class Out(Fed):
     def __init__(self, kafka: Kafka, flow: Flow, name: str, lw: lowwater.Client, upstream: Upstream) -> None:
-        self.kafka, self.flow, self.name = kafka, flow, name
-        self.lw, self.upstream = lw, upstream
+        super().__init__(flow, lw, upstream)
+        self.kafka, self.name = kafka, name
         self.ends = Ends(flow.folder / "ends")
         self.ends.folder.mkdir()
-        self.minute = 0
-        self.put: list[str] = []
-        self.returned: list[tuple[int, bool]] = []
         kafka.create(name, partitions=3)
 
     def write(self, rows: DataFrame, batch: lws.Batch) -> None:
@@ -73,16 +69,6 @@ class Out:
 
     def start(self, write: Callable[[DataFrame, lws.Batch], object] | None = None, **options: Any) -> lws.TrackedQuery:
         return self.flow.start(write or self.write, ranges=2, **options)
-
-    def feed(self, count: int = 40) -> None:
-        self.minute += 1
-        keys = [f"{self.minute}-{number}" for number in range(count)]
-        self.put += keys
-        self.flow.feed.put(row(key, 10, self.minute) for key in keys)
-        self.upstream.at(10, self.minute)
-
-    def done(self) -> None:
-        self.flow.eventually(lambda: low(self.lw, "stage") == mark(10, self.minute), "all is committed", seconds=300)
 
     def times(self) -> Counter[int]:
         """Count how often each row is there, and how many rows are there so often. A reader of what is committed sees no others."""

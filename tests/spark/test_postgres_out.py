@@ -18,10 +18,9 @@ from lowwater_pipeline.guard import Fenced, Rewound, StagingLost, Unclaimed, Unf
 from lowwater_pipeline.guard.postgres import PostgresGuard
 from lowwater_pipeline.guard.postgres_out import PostgresOutput
 from tests.kit.postgres import Postgres
-from tests.kit.times import mark
 from tests.process.serving import Serving
-from tests.spark.flow import Flow
-from tests.spark.support import Upstream, low, row
+from tests.spark.flow import Fed, Flow
+from tests.spark.support import Upstream, row
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -32,15 +31,13 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
-class Out:
+class Out(Fed):
     def __init__(self, postgres: Postgres, flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
-        self.postgres, self.flow, self.lw, self.upstream = postgres, flow, lw, upstream
+        super().__init__(flow, lw, upstream)
+        self.postgres = postgres
         postgres.execute("DROP SCHEMA public CASCADE")
         postgres.execute("CREATE SCHEMA public")
         postgres.execute('CREATE TABLE "Out" (id bigserial, key text, t timestamptz, luck double precision)')
-        self.minute = 0
-        self.put: list[str] = []
-        self.returned: list[tuple[int, bool]] = []
         self.at: dict[tuple[str, int], Callable[[], object]] = {}
         """An action at a point of a batch, done once."""
         self.anew()
@@ -61,16 +58,6 @@ class Out:
 
     def start(self) -> lws.TrackedQuery:
         return self.flow.start(self.write, ranges=2)
-
-    def feed(self, count: int = 40) -> None:
-        self.minute += 1
-        keys = [f"{self.minute}-{number}" for number in range(count)]
-        self.put += keys
-        self.flow.feed.put(row(key, 10, self.minute) for key in keys)
-        self.upstream.at(10, self.minute)
-
-    def done(self) -> None:
-        self.flow.eventually(lambda: low(self.lw, "stage") == mark(10, self.minute), "all is committed")
 
     def ends(self, kind: type[Exception], why: str) -> None:
         with pytest.raises(kind, match=why):
