@@ -70,3 +70,15 @@ def test_a_port_that_is_taken_is_said(capsys: pytest.CaptureFixture[str]) -> Non
     said = capsys.readouterr().err
     assert "cannot listen on 127.0.0.1:" in said
     assert "Leave --port out" in said
+
+
+def test_an_authority_that_cannot_be_imported_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "numpy.py").write_text("raise ImportError('no numpy for this machine')")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    assert main(["demo"]) == 2
+    assert "no numpy for this machine" in capsys.readouterr().err
+    assert not list((tmp_path / "temporary").iterdir())

@@ -126,17 +126,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Until the server installs its own handler. SystemExit lets the folder be removed.
     signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_follow, args=(args.data, args.temporary), daemon=True).start()
-    code = 0
     try:
         from lowwater_authority.serve import main as serve
 
         page = "127.0.0.1:0" if args.page else "off"
         flags = ["--data", str(args.data), "--listen", f"127.0.0.1:{args.port}", "--http", "off", "--page", page]
         code = serve(flags)
-        return code
-    finally:
-        if not code:  # the parent reads the log of a failure first, and then removes the folder
-            _remove(args.data, temporary=args.temporary)
+    except SystemExit:
+        _remove(args.data, temporary=args.temporary)
+        raise
+    if not code:  # the parent reads the log of a failure first, and then removes the folder
+        _remove(args.data, temporary=args.temporary)
+    return code
 
 
 def _leave(_number: int, _frame: object) -> NoReturn:
