@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 import lowwater
 from lowwater.cli import main
+from tests.kit.program import run_program
 
 COMMAND = re.compile(r"^  lowwater (.+)$", re.MULTILINE)
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -72,13 +74,11 @@ def test_a_port_that_is_taken_is_said(capsys: pytest.CaptureFixture[str]) -> Non
     assert "Leave --port out" in said
 
 
-def test_an_authority_that_cannot_be_imported_is_said(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_authority_that_cannot_be_imported_is_said(tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("raise ImportError('no numpy for this machine')")
     (tmp_path / "temporary").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    assert main(["demo"]) == 2
-    assert "no numpy for this machine" in capsys.readouterr().err
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path / "temporary")}
+    done = run_program([LOWWATER, "demo"], env=environ)
+    assert done.returncode == 2
+    assert "no numpy for this machine" in done.stderr
     assert not list((tmp_path / "temporary").iterdir())
