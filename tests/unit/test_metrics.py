@@ -172,7 +172,24 @@ async def test_a_holder_that_has_ended_or_not_begun_is_told(one: Metered, remark
         one.now += SECOND
         report = GroupReport(grant.sequencer, np.array([HOUR]), remarks=remarks)
         await one.shard.owners.report([("a", report)], sender=b"s" * 16, number=(1, 1))
+    await one.survey.survey()
     assert [labels["state"] for labels, _ in one.samples("lowwater_holder_state")] == [state] * bool(state)
+
+
+async def test_a_holder_is_stopped_only_if_no_other_worker_holds_too(one: Metered) -> None:
+    """Else no alert would tell of the other one, which may have died."""
+    one.now = time.time_ns() // 1000 - 20 * SECOND
+    await one.shard.graph.register(Spec("a"))
+    grants = [await one.claim("a", b"", b"m"), await one.claim("a", b"m", b"")]
+    one.now += SECOND
+    told = []
+    for ended in ((False, False), (True, False), (False, True), (True, True)):
+        for number, (grant, remark) in enumerate(zip(grants, ended, strict=True)):
+            report = GroupReport(grant.sequencer, np.array([HOUR]), remarks=Remarks(ended=remark))
+            await one.shard.owners.report([("a", report)], sender=bytes([number] * 16), number=(1, len(told) + 1))
+        await one.survey.survey()
+        told.append([labels["state"] for labels, _ in one.samples("lowwater_holder_state")])
+    assert told == [[], [], [], ["stopped"]]
 
 
 def recounted(computation: Computation) -> tuple[Counter[str], int, int]:

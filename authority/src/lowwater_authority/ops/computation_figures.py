@@ -110,7 +110,7 @@ HOLDER: Final = _gauge(
 )
 HOLDER_STATE: Final = _gauge(
     "holder_state",
-    "1 while the key range that holds the low watermark has a worker that has stopped, failed, or not begun; else absent.",
+    "1 while the key range that holds the low watermark has a worker that has stopped, failed, or not begun; else absent. Stopped only if the workers of all ranges that hold it have.",
     "state",
 )
 ESTIMATED: Final = _gauge(
@@ -233,6 +233,8 @@ class Reading:
             return
         # The wall clock: a scrape is on another thread than the shard's processing time.
         cause = cause_of_range(wire.range_view(key_range_message(view.holder)), 0, time.time_ns() // 1000)
+        if cause is Cause.STOPPED and not (view.name in self._counts and self._counts[view.name].stopped):
+            return  # a worker that holds too may have died, of which an alert must tell
         if cause in {Cause.STOPPED, Cause.FAILED, Cause.NOT_BEGUN}:
             yield [view.name, cause.value.replace(" ", "_")], 1
 

@@ -54,6 +54,8 @@ class RangeCounts(NamedTuple):
     """Oldest of the claims' last reports, over the claims of the holding ranges, as processing time
     in microseconds; 0: no claim. An owner without a report since a recovery counts from that
     recovery, so that an owner that died with the shard is noticed."""
+    stopped: bool
+    """True when the workers of all holding ranges were stopped in good order, by their reports."""
 
 
 def counted(ranges: IntervalMap, low: int, recovered: int) -> RangeCounts:
@@ -66,10 +68,13 @@ def counted(ranges: IntervalMap, low: int, recovered: int) -> RangeCounts:
     for group in ranges.run_groups():
         states[FINISHED if group.finished else STATES[group.state]] += group.live_count
     if low == MAX:
-        return RangeCounts(states, 0, 0)
+        return RangeCounts(states, 0, 0, stopped=False)
     holding, groups = ranges.holding(low)
     reports = (group.last_report or (recovered if group.state is GroupState.OWNED else 0) for group in groups)
-    return RangeCounts(states, holding, min((time for time in reports if time), default=0))
+    stopped = all(
+        group.state is GroupState.OWNED and group.remarks.ended and not group.remarks.failure for group in groups
+    )
+    return RangeCounts(states, holding, min((time for time in reports if time), default=0), stopped)
 
 
 class RangeSurvey:
