@@ -297,7 +297,10 @@ class Actions:
         return True
 
     def take(self, frame: DataFrame, metric: str) -> _Measured | None:
-        """Return the greatest value of each measure over all actions; None if unknown."""
+        """Return the counts of the action that has read most rows, with the least time of all actions.
+
+        None if they are unknown.
+        """
         self._delivered.wait(_SOON)
         # Further actions may follow, and count as well.
         if not self._drained(frame):
