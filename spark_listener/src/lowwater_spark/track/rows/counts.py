@@ -297,7 +297,7 @@ class Actions:
         return True
 
     def take(self, frame: DataFrame, metric: str) -> _Measured | None:
-        """Return the counts of the action that has read most rows, with the least time of all actions.
+        """Return the counts of the action that has read most rows, and the least time of all.
 
         None if they are unknown.
         """
