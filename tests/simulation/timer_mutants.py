@@ -43,7 +43,8 @@ def _anew(field: str) -> Callable[[Part], Part]:
 
     def wrong(begin: Part) -> Part:
         def anew(self: BatchLog, facts: BatchFacts) -> BatchFacts:
-            return replace(begin(self, facts), **{field: getattr(facts, field)})
+            begun: BatchFacts = replace(begin(self, facts), **{field: getattr(facts, field)})
+            return begun
 
         return anew
 

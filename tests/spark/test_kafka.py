@@ -89,7 +89,8 @@ class Transaction:
 
 def test_a_stage_follows_its_inputs_through_a_topic(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
     place = f"partition 0 of {topic.name} (read to 2 of 3"
-    topic.story(lw, upstream, lambda query: waits(query, place)(), **{"kafka.request.timeout.ms": "60000"})
+    source = {"kafka.request.timeout.ms": "60000"}
+    topic.story(lw, upstream, lambda query: waits(query, place)(), change=lambda: None, **source)
 
 
 def test_2a_a_partition_that_is_added_is_waited_for(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:

@@ -258,7 +258,9 @@ class Book:
     def _note(self, query: str, **changes: Watermark | str) -> None:
         with self.changed:
             if query not in self._queries:
-                return  # it had ended, and was forgotten while its end was being reported
+                # The query had ended, and a new query took its room in the book while the end was
+                # being reported.
+                return
             self._queries[query] = replace(self._queries[query], **changes)  # type: ignore[arg-type]  # by name
 
     def queries(self) -> tuple[QueryStatus, ...]:

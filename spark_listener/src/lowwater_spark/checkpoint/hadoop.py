@@ -329,7 +329,8 @@ class HadoopPath:
                 if data:
                     file.write(data)
             except BaseException:
-                file.abort()  # a close would put the part that is written
+                # On S3 a close would store the bytes that are written so far as the whole file.
+                file.abort()
                 raise
             file.close()
 

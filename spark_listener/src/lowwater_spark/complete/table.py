@@ -31,8 +31,8 @@ def version_of(commit: Commit) -> Version:
     what = f"{commit} takes rows away"
     if commit.operation == "DELETE":
         return Version(writes, deletes=what)
-    # Version 0 makes the table, so it removes nothing. The files of the other commits that set a
-    # whole state do not tell which rows were there before.
+    # RESTORE, CLONE and REPLACE set a whole state, which may lack older rows although the commit
+    # removes no file: a DELETE may have removed all files before. Version 0 has no older rows.
     anew = commit.operation in ("RESTORE", "CLONE") or "REPLACE" in commit.operation
     return Version(writes, rewinds=what if commit.removes or (anew and commit.version > 0) else "")
 

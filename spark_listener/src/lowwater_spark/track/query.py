@@ -218,7 +218,8 @@ class Tracked:
                 ended = True
             except errors.LowwaterError as failure:
                 # The stage that made the call has noted the error, and holds; the others go on.
-                # This precedes OSError: Timeout is one, but not an error of files.
+                # This clause precedes that of OSError, because Timeout is an OSError as well, and a
+                # last look is repeated only after an error of files.
                 logger.debug("%s tries again later: %s", self._run.authority.registration.name, failure)
             except OSError as failure:
                 ended = not self._looks_again(failure, pauses, last=ended)

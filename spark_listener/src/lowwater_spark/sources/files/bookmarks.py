@@ -229,7 +229,9 @@ class Output:
         first = self._unsettled = scan.unsettled
         self._next = max((n for n in scan.sure if first is None or n < first), default=NOTHING)
         if not self._has(self.extent):
-            self.extent = Extent()  # another directory is in this one's place
+            # Another directory is in this one's place. None of its batches counts as read until
+            # believe() or advance() counts it.
+            self.extent = Extent()
         elif first is not None and first <= self.extent.read:
             self._count(self._next, self.extent.skipped)
 

@@ -342,8 +342,8 @@ class IcebergLog:
     def _metadata(self) -> Any:
         if not self.by_number:
             return self.java.operations().refresh()
-        # A refresh looks only for metadata with a greater number than before. In a table that was
-        # created anew it would find none.
+        # A refresh goes on from the number that it read last. If the table was created anew, the
+        # refresh fails, or keeps the old metadata.
         state: Any = self._spark._jsparkSession.sessionState()
         return self.classes.hadoop.HadoopTables(state.newHadoopConf()).load(self.java.location()).operations().current()
 

@@ -187,5 +187,6 @@ def _is_empty(file: Location, file_format: str) -> bool:
 
     if isinstance(file, Path):
         return bool(pyarrow.parquet.read_metadata(file).num_rows == 0)
-    # A file without rows is little more than its schema, so a larger one is not fetched.
+    # A file without rows is little more than its schema, so a larger one is not fetched, and stays
+    # in the batch. If it has no rows all the same, readers only have one file more to read.
     return size < _SMALL and bool(pyarrow.parquet.read_metadata(io.BytesIO(file.read_bytes())).num_rows == 0)

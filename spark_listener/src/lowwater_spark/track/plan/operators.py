@@ -269,7 +269,8 @@ def _windows(node: Any, attributes: set[tuple[int, _Path]]) -> Iterator[Window]:
     definitions = _made_by(node, name)
     if not definitions and name not in _PASSING:
         inputs = {attribute for child in children for attribute in _ids(child)}
-        # A Python function makes its output from all columns that it reads.
+        # A node that adds a column without a definition runs a function, mostly one in Python. The
+        # function makes its output from all columns that it reads.
         if any(attribute not in inputs for attribute, _ in attributes):
             attributes = attributes | {(attribute.exprId().id(), ()) for attribute in items(node.references().toSeq())}
     below: set[tuple[int, _Path]] = set() if name in ("Aggregate", "Expand", "Project") else set(attributes)

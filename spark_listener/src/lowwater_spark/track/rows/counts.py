@@ -297,7 +297,10 @@ class Actions:
         return True
 
     def take(self, frame: DataFrame, metric: str) -> _Measured | None:
-        """Return the greatest value of each measure over all actions; None if unknown."""
+        """Return the counts of the action that has read most rows, and the least time of all.
+
+        None if they are unknown.
+        """
         self._delivered.wait(_SOON)
         # Further actions may follow, and count as well.
         if not self._drained(frame):
@@ -306,7 +309,8 @@ class Actions:
         self._metric = ""
         if not results:
             return None
-        # Each measure by itself: perhaps only the smaller of two actions has read the late row.
+        # The oldest time is that of all actions, because perhaps only one that has read fewer rows
+        # has read the late row. The other measures are of the action that has read most rows.
         most = max(results, key=lambda result: result.rows)
         oldest = min((result.oldest for result in results if result.oldest is not None), default=None)
         return _Measured(most.rows, oldest, most.arrived, most.untimed)
