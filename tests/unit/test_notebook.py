@@ -244,6 +244,49 @@ def test_nothing_is_shown_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) ->
         assert not progress.is_due(None)
 
 
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+class Bare:
+    """A stream as programs put it into the place of standard error, to log what is written."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+class Gone(io.StringIO):
+    """A terminal whose other end was closed."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, _text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize("stream", [None, Bare(), Gone(), closed()])
+def test_a_wait_goes_on_without_a_usable_standard_error(monkeypatch: pytest.MonkeyPatch, stream: object) -> None:
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    with Progress("hourly", mark(14), lambda: 0.0) as progress:
+        if progress.before(None) is not None:
+            progress.show(mark(12), "held by orders")
+        assert progress.before(None) is None
+
+
+def test_a_long_answer_is_a_short_table() -> None:
+    answer = Ranges((held(NOW),) * 5_000, 6_000)
+    html = markup.ranges(answer, NOW)
+    assert "6000 key ranges, the first 200 of them" in text_of(html)
+    steps = [Completion(2, mark(9), mark(10), mark(10).micros + late) for late in range(5_000)]
+    history = markup.history(History("hourly", timedelta(hours=1), tuple(steps), 6_000))
+    assert "and 5800 before them" in text_of(history)
+    assert max(len(html), len(history)) < 300_000
+
+
 def test_on_a_terminal_one_wait_has_a_line_and_removes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 _MOST_ROWS: Final = 200
-"""Greatest number of rows of a table of computations."""
+"""Greatest number of rows of a table; a notebook stores them all."""
 
 _TROUBLE: Final = Look("&#9650;", "#d9483b", "somebody has to act", strong=True)
 _STANDS: Final = Look("&#9670;", "#b7791f", "its worker is alive and stands")
@@ -324,10 +324,11 @@ def ranges(answer: Ranges, now_micros: int, title: str = "key ranges") -> str:
             words(f"{one.worker} on {one.host}" if one.worker else ""),
             words(one.waiting_for),
         )
-        for one in answer
+        for one in answer.ranges[:_MOST_ROWS]
     ]
-    more = answer.total - len(answer)
-    note = counted(answer.total, "key range") + (f", the first {len(answer)} of them" if more > 0 else "")
+    note = counted(answer.total, "key range")
+    if len(rows) < answer.total:
+        note += f", the first {len(rows)} of them"
     headings = ("keys", "watermark", "lag", "state", "worker", "waits for")
     return titled(title, note, table(headings, rows) if rows else "")
 
@@ -358,8 +359,9 @@ def history(answer: History) -> str:
     title, note = f"history of {answer.computation}", f"in steps of {duration(step.total_seconds())}, UTC"
     if not answer.completions:
         return titled(title, note, _note("No step became complete since its history is kept."))
-    newest = answer.completions[-1].incarnation
-    most = max(longest_delay(one, step) for one in answer)
+    shown = answer.completions[-_MOST_ROWS:]
+    newest = shown[-1].incarnation
+    most = max(longest_delay(one, step) for one in shown)
     rows = [
         (
             fixed(steps_words(one, step))
@@ -367,9 +369,9 @@ def history(answer: History) -> str:
             fixed(f"{one.time:%Y-%m-%d %H:%M:%S}"),
             _bar(longest_delay(one, step), most, late_words(one, step)),
         )
-        for one in answer
+        for one in shown
     ]
-    more = answer.total - len(answer)
+    more = answer.total - len(shown)
     before = [_note(f"and {more} before them")] if more > 0 else []
     return titled(title, note, table(("steps", "complete at", "after their end"), rows), *before)
 

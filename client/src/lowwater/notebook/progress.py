@@ -11,6 +11,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Final, Self, TextIO
@@ -38,9 +39,15 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def on_terminal(stream: TextIO) -> bool:
-    """Return True if a stream is a terminal that can write a line anew."""
-    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+def on_terminal(stream: TextIO | None) -> bool:
+    """Return True if a stream is a terminal that can write a line anew.
+
+    A program may have closed its stream, or replaced it by an object that can only be written to.
+    """
+    try:
+        return stream is not None and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    except (AttributeError, ValueError):
+        return False
 
 
 class Progress:
@@ -77,7 +84,11 @@ class Progress:
                 return
             self._place = _Notebook() if in_notebook() else _Terminal(sys.stderr)
         self._sentence = sentence
-        self._place.write(self._name, str(self._until), self._share(low), sentence)
+        try:
+            self._place.write(self._name, str(self._until), self._share(low), sentence)
+        except Exception:  # noqa: BLE001 - the terminal or the notebook has gone, and the wait goes on
+            self._next = None
+            return
         self._next = self._monotonic() + EVERY
 
     def _share(self, low: Watermark) -> float | None:
@@ -97,10 +108,11 @@ class Progress:
             return
         try:
             took = duration(self._monotonic() - self._began)
-            if kind is None:
-                self._place.end(self._name, str(self._until), 1.0, f"reached after {took}")
-            else:
-                self._place.end(self._name, str(self._until), None, f"ended after {took}; {self._sentence}")
+            with suppress(Exception):  # as above
+                if kind is None:
+                    self._place.end(self._name, str(self._until), 1.0, f"reached after {took}")
+                else:
+                    self._place.end(self._name, str(self._until), None, f"ended after {took}; {self._sentence}")
         finally:
             _shown.release()
 
