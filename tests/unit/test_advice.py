@@ -169,6 +169,8 @@ def test_event_times_come_from_an_event_log_or_lines(tmp_path: Path) -> None:
     log.write_text("\n".join(["no JSON", '{"batchId"', *(json.dumps(event | {"progress": one}) for one in reports)]))
     query, event_times = read_event_times([log], None)
     assert (query, list(event_times or ())) == ("guess", list(read()))
+    lines.write_text("\n".join(json.dumps(one) for one in (REPORTS[3:] + REPORTS[:3])))
+    assert list(read_event_times([lines], None)[1] or ()) == list(read()), "the parts of a rolling log in any order"
     lines.write_text("".join(f"{json.dumps(one | {'id': 'q2', 'name': None})}\n" for one in REPORTS))
     assert read_event_times([log, lines], "q2")[0] == "q2"
     with pytest.raises(InvalidArgument, match="several queries; choose one with --query; it has guess, q2"):

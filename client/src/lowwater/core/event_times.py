@@ -11,6 +11,7 @@ import json
 from array import array
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lowwater.watermark import MIN
@@ -199,9 +200,10 @@ def read_progress_lines(lines: Iterable[str]) -> dict[str, EventTimes]:
 
     A query without a name, or with one that another query has too, goes by its id. A line is a
     progress report, as ``query.lastProgress.json`` has it, or an event of Spark's event log. All
-    other lines are passed over.
+    other lines are passed over. Batches may be in any order: a shell lists the parts of a rolling
+    event log as 1, 10, 2.
     """
-    queries: dict[str, EventTimes] = {}
+    queries: dict[str, dict[int, BatchTimes]] = {}
     names: dict[str, str | None] = {}
     for line in lines:
         if '"batchId"' not in line:
@@ -210,12 +212,17 @@ def read_progress_lines(lines: Iterable[str]) -> dict[str, EventTimes]:
             event = json.loads(line)
             progress = event.get("progress", event)
             query, name, batch = str(progress["id"]), progress.get("name"), read_batch_times(progress)
-            queries.setdefault(query, EventTimes()).note(batch)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             continue
+        queries.setdefault(query, {}).setdefault(batch.batch, batch)
         names[query] = None if name is None else str(name)
     ambiguous = {name for name, count in Counter(names.values()).items() if count > 1}
-    return {query if name is None or name in ambiguous else name: queries[query] for query, name in names.items()}
+    return {
+        query if name is None or name in ambiguous else name: EventTimes(
+            map(itemgetter(1), sorted(queries[query].items()))
+        )
+        for query, name in names.items()
+    }
 
 
 def _micros(text: str | None) -> int | None:
