@@ -24,6 +24,7 @@ from lowwater import (
     Ranges,
     RangeState,
     RangeView,
+    Remarks,
     Topology,
     Views,
     Watermark,
@@ -159,6 +160,21 @@ def test_the_status_names_who_holds_whom_in_words_and_marks() -> None:
     titles = [title.text for title in parsed(html).iter(f"{SVG}title")]
     assert len(titles) == len(VIEWS) + 1, "and the input that is not registered"
     assert "payments: 12 min, silent" in titles
+
+
+def test_a_worker_that_ended_as_planned_is_no_trouble_anywhere() -> None:
+    stopped = view("orders", MINUTE)
+    assert stopped.holder is not None
+    holder = replace(stopped.holder, remarks=Remarks(ended=True))
+    views = Views({"orders": replace(stopped, holder=holder)}, whole=True)
+    for html in (
+        markup.status(views, NOW),
+        markup.why(explain("orders", views, NOW, Ranges((holder,), 1))),
+    ):
+        assert "stopped" in text_of(html)
+        assert "trouble" not in text_of(html)
+        assert "#d9483b" not in html
+    assert "owned, stopped" in text_of(markup.ranges(Ranges((holder,), 1), NOW))
 
 
 def test_a_part_of_the_computations_blames_no_input_that_was_not_asked_for() -> None:
