@@ -16,6 +16,7 @@ import pytest
 
 import lowwater
 from lowwater.cli import main
+from tests.kit.eventually import eventually
 from tests.kit.program import run_program
 
 COMMAND = re.compile(r"^  lowwater (.+)$", re.MULTILINE)
@@ -64,6 +65,24 @@ def without_figures(sentence: str) -> str:
 def asking(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert main(shlex.split(command)) == 0
     return capsys.readouterr().out
+
+
+def test_an_interrupt_while_it_starts_ends_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with subprocess.Popen([LOWWATER, "demo"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as demo:
+        eventually(lambda: any(tmp_path.iterdir()), "its authority starts")
+        demo.send_signal(signal.SIGINT)
+        assert demo.communicate(timeout=30) == ("", None)
+    assert demo.returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_that_does_not_exist_and_no_time_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--port", "99999"]) == 2
+    assert "not '127.0.0.1:99999'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["demo", "--seconds", "nan"])
+    assert "'nan' is no duration" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,6 +128,31 @@ def test_a_query_that_makes_several_rows_of_one_is_judged_by_whole_batches() -> 
     assert (loss.rows.least, loss.rows.most) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    "more", [{"numInputRows": 10**30}, {"numInputRows": 1e400}, {"batchDuration": 10**30}, {"numInputRows": -1}]
+)
+def test_a_line_that_no_spark_writes_is_passed_over(tmp_path: Path, more: dict[str, Any]) -> None:
+    lines = [*map(json.dumps, [*REPORTS, progress(5, 12.3, 8, 8, 8, **more)]), '{"batchId":' + "[" * 100_000]
+    (tmp_path / "lines").write_text("\n".join(lines).replace("Infinity", "1e400"))
+    assert list(read_event_times([tmp_path / "lines"], None)[1] or ()) == list(read())
+
+
+@pytest.mark.parametrize("name", ["\x1b[31m\nfake", "\u202edesrever", "\ud800", 5, ["x"]])
+def test_a_hostile_name_of_a_query_is_shown_on_one_line(tmp_path: Path, name: object) -> None:
+    (tmp_path / "lines").write_text("\n".join(json.dumps(one | {"name": name}) for one in REPORTS))
+    query, event_times = read_event_times([tmp_path / "lines"], None)
+    advice = advise(event_times, query=query)
+    assert all(line.isprintable() for line in str(advice).splitlines())
+    ET.fromstring(picture(advice))
+    assert all(line.isprintable() for line in str(advise(read(REPORTS[:2]), query=query)).splitlines())
+
+
+def test_rows_that_are_all_older_than_asked_for_are_said_to_be() -> None:
+    text = str(advise(read(), query="guess", since=mark(20).micros))
+    assert "What a delay loses since 2013-01-09T20:00:00Z is not known: all rows of guess are older." in text
+    assert "no event times" not in text
+
+
 def test_the_past_gets_coarser_and_stays_bounded() -> None:
     times = read([progress(batch, batch / 60, 8, 8, 9) for batch in range(5_000)])
     advice: Advice = advise(times, delays=hours(0.5))
@@ -144,6 +169,8 @@ def test_event_times_come_from_an_event_log_or_lines(tmp_path: Path) -> None:
     log.write_text("\n".join(["no JSON", '{"batchId"', *(json.dumps(event | {"progress": one}) for one in reports)]))
     query, event_times = read_event_times([log], None)
     assert (query, list(event_times or ())) == ("guess", list(read()))
+    lines.write_text("\n".join(json.dumps(one) for one in (REPORTS[3:] + REPORTS[:3])))
+    assert list(read_event_times([lines], None)[1] or ()) == list(read()), "the parts of a rolling log in any order"
     lines.write_text("".join(f"{json.dumps(one | {'id': 'q2', 'name': None})}\n" for one in REPORTS))
     assert read_event_times([log, lines], "q2")[0] == "q2"
     with pytest.raises(InvalidArgument, match="several queries; choose one with --query; it has guess, q2"):

@@ -14,7 +14,7 @@ import pytest
 
 from lowwater import Completeness, Promise, Ranges, RangeState, RangeView, Remarks, Watermark, WatermarkView, errors
 from lowwater.cli import main, render
-from lowwater.cli.arguments import parse_key, parse_time
+from lowwater.cli.arguments import parse_duration, parse_key, parse_time
 from lowwater.cli.commands import COMMANDS
 from lowwater.cli.history import history_record, history_table
 from lowwater.cli.live import State, draw, seen
@@ -363,3 +363,9 @@ def test_shards_say_what_is_out_of_order() -> None:
         "hourly is pinned to lowwater-1:7420, which is away",
         "no shard serves hourly, daily just now",
     ]
+
+
+@pytest.mark.parametrize("text", ["nan", "-5s", "9" * 20, "9" * 400, "1e9"])
+def test_what_is_no_length_of_time_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="duration"):
+        parse_duration(text)

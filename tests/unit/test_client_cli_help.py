@@ -57,6 +57,7 @@ def test_every_example_of_a_help_parses(
     command: str, capsys: pytest.CaptureFixture[str], generate: ModuleType, whole: argparse.ArgumentParser
 ) -> None:
     text = help_of(command, capsys)
+    assert text.isascii(), "a terminal may show nothing else"
     commands = examples(text)
     if command not in {"journal", "access", "references"}:  # whose commands have theirs
         assert [words for words in commands if words[0] == command], f"no example of {command}"

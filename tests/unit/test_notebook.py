@@ -26,6 +26,7 @@ from lowwater import (
     Ranges,
     RangeState,
     RangeView,
+    Remarks,
     Topology,
     Views,
     Watermark,
@@ -163,6 +164,21 @@ def test_the_status_names_who_holds_whom_in_words_and_marks() -> None:
     assert "payments: 12 min, silent" in titles
 
 
+def test_a_worker_that_ended_as_planned_is_no_trouble_anywhere() -> None:
+    stopped = view("orders", MINUTE)
+    assert stopped.holder is not None
+    holder = replace(stopped.holder, remarks=Remarks(ended=True))
+    views = Views({"orders": replace(stopped, holder=holder)}, whole=True)
+    for html in (
+        markup.status(views, NOW),
+        markup.why(explain("orders", views, NOW, Ranges((holder,), 1))),
+    ):
+        assert "stopped" in text_of(html)
+        assert "trouble" not in text_of(html)
+        assert "#d9483b" not in html
+    assert "owned, stopped" in text_of(markup.ranges(Ranges((holder,), 1), NOW))
+
+
 def test_a_part_of_the_computations_blames_no_input_that_was_not_asked_for() -> None:
     html = markup.status(Views({"short": view("ns/hourly", MINUTE, "ns/orders")}), NOW)
     assert "not registered" not in html
@@ -244,6 +260,49 @@ def test_nothing_is_shown_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) ->
         assert progress.before(99.0) == 99.0
         assert progress.before(None) is None
         assert not progress.is_due(None)
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+class Bare:
+    """A stream as programs put it into the place of standard error, to log what is written."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+class Gone(io.StringIO):
+    """A terminal whose other end was closed."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, _text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize("stream", [None, Bare(), Gone(), closed()])
+def test_a_wait_goes_on_without_a_usable_standard_error(monkeypatch: pytest.MonkeyPatch, stream: object) -> None:
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    with Progress("hourly", mark(14), lambda: 0.0) as progress:
+        if progress.before(None) is not None:
+            progress.show(mark(12), "held by orders")
+        assert progress.before(None) is None
+
+
+def test_a_long_answer_is_a_short_table() -> None:
+    answer = Ranges((held(NOW),) * 5_000, 6_000)
+    html = markup.ranges(answer, NOW)
+    assert "6000 key ranges, the first 200 of them" in text_of(html)
+    steps = [Completion(2, mark(9), mark(10), mark(10).micros + late) for late in range(5_000)]
+    history = markup.history(History("hourly", timedelta(hours=1), tuple(steps), 6_000))
+    assert "and 5800 before them" in text_of(history)
+    assert max(len(html), len(history)) < 300_000
 
 
 def test_on_a_terminal_one_wait_has_a_line_and_removes_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ class EmbeddedAuthority:
 
         ``data`` is the folder of its journal; None: a temporary folder, which is removed with it.
         ``port``: 0 takes a free one. ``page`` starts a status page, on a free port. Raises
-        RuntimeError with the end of its log when it does not start.
+        RuntimeError with the end of its log when it does not start. An interrupt stops it again.
         """
         self.temporary: bool = data is None
         """True if its folder is removed with it."""
@@ -88,6 +88,9 @@ class EmbeddedAuthority:
         late.start()
         try:
             line = self.process.stdout.readline()
+        except BaseException:  # an interrupt
+            self.stop()
+            raise
         finally:
             late.cancel()
         if line.startswith(_READY):

@@ -128,7 +128,8 @@ class CannotServe(Exception):
 def address(text: str, flag: str) -> tuple[str, int]:
     """Return host and port of an argument. Raises CannotServe."""
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal():
+    # gRPC would take the port modulo 65536.
+    if not host or not port.isdecimal() or int(port) > 65_535:
         raise CannotServe(f"{flag} takes HOST:PORT, for example 127.0.0.1:7420, not {text!r}")
     return host, int(port)
 

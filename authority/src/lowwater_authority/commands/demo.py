@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import lowwater
 from lowwater import Remarks, Watermark
-from lowwater.cli.arguments import CommandParser
+from lowwater.cli.arguments import CommandParser, parse_duration
 from lowwater_authority.embedded import EmbeddedAuthority
 
 if TYPE_CHECKING:
@@ -154,9 +154,9 @@ examples:
 berlin, tokyo and paris sell; each promises how far its orders are complete.
 checked reads all three, and revenue adds up what checked passes on:
 
-  berlin ─┐
-  tokyo  ─┼─ checked ─── revenue
-  paris  ─┘  (paris sends forty minutes late, on purpose)
+  berlin --+
+  tokyo  --+-- checked ---- revenue
+  paris  --+   (paris sends forty minutes late, on purpose)
 
 The workers are a plain Python program over the client, to be read:
 authority/src/lowwater_authority/commands/demo.py. It is not `make demo` of a
@@ -167,20 +167,27 @@ checkout, which replays real flights through three Spark jobs.
         "--port", type=int, default=0, metavar="PORT", help="for gRPC, on 127.0.0.1 (default: a free one)"
     )
     parse.add_argument(
-        "--seconds", type=float, metavar="SECONDS", help="end by itself after so long (default: by Ctrl-C)"
+        "--seconds", type=parse_duration, metavar="T", help="end by itself after so long (default: by Ctrl-C)"
     )
     return parse
 
 
 class Stop:
-    """Notes that SIGINT or SIGTERM has asked for the end, so that it comes between two turns."""
+    """The end that SIGINT or SIGTERM asks for: between two turns of the workers.
+
+    Before the first turn, and at the second signal, it comes at once, as KeyboardInterrupt.
+    """
 
     def __init__(self) -> None:
         self.asked = False
+        self.turning = False
+        """True when the workers take turns, which end soon and in good order."""
         numbers = (signal.SIGINT, signal.SIGTERM)
         self._before = {number: signal.signal(number, self._ask) for number in numbers}
 
     def _ask(self, _number: int, _frame: object) -> None:
+        if self.asked or not self.turning:
+            raise KeyboardInterrupt
         self.asked = True
 
     def restore(self) -> None:
@@ -204,6 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = "\nLeave --port out to get a free one." if args.port else ""
         print(f"lowwater demo: {error}{hint}", file=sys.stderr)  # noqa: T201 - the answer to a command
         return FAILED
+    except KeyboardInterrupt:
+        return 0
     finally:
         stop.restore()
     _say(f"\nlowwater demo: closed {revenue.closed} windows of 10 s; {revenue.late} orders came too late for theirs")
@@ -219,6 +228,7 @@ def run(lw: lowwater.Client, authority: EmbeddedAuthority, stop: Stop, seconds: 
     revenue = Revenue(lw, checked)
     workers: list[Shop | Checked | Revenue] = [*shops, checked, revenue]
     told, end = False, None
+    stop.turning = True
     while not stop.asked and (end is None or time.monotonic() < end):
         if authority.ended:
             raise RuntimeError("its authority has ended by itself")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from datetime import datetime
+from datetime import datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -128,7 +128,10 @@ def parse_duration(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
     if match is None or match[2] not in _UNITS:
         raise argparse.ArgumentTypeError(f"{text!r} is no duration; write it like 90s, 5m or 1h")
-    return float(match[1]) * _UNITS[match[2]]
+    seconds = float(match[1]) * _UNITS[match[2]]
+    if seconds > timedelta.max.total_seconds():
+        raise argparse.ArgumentTypeError(f"{match[1][:9]}... is too long for a duration; write it like 90s, 5m or 1h")
+    return seconds
 
 
 def parse_key(text: str) -> bytes:

@@ -193,7 +193,7 @@ _shtab_lowwater_completion_defaults_added=0
 _shtab_lowwater_demo_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--port[for gRPC, on 127.0.0.1 (default\: a free one)]:PORT:"
-  "--seconds[end by itself after so long (default\: by Ctrl-C)]:SECONDS:"
+  "--seconds[end by itself after so long (default\: by Ctrl-C)]:T:"
 )
 
 # guard to ensure default positional specs are added only once per session

@@ -9,11 +9,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from lowwater.cli.live import Style, style_of
-from lowwater.core.causes import cause_of, cause_of_range
+from lowwater.core.causes import cause_of
 from lowwater.core.lag import late_by
 from lowwater.core.text import counted, describe_key, duration, lag, on_one_line
 from lowwater.core.why import Why
-from lowwater.core.words import culprit_words, is_quiet, low_words, moment, state_words
+from lowwater.core.words import culprit_words, low_words, moment, range_words, state_words
 from lowwater.views import PPM, Completeness, LatenessBudget, Promise, Ranges, RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 
@@ -166,7 +166,7 @@ def ranges_table(ranges: Ranges, now_micros: int) -> str:
                 describe_key(key_range.end) if key_range.end else "..",
                 str(key_range.watermark),
                 lag(key_range.watermark, now_micros),
-                key_range.state.value + _ending(key_range, now_micros),
+                range_words(key_range, now_micros),
                 key_range.worker,
                 key_range.host,
                 f"{duration(silent)} ago" if key_range.last_report_micros else _without_report(key_range),
@@ -174,11 +174,6 @@ def ranges_table(ranges: Ranges, now_micros: int) -> str:
         )
     more = ranges.total - len(ranges)
     return table(rows) + (f"\nand {more} more; --limit shows them" if more > 0 else "")
-
-
-def _ending(key_range: RangeView, now_micros: int) -> str:
-    """Return a suffix of the state of a range whose owner has ended, or not begun."""
-    return f", {cause_of_range(key_range, 0, now_micros).value}" if is_quiet(key_range, now_micros) else ""
 
 
 def _without_report(key_range: RangeView) -> str:

@@ -39,7 +39,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lowwater.core.event_times import ROUNDING, EventTimes
-from lowwater.core.text import counted, duration
+from lowwater.core.text import counted, duration, on_one_line
 from lowwater.watermark import MIN, Watermark
 
 if TYPE_CHECKING:
@@ -192,9 +192,13 @@ def advise(
     longest = max((stretch.last_reference - stretch.least for stretch in stretches), default=0)
     longest = max(longest // MILLISECOND * MILLISECOND + MILLISECOND + width, MILLISECOND)
     unknown: list[str] = []
-    if not rows and event_times.unjudged_rows:
+    if not rows and len(event_times):
         unknown.append(
-            f"What a delay loses is not known yet: no batch of {query} has rows with event times and two batches before it. "
+            f"What a delay loses since {Watermark(since)} is not known: all rows of {on_one_line(query)} are older"
+        )
+    elif not rows and event_times.unjudged_rows:
+        unknown.append(
+            f"What a delay loses is not known yet: no batch of {on_one_line(query)} has rows with event times and two batches before it. "
             "Without withWatermark Spark reports no event times"
         )
     elif not rows:
@@ -404,7 +408,7 @@ def _sentences(advice: Advice) -> list[str]:
         merged = f" (merged into {advice.stretches})" if advice.stretches < advice.batches else ""
         batches = f"{advice.batches} batch{'' if advice.batches == 1 else 'es'}{merged}"
         lines.append(
-            f"{advice.query or 'The query'} read {counted(advice.rows, 'row')} in {batches}, with event times from "
+            f"{on_one_line(advice.query) or 'The query'} read {counted(advice.rows, 'row')} in {batches}, with event times from "
             f"{advice.start} to {advice.end}."
         )
     if name:

@@ -6,7 +6,7 @@ import math
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from lowwater.core.text import duration
+from lowwater.core.text import duration, on_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -77,7 +77,9 @@ def picture(advice: Advice) -> str:
         return BOTTOM - (BOTTOM - TOP) * share / highest
 
     body = [f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}" rx="6"/>']
-    title = f"Rows that a constant delay would have lost: {advice.query or 'the query'}, {advice.rows} rows"
+    title = (
+        f"Rows that a constant delay would have lost: {on_one_line(advice.query) or 'the query'}, {advice.rows} rows"
+    )
     body.append(_text(LEFT - 40, 28, title, "title", "start"))
     for step in range(5):
         share = highest * step / 4

@@ -11,6 +11,7 @@ import json
 from array import array
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lowwater.watermark import MIN
@@ -22,6 +23,10 @@ __all__ = ["BatchTimes", "EventTimes", "Stretch", "read_batch_times", "read_prog
 
 MOST_STRETCHES: Final = 1_024
 """Greatest number of stretches of a query, 72 bytes each. Above it each two become one."""
+
+MOST: Final = 2**53
+"""Number that the rows of a batch and its microseconds stay below. More would not fit in 64 bits
+when batches are merged."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -174,8 +179,8 @@ def _joined(first: Stretch, second: Stretch) -> Stretch:
 def read_batch_times(progress: Mapping[str, Any]) -> BatchTimes:
     """Return the event times in the JSON of a progress report of Spark.
 
-    Times that Spark or Python cannot express are absent. Raises KeyError, TypeError and ValueError
-    for JSON that is no such report.
+    Times that Spark or Python cannot express are absent. Raises KeyError, TypeError, ValueError and
+    OverflowError for JSON that is no such report.
     """
     event_time: dict[str, str] = progress.get("eventTime") or {}
     least, mean, greatest = (_micros(event_time.get(name)) for name in ("min", "avg", "max"))
@@ -184,13 +189,10 @@ def read_batch_times(progress: Mapping[str, Any]) -> BatchTimes:
     if rows is None:
         rows = sum(int(source.get("numInputRows") or 0) for source in progress.get("sources") or ())
     started = _micros(str(progress.get("timestamp", ""))) or 0
-    return BatchTimes(
-        batch=int(progress["batchId"]),
-        started=started,
-        ended=started + int(progress.get("batchDuration") or 0) * 1_000,
-        rows=int(rows),
-        times=times,
-    )
+    rows, took = int(rows), int(progress.get("batchDuration") or 0) * 1_000
+    if not (0 <= rows < MOST and 0 <= took < MOST):
+        raise ValueError("no batch has so many rows, or takes so long")
+    return BatchTimes(int(progress["batchId"]), started, started + took, rows, times)
 
 
 def read_progress_lines(lines: Iterable[str]) -> dict[str, EventTimes]:
@@ -198,9 +200,10 @@ def read_progress_lines(lines: Iterable[str]) -> dict[str, EventTimes]:
 
     A query without a name, or with one that another query has too, goes by its id. A line is a
     progress report, as ``query.lastProgress.json`` has it, or an event of Spark's event log. All
-    other lines are passed over.
+    other lines are passed over. Batches may be in any order: a shell lists the parts of a rolling
+    event log as 1, 10, 2.
     """
-    queries: dict[str, EventTimes] = {}
+    queries: dict[str, dict[int, BatchTimes]] = {}
     names: dict[str, str | None] = {}
     for line in lines:
         if '"batchId"' not in line:
@@ -209,12 +212,17 @@ def read_progress_lines(lines: Iterable[str]) -> dict[str, EventTimes]:
             event = json.loads(line)
             progress = event.get("progress", event)
             query, name, batch = str(progress["id"]), progress.get("name"), read_batch_times(progress)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             continue
-        queries.setdefault(query, EventTimes()).note(batch)
-        names[query] = name
+        queries.setdefault(query, {}).setdefault(batch.batch, batch)
+        names[query] = None if name is None else str(name)
     ambiguous = {name for name, count in Counter(names.values()).items() if count > 1}
-    return {query if name is None or name in ambiguous else name: queries[query] for query, name in names.items()}
+    return {
+        query if name is None or name in ambiguous else name: EventTimes(
+            map(itemgetter(1), sorted(queries[query].items()))
+        )
+        for query, name in names.items()
+    }
 
 
 def _micros(text: str | None) -> int | None:

@@ -18,6 +18,7 @@ __all__ = [
     "longest_delay",
     "low_words",
     "moment",
+    "range_words",
     "severity",
     "state_words",
     "steps_words",
@@ -44,6 +45,12 @@ def holder_words(key_range: RangeView | None, now_micros: int) -> str:
         return ""
     words = f"{describe_range(key_range.start, key_range.end)}, {describe_owner(key_range)}"
     return f"{words}, {quiet_words(key_range, now_micros)}" if is_quiet(key_range, now_micros) else words
+
+
+def range_words(key_range: RangeView, now_micros: int) -> str:
+    """Return the state of a key range, and whether its owner has ended, or not begun."""
+    words = key_range.state.value
+    return f"{words}, {cause_of_range(key_range, 0, now_micros).value}" if is_quiet(key_range, now_micros) else words
 
 
 def is_quiet(key_range: RangeView, now_micros: int) -> bool:

@@ -15,7 +15,7 @@ from lowwater.core.causes import Cause, cause_of
 from lowwater.core.intervals import IntervalView
 from lowwater.core.lag import late_by
 from lowwater.core.text import counted, describe_range, duration, lag, on_one_line
-from lowwater.core.why import Hop, Why, find_culprits
+from lowwater.core.why import Why, find_culprits
 from lowwater.core.words import (
     culprit_words,
     holder_words,
@@ -23,6 +23,7 @@ from lowwater.core.words import (
     longest_delay,
     low_words,
     moment,
+    range_words,
     severity,
     state_words,
     steps_words,
@@ -50,7 +51,7 @@ __all__ = [
 ]
 
 _MOST_ROWS: Final = 200
-"""Greatest number of rows of a table of computations."""
+"""Greatest number of rows of a table; a notebook stores them all."""
 
 _TROUBLE: Final = Look("&#9650;", "#d9483b", "somebody has to act", strong=True)
 _STANDS: Final = Look("&#9670;", "#b7791f", "its worker is alive and stands")
@@ -139,12 +140,16 @@ def _held(text: str) -> str:
 
 def _look(view: WatermarkView, guilty: WatermarkView | None, now_micros: int) -> Look:
     """Return the look of what :func:`state_words` says."""
-    cause = cause_of(view, now_micros)
+    waits = guilty is not None and guilty.computation != view.computation
+    return _look_of(cause_of(view, now_micros), waits=waits)
+
+
+def _look_of(cause: Cause | None, *, waits: bool) -> Look:
     if cause in {Cause.FINISHED, Cause.STOPPED}:
         return _ENDED
-    if cause.trouble:
+    if cause is not None and cause.trouble:
         return _TROUBLE
-    if guilty is not None and guilty.computation != view.computation:
+    if cause is None or waits:
         return _WAITS
     return _MOVES if cause in {Cause.MOVING, Cause.MOVED_ON} else _STANDS
 
@@ -224,7 +229,7 @@ def status(views: Views, now_micros: int) -> str:
         parts.append(_note(f"and {len(shown) - _MOST_ROWS} more"))
     if views.whole:
         parts.append(_states(shown, names, guilty, now_micros))
-    troubled = sum(cause_of(one, now_micros).trouble for one in shown)
+    troubled = sum(_look(one, None, now_micros) is _TROUBLE for one in shown)
     note = f"as of {moment(now_micros)}" + (f", {troubled} in trouble" if troubled else "")
     return titled(counted(len(shown), "computation"), note, *parts)
 
@@ -294,23 +299,17 @@ def why(answer: Why) -> str:
     """Return the root cause, then the way to it, one line per hop."""
     if not answer.hops:
         return titled("nothing is known", "")
-    steps = "".join(f'<li style="margin:2px 0">{_mark_of(hop)} {words(hop.sentence)}</li>' for hop in answer.hops)
+    looks = [_look_of(hop.cause, waits=False) for hop in answer.hops]
+    steps = "".join(
+        f'<li style="margin:2px 0"><span style="color:{look.colour}">{look.mark}</span> {words(hop.sentence)}</li>'
+        for look, hop in zip(looks, answer.hops, strict=True)
+    )
     parts = [f'<ol style="margin:4px 0 4px;padding-left:22px">{steps}</ol>']
     if answer.answers:
         parts.append(f"<div>{words(answer.answers)}</div>")
-    cause = answer.guilty.cause
-    accent = _TROUBLE.colour if cause is not None and cause.trouble else "#808080"
+    accent = _TROUBLE.colour if _look_of(answer.guilty.cause, waits=False) is _TROUBLE else "#808080"
     sentence = f'<div style="border-left:3px solid {accent};padding:2px 0 2px 10px;margin:4px 0"><b>{words(answer.sentence)}</b></div>'
     return titled(f"why {answer.hops[0].computation}", "", sentence, *parts)
-
-
-def _mark_of(hop: Hop) -> str:
-    look = _WAITS
-    if hop.cause is not None:
-        moves = hop.cause in {Cause.MOVING, Cause.MOVED_ON}
-        ended = hop.cause is Cause.FINISHED
-        look = _TROUBLE if hop.cause.trouble else _ENDED if ended else _MOVES if moves else _STANDS
-    return f'<span style="color:{look.colour}">{look.mark}</span>'
 
 
 def ranges(answer: Ranges, now_micros: int, title: str = "key ranges") -> str:
@@ -320,14 +319,15 @@ def ranges(answer: Ranges, now_micros: int, title: str = "key ranges") -> str:
             f"<code>{words(describe_range(one.start, one.end))}</code>",
             time_of(one.watermark),
             fixed(_lag_words(one.watermark, now_micros)),
-            words(one.state.value),
+            words(range_words(one, now_micros)),
             words(f"{one.worker} on {one.host}" if one.worker else ""),
             words(one.waiting_for),
         )
-        for one in answer
+        for one in answer.ranges[:_MOST_ROWS]
     ]
-    more = answer.total - len(answer)
-    note = counted(answer.total, "key range") + (f", the first {len(answer)} of them" if more > 0 else "")
+    note = counted(answer.total, "key range")
+    if len(rows) < answer.total:
+        note += f", the first {len(rows)} of them"
     headings = ("keys", "watermark", "lag", "state", "worker", "waits for")
     return titled(title, note, table(headings, rows) if rows else "")
 
@@ -358,8 +358,9 @@ def history(answer: History) -> str:
     title, note = f"history of {answer.computation}", f"in steps of {duration(step.total_seconds())}, UTC"
     if not answer.completions:
         return titled(title, note, _note("No step became complete since its history is kept."))
-    newest = answer.completions[-1].incarnation
-    most = max(longest_delay(one, step) for one in answer)
+    shown = answer.completions[-_MOST_ROWS:]
+    newest = shown[-1].incarnation
+    most = max(longest_delay(one, step) for one in shown)
     rows = [
         (
             fixed(steps_words(one, step))
@@ -367,9 +368,9 @@ def history(answer: History) -> str:
             fixed(f"{one.time:%Y-%m-%d %H:%M:%S}"),
             _bar(longest_delay(one, step), most, late_words(one, step)),
         )
-        for one in answer
+        for one in shown
     ]
-    more = answer.total - len(answer)
+    more = answer.total - len(shown)
     before = [_note(f"and {more} before them")] if more > 0 else []
     return titled(title, note, table(("steps", "complete at", "after their end"), rows), *before)
 

@@ -11,6 +11,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Final, Self, TextIO
@@ -38,11 +39,14 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def on_terminal(stream: TextIO) -> bool:
-    """Return True if a stream is a terminal that can write a line anew."""
+def on_terminal(stream: TextIO | None) -> bool:
+    """Return True if a stream is a terminal that can write a line anew.
+
+    A program may have closed its stream, or replaced it by an object that can only be written to.
+    """
     try:
-        return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    except (AttributeError, ValueError):  # the program has no such stream, one of its own, or closed it
+        return stream is not None and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    except (AttributeError, ValueError):
         return False
 
 
@@ -82,10 +86,10 @@ class Progress:
         self._sentence = sentence
         try:
             self._place.write(self._name, str(self._until), self._share(low), sentence)
-        except (OSError, ValueError):  # the terminal is gone, and the wait goes on
+        except Exception:  # noqa: BLE001 - the terminal or the notebook has gone, and the wait goes on
             self._next = None
-        else:
-            self._next = self._monotonic() + EVERY
+            return
+        self._next = self._monotonic() + EVERY
 
     def _share(self, low: Watermark) -> float | None:
         """Return the part of the way since the first look; None if it cannot be measured."""
@@ -104,12 +108,11 @@ class Progress:
             return
         try:
             took = duration(self._monotonic() - self._began)
-            if kind is None:
-                self._place.end(self._name, str(self._until), 1.0, f"reached after {took}")
-            else:
-                self._place.end(self._name, str(self._until), None, f"ended after {took}; {self._sentence}")
-        except (OSError, ValueError):
-            pass  # the terminal is gone
+            with suppress(Exception):  # as above
+                if kind is None:
+                    self._place.end(self._name, str(self._until), 1.0, f"reached after {took}")
+                else:
+                    self._place.end(self._name, str(self._until), None, f"ended after {took}; {self._sentence}")
         finally:
             _shown.release()
 
