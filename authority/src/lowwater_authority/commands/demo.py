@@ -226,12 +226,13 @@ def run(lw: lowwater.Client, authority: EmbeddedAuthority, stop: Stop, seconds: 
     shops = [Shop(lw, name, *delay) for name, delay in zip(names, delays, strict=True)]
     checked = Checked(lw, shops, names)
     revenue = Revenue(lw, checked)
+    workers: list[Shop | Checked | Revenue] = [*shops, checked, revenue]
     told, end = False, None
     stop.turning = True
     while not stop.asked and (end is None or time.monotonic() < end):
         if authority.ended:
             raise RuntimeError("its authority has ended by itself")
-        for worker in (*shops, checked, revenue):
+        for worker in workers:
             worker.turn()
         if not told and not revenue.low.unknown:
             lw.wait("revenue", until=revenue.low, timeout=START)
