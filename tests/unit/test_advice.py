@@ -147,6 +147,15 @@ def test_a_hostile_name_of_a_query_is_shown_on_one_line(tmp_path: Path, name: ob
     assert all(line.isprintable() for line in str(advise(read(REPORTS[:2]), query=query)).splitlines())
 
 
+def test_one_lost_row_of_a_hundred_million_is_not_zero_percent() -> None:
+    reports = [
+        *REPORTS[:2],
+        progress(2, 10.2, 10, 10, 10, numInputRows=10**8),
+        progress(3, 10.3, 7, 7, 7, numInputRows=1),
+    ]
+    assert "would have lost less than 0.0001 % of the rows" in str(advise(read(reports), delays=hours(1)))
+
+
 def test_rows_that_are_all_older_than_asked_for_are_said_to_be() -> None:
     text = str(advise(read(), query="guess", since=mark(20).micros))
     assert "What a delay loses since 2013-01-09T20:00:00Z is not known: all rows of guess are older." in text

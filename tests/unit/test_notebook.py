@@ -152,7 +152,7 @@ def test_the_status_names_who_holds_whom_in_words_and_marks() -> None:
         "▲ silent",
         "○ waits for payments",
         "late by 7 min",
-        "missing, which is not registered",
+        "missing, which is not registered or may not be read",
         "2013-01-09T13:48:00Z",
         "▲ somebody has to act",
         "■ finished",
@@ -162,6 +162,7 @@ def test_the_status_names_who_holds_whom_in_words_and_marks() -> None:
     titles = [title.text for title in parsed(html).iter(f"{SVG}title")]
     assert len(titles) == len(VIEWS) + 1, "and the input that is not registered"
     assert "payments: 12 min, silent" in titles
+    assert "missing: not registered, or not readable" in titles
 
 
 def test_a_worker_that_ended_as_planned_is_no_trouble_anywhere() -> None:
@@ -213,7 +214,9 @@ def test_names_of_others_are_text_wherever_they_are_shown() -> None:
 
 
 def test_what_is_unknown_or_empty_shows_words() -> None:
-    assert text_of(markup.status(Views({}, whole=True), NOW)).startswith("no computation is registered yet")
+    assert text_of(markup.status(Views({}, whole=True), NOW)).startswith(
+        "no computation to show none is registered yet, or"
+    )
     assert "is not registered" in text_of(markup.view(WatermarkView("nope"), NOW))
     assert "was dropped" in text_of(markup.view(WatermarkView("nope", incarnation=3), NOW))
     assert "unknown" in text_of(markup.view(VIEWS[-1], NOW))

@@ -474,7 +474,8 @@ def _share(share: Between) -> str:
     if share.most == 0:
         return "none"
     if share.least == share.most:
-        return f"{percent(share.least, ROUND_HALF_EVEN)} %"
+        exact = percent(share.least, ROUND_HALF_EVEN)
+        return f"{exact} %" if exact != "0" else f"less than {percent(share.least, ROUND_CEILING)} %"
     first, last = percent(share.least, ROUND_FLOOR), percent(share.most, ROUND_CEILING)
     return f"between {first} % and {last} %" if share.least else f"at most {last} %"
 

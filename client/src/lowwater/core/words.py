@@ -73,7 +73,8 @@ def culprit_words(view: WatermarkView, guilty: WatermarkView | None, now_micros:
     if guilty is None or guilty.computation == view.computation:
         return holder_words(view.holder, now_micros)
     if not guilty.registered:
-        return f"{guilty.computation}, which is not registered"
+        # Views of all computations leave out those that the caller may not read.
+        return f"{guilty.computation}, which is not registered or may not be read"
     return f"{guilty.computation} {holder_words(guilty.holder, now_micros)}".rstrip()
 
 

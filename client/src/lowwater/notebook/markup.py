@@ -206,7 +206,7 @@ def status(views: Views, now_micros: int) -> str:
         key=lambda one: severity(one, now_micros),
     )
     if not shown:
-        return titled("no computation is registered yet", "its first worker or Spark stage does that")
+        return titled("no computation to show", "none is registered yet, or none that this client may read")
     names = {one.computation: one for one in views.values()}
     # Without the views of all, an input that is missing here may be registered.
     guilty = find_culprits([one.computation for one in shown], names, now_micros) if views.whole else {}
@@ -249,7 +249,9 @@ def _states(
         who = guilty.get(one.computation)
         state = state_words(one, who, now_micros)
         behind = _lag_words(one.low, now_micros) or str(one.low)
-        line = state if not one.registered or one.low.finished else f"{behind}, {state}"
+        line = state if one.low.finished else f"{behind}, {state}"
+        if not one.registered:
+            line = "not registered, or not readable"
         dashed = one.estimated or not one.registered
         nodes.append(Node(one.computation, one.inputs, line, _look(one, who, now_micros), dashed))
     return _graph(nodes, _LOOKS)
