@@ -182,7 +182,7 @@ async def test_a_holder_is_stopped_only_if_no_other_worker_holds_too(one: Metere
     await one.shard.graph.register(Spec("a"))
     grants = [await one.claim("a", b"", b"m"), await one.claim("a", b"m", b"")]
     one.now += SECOND
-    told = []
+    told: list[list[str]] = []
     for ended in ((False, False), (True, False), (False, True), (True, True)):
         for number, (grant, remark) in enumerate(zip(grants, ended, strict=True)):
             report = GroupReport(grant.sequencer, np.array([HOUR]), remarks=Remarks(ended=remark))
