@@ -28,6 +28,7 @@ NOT_HERE: Final = {
     "lowwater_dedup_": "needs a deduplicator: tests/pipeline/test_job.py and test_stage_figures.py",
     "lowwater_certificate_": "needs TLS, which this authority has not: tests/process/test_tls.py reads it",
     "lowwater_memory_limit_": "needs a control group with a limit: tests/unit/test_health.py",
+    'lowwater_holder_state{state="stopped"}': "needs workers that all were stopped: tests/unit/test_metrics.py",
     "lowwater_token_expires_": "needs a token with a date: tests/unit/test_access_guard.py",
 }
 """Metrics that this pipeline has not, and why."""

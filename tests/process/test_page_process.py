@@ -279,5 +279,5 @@ def test_the_page_comes_by_itself_at_the_port_after_http_and_keeps_no_authority_
 @pytest.mark.parametrize("flag", ["--http", "--page"])
 def test_a_place_that_cannot_be_is_refused_with_the_flag(flag: str, tmp_path: Path, refused_start: Refused) -> None:
     error = refused_start("--data", str(tmp_path / "data"), "--page", "off", flag, "127.0.0.1:65536")
-    assert "there is no port 65536" in error
-    assert f"Choose another with {flag}" in error
+    assert f"{flag} takes HOST:PORT" in error
+    assert "not '127.0.0.1:65536'" in error

@@ -65,16 +65,20 @@ class EmbeddedAuthority:
         command += [flag for flag, wanted in (("--page", page), ("--temporary", self.temporary)) if wanted]
         environ = {name: value for name, value in os.environ.items() if not name.startswith(_OWN)}
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # it imports what this process imports
-        with open_private(self.data / _LOG, "a") as log:
-            self.process: subprocess.Popen[str] = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=environ,
-                start_new_session=True,  # an interrupt at the terminal, or of a notebook, must not stop it
-            )
+        try:
+            with open_private(self.data / _LOG, "a") as log:
+                self.process: subprocess.Popen[str] = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    env=environ,
+                    start_new_session=True,  # an interrupt at the terminal, or of a notebook, must not stop it
+                )
+        except BaseException:  # an interrupt; a child that was started removes its folder
+            _remove(self.data, temporary=self.temporary)
+            raise
         ready = self._ready()
         self.address: str = ready.split()[0]
         page_url = ready.partition(_PAGE)[2].partition(",")[0]
