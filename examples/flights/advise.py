@@ -111,8 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         progress = out / "progress.jsonl"
         progress.write_text("".join(f"{json.dumps(each)}\n" for each in reports), "utf-8")
         delays = [part for hours in HOURS for part in ("--delay", f"{hours}h")]
-        asked = ["advise", FLIGHTS, "--progress", str(progress), "--window", "1h", *delays, "--address", address]
-        code = command([*asked, "--picture", str(out / "advise.svg")])
+        arguments = ["advise", FLIGHTS, "--progress", str(progress), "--window", "1h", *delays, "--address", address]
+        code = command([*arguments, "--picture", str(out / "advise.svg")])
     rows_read = sum(map(len, batches))
     shares = ", ".join(f"{dropped(batches, hours * HOUR) / rows_read:.2%} with {hours} h" for hours in HOURS)
     print(f"Row by row, Spark would have dropped {shares}.")

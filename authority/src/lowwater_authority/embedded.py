@@ -60,12 +60,12 @@ class EmbeddedAuthority:
         self.temporary: bool = data is None
         """True if its folder is removed with it."""
         self.data: Path = Path(tempfile.mkdtemp(prefix="lowwater-")) if data is None else data
-        make_private_folder(self.data)
         command = [sys.executable, "-P", "-m", "lowwater_authority.embedded", os.fspath(self.data), f"--port={port}"]
         command += [flag for flag, wanted in (("--page", page), ("--temporary", self.temporary)) if wanted]
         environ = {name: value for name, value in os.environ.items() if not name.startswith(_OWN)}
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # it imports what this process imports
         try:
+            make_private_folder(self.data)
             with open_private(self.data / _LOG, "a") as log:
                 self.process: subprocess.Popen[str] = subprocess.Popen(
                     command,

@@ -180,6 +180,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked = False
+        """True when the first signal has come while the workers took turns."""
         self.turning = False
         """True when the workers take turns, which end soon and in good order."""
         numbers = (signal.SIGINT, signal.SIGTERM)

@@ -121,9 +121,7 @@ def quiet_words(holder: RangeView, now_micros: int) -> str:
             return f"which claimed it {ago} ago and has reported nothing yet"
         case Cause.NOT_BEGUN | Cause.SILENT if _has_no_promise(holder):
             return f"which claimed it and has promised nothing yet, last heard of {ago} ago"
-        case Cause.SILENT:
-            return f"silent for {ago}"
-        case Cause.UNOWNED if holder.last_report_micros:
+        case Cause.SILENT | Cause.UNOWNED if holder.last_report_micros:
             return f"silent for {ago}"
         case _:
             return ""

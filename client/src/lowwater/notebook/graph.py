@@ -161,17 +161,17 @@ def _places(
 
 def _arrange(columns: Sequence[list[_Place]], edges: Sequence[Sequence[_Place]]) -> None:
     """Order the places of each column, and set their heights."""
-    left: dict[int, list[_Place]] = {}
-    right: dict[int, list[_Place]] = {}
+    left_neighbours: dict[int, list[_Place]] = {}
+    right_neighbours: dict[int, list[_Place]] = {}
     for edge in edges:
         for one, other in pairwise(edge):
-            left.setdefault(id(other), []).append(one)
-            right.setdefault(id(one), []).append(other)
+            left_neighbours.setdefault(id(other), []).append(one)
+            right_neighbours.setdefault(id(one), []).append(other)
     for column in columns:
         _stack(column, [0.0] * len(column))
     for sweep in range(_SWEEPS):
         forward = sweep % 2 == 0
-        neighbours = left if forward else right
+        neighbours = left_neighbours if forward else right_neighbours
         for column in columns if forward else reversed(columns):
             near = [neighbours.get(id(place)) or [place] for place in column]
             wanted = [sum(place.middle for place in places) / len(places) for places in near]
