@@ -430,8 +430,9 @@ class Stage:
         writer_options = writer_of(df, checkpoint=checkpoint, output_mode=output_mode, trigger=trigger, name=name)
         writer_options.check_no_sink()
         frame, query_name = writer_options.frame, writer_options.name or self.name
-        # Stages that the frame's plan bounds. A later stage that stamps by the times of an earlier
-        # stage's rows is bounded by that one, and an injector reports its own frontier.
+        # ``stamped``: the stages whose stamps must be bounded by the frame's plan. An injector is
+        # none of them, since it reports its own frontier; nor is a later stage that stamps its rows
+        # by the event time of an earlier stage's rows, whose watermark is the bound.
         stamped = [
             stage
             for stage, inner in zip(stages, earlier, strict=True)
@@ -460,7 +461,9 @@ class Stage:
         with self._beginning(client, [run.authority for run in stage_runs], driving) as begin:
             hook = Hook(write_batch, probe)
             run = Run(folder, checked, stage_runs, hook, skip_removed=skip_removed)
-            # Spark lists the ticks whenever it looks for rows.
+            # Whenever Spark looks for rows, it lists the directory of ticks in the checkpoint. On a
+            # remote store a listing is a request, on S3 one that costs money: with_pause() leaves
+            # some time between two of them.
             stream_writer = writer_options.with_pause(glance(folder)).onto(ticking, folder, query_name)
             return begin(run, stream_writer.foreachBatch(hook.run_batch), query_name)
 
@@ -566,7 +569,7 @@ class Stage:
         """
         frame = options.frame
         check_session(self.spark)
-        check_session(frame.sparkSession)  # the query runs with its settings
+        check_session(frame.sparkSession)  # perhaps another one, and the query runs with its settings
         if not function:
             options.check_sink()
         self._check_time(frame)

@@ -1,4 +1,4 @@
-"""A reading of the inputs: W, its heuristic watermarks, and the inputs' incarnations."""
+"""A reading of the inputs: their low watermark W, heuristic watermarks, and incarnations."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
 """State of a key range in *segments*: immutable tables.
 
-A batch writes new ones and links the others.
-
-So a batch pays for what it changes, not for what is held. A version names the segments of each
-range. The update decides what they contain and when they are merged or dropped; this module writes
-them, links them from the version before, and reads them by memory map. A segment has a few whole
-numbers of the update, and perhaps a filter: bytes that say what it surely does not contain, stored
-in the segment's file so that both belong to one version.
+A batch writes new segments and links the others, so it pays for what it changes, not for what is
+held. A version names the segments of each range. The update decides what they contain and when they
+are merged or dropped; this module writes them, links them from the version before, and reads them
+by memory map. A segment has a few whole numbers of the update, and perhaps a filter: bytes that say
+what it surely does not contain, stored in the segment's file so that both belong to one version.
 
 A batch writes all new segments of a range with one schema into one file, since a sync takes longer
 than writing a small file. A file is linked while its live segments are at least half of it; after

@@ -110,7 +110,9 @@ class FolderOut(BatchOutput):
         refuse_sink(self.named)
         sweep(self.folder, turn.run)
         mark_writer(self.folder, turn.writer)
-        refuse_sink(self.named)  # a sink that started meanwhile has left its mark by now, or finds ours
+        # Once more: a Spark file sink that started here since the first check has left its own mark
+        # by now. One that starts from here on finds the mark of lowwater, and is refused.
+        refuse_sink(self.named)
         if isinstance(self.folder, Path):
             through = removed(os.fspath(self.folder)).through
             if turn.facts.batch <= through and not (self.folder / f"batch={turn.facts.batch}").exists():
@@ -119,7 +121,7 @@ class FolderOut(BatchOutput):
                     "checkpoint is older than its output, or another one's. Use a directory of its own for each checkpoint; restore both from one moment."
                 )
                 raise CheckpointMismatch(msg)
-        self._first(turn)  # also for a batch that is there already
+        self._first(turn)  # here, because append() is not called for a batch that is there already
 
     def find(self, turn: OutputTurn) -> FoundBatch | None:
         """Return the batch, if its directory exists."""
@@ -167,7 +169,7 @@ class FolderOut(BatchOutput):
         removal = self.removal = self.removal or Removal(self.folder)
         removal.probe = turn.probe
         try:
-            # Spark starts a batch only after it has committed the one before.
+            # This batch, N, runs, so Spark has committed N - 1: batches up to that may be removed.
             removal.remove(self.keep, turn.facts.batch - 1, time.time())
         except (OSError, NotDurable) as error:
             logger.warning("stopped removing old batches from %s for now: %s", self.folder, error)
@@ -187,6 +189,7 @@ def _is_empty(file: Location, file_format: str) -> bool:
 
     if isinstance(file, Path):
         return bool(pyarrow.parquet.read_metadata(file).num_rows == 0)
-    # A file without rows is little more than its schema, so a larger one is not fetched, and stays
-    # in the batch. If it has no rows all the same, readers only have one file more to read.
+    # To count the rows of a remote file, all of it must be fetched. A Parquet file without rows is
+    # little more than its schema, so a larger one counts as having rows. If it has none, it stays
+    # in the batch, and readers read one file more.
     return size < _SMALL and bool(pyarrow.parquet.read_metadata(io.BytesIO(file.read_bytes())).num_rows == 0)

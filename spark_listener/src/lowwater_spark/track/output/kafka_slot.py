@@ -205,8 +205,8 @@ class SlotWriter:
                 return self._publish(job)
             except (KafkaException, SystemError) as failure:
                 self.discard()
-                # A fatal error is raised by the next call. If that is a callback for a row, Python
-                # turns it into a SystemError.
+                # confluent-kafka raises a fatal error in its next call. If that call runs a row's
+                # callback, Python turns the error into a SystemError, which is tried again too.
                 by_kafka = isinstance(failure, KafkaException)
                 if not tries_left or (by_kafka and failure.args[0].name() in _HOPELESS):
                     raise
@@ -229,7 +229,8 @@ class SlotWriter:
 
     def _publish(self, job: Publishing) -> Published:
         if self._producer is None or standing(self._mark, job) not in (Standing.DUE, Standing.DONE):
-            # The remembered mark may be old: other workers may have used the slot since.
+            # self._mark may be old: another worker may have published batches of this slot since.
+            # _begin() fences that worker's producer, and reads the mark from Kafka.
             self.discard()
             self._begin(job)
         relation, number = standing(self._mark, job), self._slot.number

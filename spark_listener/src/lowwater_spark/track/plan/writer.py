@@ -179,7 +179,8 @@ def _settings_of(writer: DataStreamWriter) -> dict[str, Any]:
     settings["frame"] = frame
     settings["output_mode"] = str(fields["outputMode"].toString()).lower()
     settings["trigger"] = _trigger(fields["trigger"])
-    if str(fields["source"]).lower() == _FUNCTION:  # a later format() leaves the function in place
+    # The function alone shows nothing: format() after foreachBatch() leaves it set, but unused.
+    if str(fields["source"]).lower() == _FUNCTION:
         settings["function"] = fields["foreachBatchWriter"]
     else:
         settings["format"] = str(fields["source"])
@@ -219,7 +220,7 @@ def _trigger(trigger: Any) -> Mapping[str, Any]:
     """Return the arguments that make a trigger. Raises Unsupported for an unknown one."""
     kind = _kind(trigger)
     if kind == _PROCESSING_TIME:
-        # A writer without a trigger has one without an interval.
+        # Spark gives a writer without trigger() a ProcessingTimeTrigger with the interval 0.
         return {"processingTime": f"{trigger.intervalMs()} milliseconds"} if trigger.intervalMs() else {}
     names = {
         "AvailableNowTrigger": "availableNow",

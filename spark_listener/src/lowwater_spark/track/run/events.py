@@ -89,7 +89,8 @@ class Events:
 
 
 def _key(event: Any) -> tuple[int, str]:
-    # An idle event has the number of the next batch, but another time than that batch's event.
+    # The number alone is no key: Spark's event of a trigger without rows has the number of the next
+    # batch. The event of that batch, when it has run, has another timestamp.
     return event.batchId(), event.timestamp()
 
 

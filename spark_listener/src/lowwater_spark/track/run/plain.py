@@ -81,6 +81,7 @@ class Plain:
     output: Path | None = None
     """Directory of the sink's files; None if the sink writes no local files."""
     boot: Callable[[Path], str] = boot_of
+    """Function that names the time since the last possible power cut: see :class:`DurableSink`."""
     witness: Witness | None = None
     """Checker of a checkpoint that another process writes; None: this process writes it."""
     run: Run = field(init=False, repr=False, compare=False)
@@ -133,7 +134,8 @@ class Plain:
             self._last.load(NOTHING)
             if self._sink is not None:
                 self._sink.begin()
-            # The reads and held rows of another process's query are unknown before its first batch.
+            # A sidecar cannot know which rows the query of another process has begun to read, or
+            # holds, before that query's first commit: at MIN the stage promises nothing until then.
             return [AfterBatch(spark_bound=checked.spark_bound(None) if self.witness is None else MIN)]
         plan = self._plan(batch)
         self._sync(batch)
@@ -159,7 +161,8 @@ class Plain:
         plan = self.run.log.plan(batch)
         if plan is None:
             if self.witness is not None:
-                self.witness.attend()  # the file system may be away, or the entry deleted just now
+                # raises its own error if the checkpoint was begun anew or its file system is away
+                self.witness.attend()
             msg = f"{self.run.checkpoint}/commits/{batch} exists and offsets/{batch} does not; restore the checkpoint as a whole"
             raise CheckpointMismatch(msg)
         return plan
@@ -172,12 +175,13 @@ class Plain:
         if self._sink is not None:
             self._sink.sync(last)
         if not isinstance(self.run.checkpoint, Path):
-            return  # a closed file there is already durable
+            return  # HDFS or an object store, where a closed file is durable
         plans = self.run.log.plans_after(self._synced, last)
         files = [file for plan in plans for file in self.run.heads.evidence(self.run.log, plan)]
         files.append(self.run.checkpoint / "commits" / str(last))
         for file in files:
-            with contextlib.suppress(FileNotFoundError):  # Spark deletes old entries; newer ones replace them
+            # Spark may have deleted an old entry of its logs: a restart does not need it.
+            with contextlib.suppress(FileNotFoundError):
                 sync_file(file)
         for folder in {file.parent for file in files}:
             sync_directory(folder)
@@ -224,9 +228,10 @@ class Plain:
             progress.record(AfterBatch(batch, plan.lines, reading, spark_bound=bound), "")
 
     def _promised(self) -> int:
-        """Return the bound that rows arriving now should keep: the inputs' promise, or the stage's.
+        """Return the event time below which a row that arrives now is late, microseconds.
 
-        Rows that Spark has held may be below the inputs' promise, not the stage's reports.
+        It is the inputs' watermark; in a query with held rows it is the stage's own, because rows
+        that Spark has held back may be below the inputs' watermark without being late.
         """
         progress = self._stage.progress
         reading = progress.reading
@@ -238,7 +243,7 @@ class Plain:
         if stage.authority.lease is None or stage.authority.problem:
             return
         if self.witness is not None and not self._sure:
-            self._newest()  # the witness checks that the reads since its last check are of the same query
+            self._newest()  # checks that what was read since the last check is still the same query's
         with self.run.lock:
             stage.advance(stage)
             reading = progress.reading

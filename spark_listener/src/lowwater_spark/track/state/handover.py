@@ -46,7 +46,8 @@ def publish_directory(parent: L, name: str, digest: str, fill: Callable[[L], Non
         mark = json.dumps({"digest": digest}).encode()
         write_over(beside / HANDED_OVER, mark, durable=False)
         sync_tree(beside)
-        # The mark is always in it, so the directory is never empty.
+        # A rename replaces an existing directory only if that is empty. A published directory has
+        # the mark, so if ``target`` exists by now, rename_once() returns False and leaves it.
         if not rename_once(beside, target):
             return _check_existing(target, digest)
     finally:

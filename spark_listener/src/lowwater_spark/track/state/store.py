@@ -183,7 +183,7 @@ class StageSection:
 
     @property
     def name(self) -> str:
-        """Name of the stage in the checkpoint's files: the way to its home, not its own name."""
+        """Name of the stage in the checkpoint's files: the path to its home, not its own name."""
         return way(self.manifest.checkpoint, self.home)
 
     def is_moved(self, stored: str, now: Path) -> bool:
@@ -274,7 +274,8 @@ class StateStore:
             self._keep({**stage, "schema": dict(schema)})
             return
         before = self.description["schema"]
-        # Old releases stored the schema as one text, and named a plain column without quotes.
+        # Old releases stored the schema as one text (``as_text``), and a key that is a plain column
+        # without backticks: such a key still is the same one.
         as_text = isinstance(before, str)
         for what, now in stage.items():
             stored = self.description.get(what, now)

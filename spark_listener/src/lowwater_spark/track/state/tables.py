@@ -46,7 +46,8 @@ def split_table(table: pa.Table | None, state: pa.Table | None, before: Segments
     if table is state and before.segments:
         return NextSegments(before.segments, (TABLE,))
     unchanged: dict[Any, Segment] = {}
-    # A file has one dictionary a column.
+    # An Arrow file has one dictionary a column, so pieces with different ones cannot share it: a
+    # table with a dictionary or an extension type is written whole, as one segment.
     whole = any(word in str(kind) for kind in table.schema.types for word in ("dictionary<", "extension<"))
     if state is not None and before.segments and not whole and table.schema.equals(state.schema, check_metadata=True):
         unchanged = {where(piece): part for piece, part in zip(state.to_batches(), before.segments, strict=True)}
@@ -61,7 +62,8 @@ def split_table(table: pa.Table | None, state: pa.Table | None, before: Segments
         return NextSegments([FreshSegment(segment.unify_dictionaries())], (TABLE,))
     segments: list[Segment | FreshSegment] = []
     for part in pieces:
-        # More than two gigabytes of text do not fit into one piece.
+        # combine_chunks() makes several batches of a column with more than 2 GB of text; each
+        # becomes a segment.
         if isinstance(part, Segment):
             segments.append(part)
         else:
@@ -98,7 +100,8 @@ def _lies(array: Any) -> Any:
     kind = array.type
     buffers = tuple(None if buffer is None else (buffer.address, buffer.size) for buffer in array.buffers())
     inner: tuple[Any, ...] = ()
-    # Parts of a nested column have places of their own, which its buffers do not show.
+    # buffers() of a nested column does not show at which offsets its inner arrays begin: without
+    # those, two different slices of one array would look equal, and the new one would be lost.
     if pa.types.is_struct(kind):
         inner = tuple(_lies(array.field(i)) for i in range(kind.num_fields))
     elif pa.types.is_map(kind):
@@ -106,5 +109,5 @@ def _lies(array: Any) -> Any:
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         inner = (_lies(array.values),)
     elif pa.types.is_nested(kind):
-        inner = (object(),)  # an unknown type: never equal
+        inner = (object(),)  # an unknown nested type: equal to no other piece, so written anew
     return len(array), array.offset, buffers, inner
