@@ -299,8 +299,8 @@ class Stage:
     retention: timedelta | None = None
     max_skew: timedelta | None = field(default=None, kw_only=True)
     event_time: str | Column = field(default="", kw_only=True)
-    """Event time of the frame that it reads. ``keyed`` has what stamps its output, by which rows
-    are counted."""
+    """Event time of the frame that the stage reads. ``keyed.event_time`` stamps its output, and is
+    the time by which rows are counted."""
     lateness_budgets: tuple[float, ...] = field(default=(), kw_only=True)
     default_ranges: bool = field(default=False, kw_only=True)
     """True when the number of key ranges was not declared."""
@@ -569,7 +569,7 @@ class Stage:
         """
         frame = options.frame
         check_session(self.spark)
-        check_session(frame.sparkSession)  # perhaps another one, and the query runs with its settings
+        check_session(frame.sparkSession)  # the query runs with this one's settings, if it is another
         if not function:
             options.check_sink()
         self._check_time(frame)
@@ -758,7 +758,7 @@ def _other_checkpoint(refused: errors.IdentityMismatch, checkpoint: Location) ->
 
 
 def _check_bounds(df: DataFrame, checked: Checked, declared: Sequence[Bounds]) -> Checked:
-    """Return the plan with the injectors' needs. Raises Unsupported, and what Spark raises."""
+    """Return the plan with what injectors need of it. Raises Unsupported, and Spark's errors."""
     for bounds in declared:
         if bounds.producer is None:
             checked.check_parts(df, PARTITION, paced=bounds.skew is not None)

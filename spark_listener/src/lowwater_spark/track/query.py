@@ -68,7 +68,7 @@ class Tracked:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Names of its stages, as arguments of the status."""
+        """Names of the query's stages, as arguments of the status."""
         return self._run.stage_names
 
     @property
@@ -115,7 +115,7 @@ class Tracked:
         return self._run.failure
 
     def _look_back(self) -> None:
-        """Process later events about the batches. Only what is shown depends on them."""
+        """Process later events about the batches. Only status and metrics depend on them."""
 
     def _pause(self, rest: float) -> bool:
         """Wait until a look is due: after the interval, or on news after ``rest`` seconds.
@@ -403,7 +403,7 @@ class TrackedQuery(Tracked):
     def status(self) -> SparkStatus:
         """Spark's status: ``message``, ``isDataAvailable`` and ``isTriggerActive``.
 
-        Called, as in the releases before, it is :meth:`stage_status`.
+        A call of it, as in earlier releases, is a call of :meth:`stage_status`.
         """
         return SparkStatus(self.query.status, self.stage_status)
 

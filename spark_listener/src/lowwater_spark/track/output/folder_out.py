@@ -121,7 +121,7 @@ class FolderOut(BatchOutput):
                     "checkpoint is older than its output, or another one's. Use a directory of its own for each checkpoint; restore both from one moment."
                 )
                 raise CheckpointMismatch(msg)
-        self._first(turn)  # here, because append() is not called for a batch that is there already
+        self._first(turn)  # notes the first batch, also if this one is there and append() is skipped
 
     def find(self, turn: OutputTurn) -> FoundBatch | None:
         """Return the batch, if its directory exists."""

@@ -406,7 +406,7 @@ class KafkaOut(BatchOutput):
             place = self._slot(published.slot).partition(self.marks)
             first[place] = min(published.at, first.get(place, published.at))
         # Kafka shows a partition only up to its first open transaction. A writer that was killed
-        # within one hides the marks behind it, until Kafka ends that transaction after a minute.
+        # within one hides the marks behind it until Kafka ends it, after a minute: wait longer.
         deadline = time.monotonic() + 2 * PATIENCE
         for mark in self._from(first, deadline):
             if isinstance(mark, SlotMark) and (mark.next, mark.staged) == (batch + 1, staged.id):

@@ -135,7 +135,7 @@ class Checked:
     """Operators that keep rows in Spark's own state; outer ones before their inputs."""
     watermarks: Sequence[Watermark] = ()
     retention: timedelta | None = None
-    """Greatest distance of held rows below Spark's own watermark; None: it holds none."""
+    """Greatest distance of held rows below Spark's own watermark; None: Spark holds no rows."""
     stamps: Sequence[Stamp] = ()
     """Stamps of the output according to the plan. Empty: unknown, and only ``retention`` counts."""
     declared: bool = True
@@ -493,7 +493,7 @@ def is_file_format(spark: SparkSession, kind: str) -> bool:
     try:
         provider = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource(kind, conf)
     except (Py4JJavaError, PySparkException):
-        return False  # Spark has "memory" and the like without a lookup, and no class for other names
+        return False  # "memory" or the like, which has no class to look up, or a name unknown to Spark
     loader = provider.getClassLoader()
     return any(loader.loadClass(name).isAssignableFrom(provider) for name in _FILE_FORMATS)
 

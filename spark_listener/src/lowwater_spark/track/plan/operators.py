@@ -66,7 +66,7 @@ class Watermark:
     column: str
     delay: timedelta
     driven: bool
-    """True: only control sources are below it."""
+    """True: only control sources are below the ``withWatermark``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Operator:
     window: Window | None
     """Window of an aggregation over ``window()``; None for other keys and for session windows."""
     driven: bool
-    """True: a control source is among its inputs."""
+    """True: a control source is among the operator's inputs."""
     both_sides: bool = True
     """False: one side of the join has no watermark."""
     bounded: bool = True
@@ -591,7 +591,7 @@ def _is_moment(expression: Any, below: Any, path: _Path, searched: set[tuple[int
             return False
         searched.add(key)
         return any(node is None or _is_moment(column, node, path, searched) for column, node in _made_of(below, key[0]))
-    # An element of an array in a lambda, or the start or end of a window(): the search ends here.
+    # The element of an array in a lambda, and a bound of a window(), count as moments of a source.
     if name in ("NamedLambdaVariable", "PreciseTimestampConversion"):
         return True
     path = _path_below(expression, name, children, path)
@@ -623,7 +623,7 @@ def _cuts_off(expression: Any, name: str, children: Sequence[Any], path: _Path) 
             return _loses(before, after)
         return _loses(_at(before, path), _at(after, path), expression)
     moments = [_type(child).startswith("timestamp") for child in children]
-    # PreciseTimestampConversion is Spark's step from a moment to its microseconds in a window().
+    # PreciseTimestampConversion makes microseconds of a moment, in a window(), and loses nothing.
     if True not in moments or name == "PreciseTimestampConversion":
         return False
     if name == "Sequence":  # its moments are lowered if it counts up from a constant, or down to one
@@ -840,12 +840,12 @@ def _stamps_of_join(join: Any, followed: _Followed) -> list[Stamp] | None:
     sides = (join.left(), join.right())
     side = 0 if followed.id in _ids(sides[0]) else 1
     if followed.id not in _ids(sides[side]):
-        return None  # every column of a join is one of a side's; nothing is known of any other
+        return None  # neither side of the join has the column, so its stamps are unknown
     below, lag = _lag_of_all(sides), _lags(join)[side]
     if followed.id in _time_keys(join) and _holds(sides[side]):
-        # This side's event time must equal the other's, and an operator below holds rows of this
-        # side. The join releases them by its own watermark, the lower one of the two sides: so the
-        # stamp is as far below the query's watermark as the later of the two operators allows.
+        # The join requires equal event times of both sides, and an operator below it holds rows of
+        # this side. The join releases rows by a watermark of its own, the lower one of both sides:
+        # so the stamp has the greater lag of the two operators.
         stamps = _stamps(sides[side], followed)
         if stamps is None or below is None:
             return None

@@ -220,7 +220,7 @@ def _trigger(trigger: Any) -> Mapping[str, Any]:
     """Return the arguments that make a trigger. Raises Unsupported for an unknown one."""
     kind = _kind(trigger)
     if kind == _PROCESSING_TIME:
-        # Spark gives a writer without trigger() a ProcessingTimeTrigger with the interval 0.
+        # The interval is 0 if the user has not called trigger(): then there is no trigger to keep.
         return {"processingTime": f"{trigger.intervalMs()} milliseconds"} if trigger.intervalMs() else {}
     names = {
         "AvailableNowTrigger": "availableNow",

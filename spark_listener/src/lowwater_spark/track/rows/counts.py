@@ -147,7 +147,7 @@ class Rows:
 
         measures = [*self._actions.measures(self._frame, self._keyed.event_time)]
         if self._promised == MIN:
-            measures.pop()  # the least event time: without a promise no row is late
+            measures.pop()  # the least event time, which shows late rows: without a promise none is late
         if self._reference != MIN:
             lateness = lateness_of(event_micros(self._frame, self._keyed.event_time), self._reference)
             histogram = sf.to_json(sf.histogram_numeric(bucket(lateness).cast("double"), sf.lit(_BINS)))

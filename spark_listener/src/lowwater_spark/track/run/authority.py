@@ -73,13 +73,13 @@ class Registration:
     generation: int
     ordinal: int
     digest: bytes
-    """Digest of the run's first batch, if it was planned already."""
+    """Digest of the plan of the run's first batch; empty: Spark has not planned that batch."""
     adopt: bool
     estimated: bool = False
-    """True: its watermark is not exact, by an approximate drive()."""
+    """True: the stage's watermark is not exact, because of an approximate drive()."""
     lateness_budgets: Sequence[float] = ()
     max_skew: timedelta | None = None
-    """Greatest lead of its watermark over the clock; None: as registered before, or its inputs'."""
+    """Greatest lead of the watermark over the clock; None: as registered before or for inputs."""
     sidecar: bool = False
     """True: a sidecar claims for a query of another process; the worker's name says so."""
 
@@ -96,7 +96,7 @@ class Authority:
     registration: Registration
     clock: Callable[[], float] = time.monotonic
     as_of_now: Callable[[Registration], Registration] = lambda registration: registration
-    """Updates a claim's facts about a checkpoint that another process writes."""
+    """Function that updates a claim's facts about a checkpoint that another process writes."""
     lease: lowwater.Lease | None = field(default=None, init=False)
     registered: lowwater.Computation | None = field(default=None, init=False)
     problem: str = field(default="", init=False)
@@ -309,8 +309,8 @@ class Authority:
         """Return a reading in the client's form."""
         if self.registered is None or not self.registered.inputs:
             return None
-        # A reading of MIN promises nothing, so it is true for any inputs. It is sent as one of the
-        # inputs that are registered now, since the authority refuses a reading of others.
+        # A reading of MIN promises nothing, whatever the inputs are. UNREAD has input_version 0:
+        # the authority would refuse it as a reading of other inputs than the registered ones.
         unread = reading.low == MIN
         return lowwater.Inputs(
             low=lowwater.Watermark(reading.low),
@@ -576,7 +576,7 @@ class Authority:
             raise
         except errors.LowwaterError as failure:
             self.problem = f"{failure.reason}: {failure}"
-            self._last_try = self.clock()  # from its end: the call may take longer than the interval
+            self._last_try = self.clock()  # the call's end: it may take longer than RETRY_INTERVAL
             return False
         logger.info("%s reaches the authority again", self.registration.name)
         self.problem = ""

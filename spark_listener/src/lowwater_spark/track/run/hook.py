@@ -95,7 +95,7 @@ class Hook:
     run: Run = field(init=False, repr=False, compare=False)
     ticks: Ticks = field(init=False)
     ticked: int = field(default=0, init=False)
-    """Number of empty batches that it has requested."""
+    """Number of empty batches that the hook has requested."""
     _actions: Actions = field(default_factory=Actions, init=False)
     _running: _Running | None = field(default=None, init=False)
     _now: tuple[int, float] = field(default=(MIN, 0.0), init=False)
@@ -174,8 +174,9 @@ class Hook:
             number = running.plan.batch
             if not ((evidence is not None and evidence > number) or self.run.log.committed(number)):
                 return
-            # confirm() reads the sources' logs. It comes before the commits: if it raises OSError,
-            # self._running stays, and the next look repeats this call from its beginning.
+            # confirm() checks that the sources are still those of the batches before, so no stage
+            # may commit earlier. If it raises OSError, self._running stays, and the next look calls
+            # it again.
             self.run.heads.confirm(running.plan.lines)
             self.probe("committed", number)
             # A stage commits after the stages that it reads: a crash between two commits leaves the
@@ -206,7 +207,7 @@ class Hook:
 
     @property
     def removals(self) -> list[Removal]:
-        """The removals from its outputs."""
+        """The removals from the outputs of this run."""
         with self.run.lock:
             return self._outputs.removals
 
@@ -226,8 +227,8 @@ class Hook:
         """Request an empty batch when only a batch can help. The caller holds the lock."""
         now = int(self.wall() * 1_000_000)
         needed = any(
-            # A stage that holds reports again by another batch. While the authority is away that
-            # report would fail as well, so no batch is requested.
+            # A stage that holds needs another batch, whose report brings what the authority lacks.
+            # While the authority is away that report would fail as well, so none is requested.
             (stage.progress.holding and not stage.authority.problem)
             or stage.progress.would_close()
             or stage.progress.would_fire(self._clock())
@@ -443,9 +444,10 @@ class Hook:
                 # last committed batch counts.
                 chosen = progress.choose(self.run.heads.counted(plan.lines, self.run.lines))
                 if self._newest is not None:
-                    # A start with a larger retention lowers both bounds. But the rows that Spark
-                    # has held since before come out within the smaller one. So the last batch's
-                    # bounds stay in force: else windows that it has closed would open again.
+                    # A start with a larger retention lowers ``bound`` and ``spark_bound``. But the
+                    # rows that Spark holds from before come out within the smaller retention. So
+                    # the last batch's bounds stay in force: else windows that it has closed would
+                    # open again.
                     bound = max(bound, self._newest.reading.low)
                     spark_bound = max(spark_bound, self._newest.promised)
                 promised = min(progress.reading.low, spark_bound)

@@ -95,7 +95,7 @@ class Plain:
     _promises: deque[tuple[int, int]] = field(init=False)
     """Committed batches, each with the promise that held for the rows before it."""
     _sink: DurableSink | None = field(init=False)
-    """Syncs the sink's output; None if it is not made of local files."""
+    """Object that syncs the sink's output; None if that is not made of local files."""
     _marked: bool = field(default=False, init=False)
     _begun: int = field(default=NOTHING, init=False)
     """Newest batch whose plan was found before its commit."""
@@ -161,7 +161,7 @@ class Plain:
         plan = self.run.log.plan(batch)
         if plan is None:
             if self.witness is not None:
-                # raises its own error if the checkpoint was begun anew or its file system is away
+                # attend() raises if the checkpoint was begun anew, or its file system is away.
                 self.witness.attend()
             msg = f"{self.run.checkpoint}/commits/{batch} exists and offsets/{batch} does not; restore the checkpoint as a whole"
             raise CheckpointMismatch(msg)
@@ -207,7 +207,7 @@ class Plain:
 
     @property
     def timed(self) -> bool:
-        """False: it has no timers."""
+        """False: a plain query has no timers."""
         return False
 
     def follow_commits(self) -> None:
@@ -243,7 +243,7 @@ class Plain:
         if stage.authority.lease is None or stage.authority.problem:
             return
         if self.witness is not None and not self._sure:
-            self._newest()  # checks that what was read since the last check is still the same query's
+            self._newest()  # the witness checks that the checkpoint is still the same query's
         with self.run.lock:
             stage.advance(stage)
             reading = progress.reading
@@ -285,7 +285,7 @@ class Plain:
         """Ignore the trigger: no batches are requested."""
 
     def close(self) -> None:
-        """Do nothing: it has no resources."""
+        """Do nothing: a plain query has opened nothing."""
 
 
 class LastReading:

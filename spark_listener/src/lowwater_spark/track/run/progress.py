@@ -38,9 +38,9 @@ RELIST: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class AfterBatch:
-    """A stage after a batch: the ends of the batch's rows, its W, and what the stage then holds.
+    """A stage after a batch: the ends of the batch's rows, its reading, and what the stage holds.
 
-    It counts when the batch is committed: :attr:`Progress.committed` is the newest that does.
+    The state counts when the batch is committed: :attr:`Progress.committed` is the newest such.
     """
 
     batch: int = NOTHING

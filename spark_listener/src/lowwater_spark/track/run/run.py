@@ -316,7 +316,7 @@ class Run:
 
     def _held_by_spark(self) -> str:
         """Return why Spark's own state holds the watermark below the inputs; empty: it does not."""
-        # With controls, drive() moves Spark's own watermark with the inputs: it holds nothing back.
+        # In a driven query (with controls) Spark's own watermark follows the inputs: it is no hold.
         if self.reader is None or self.checked.controls:
             return ""
         committed, low = self.reader.progress.committed, self.reader.progress.reading.low

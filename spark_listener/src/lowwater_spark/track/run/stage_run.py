@@ -77,13 +77,13 @@ class StageRun:
     authority: Authority
     keyed: Keyed
     home: Location
-    """Parent of its directory ``lowwater``: the checkpoint, or a later stage's directory in it."""
+    """Parent of the stage's directory ``lowwater``: the checkpoint, or a folder of it."""
     earlier: Sequence[StageRun] = ()
-    """The stages of the query that it reads; empty for readers and injectors."""
+    """Stages of the query that this one reads; empty for readers and injectors."""
     section: StageSection = field(init=False)
-    """Its section of the checkpoint's manifest, set when the run begins."""
+    """The stage's section of the checkpoint's manifest, set when the run begins."""
     entries: BatchLog = field(init=False)
-    """Log of its batches; empty for a plain query."""
+    """Log of the stage's batches; empty for a plain query."""
     progress: Progress = field(init=False)
     late_rows: int = field(default=0, init=False)
     late_row: LateRow | None = field(default=None, init=False)
@@ -105,7 +105,7 @@ class StageRun:
     _arrived: lowwater.Arrived | None = field(default=None, init=False)
     """Lateness of the rows of the batches that no report has included yet."""
     _fixed: str = field(default="", init=False)
-    """Why its ranges cannot be cut again, by its last batch; empty: they can."""
+    """Why the stage's ranges cannot be cut again, by its last batch; empty: they can."""
     _refused: str = field(default="", init=False)
     """Why the wanted layout is not followed; empty: it is, or no layout is wanted."""
     _unclaimed: tuple[Layout, str] = field(default=(EQUAL, ""), init=False)

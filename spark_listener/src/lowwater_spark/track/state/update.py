@@ -115,7 +115,7 @@ class _Job:
     destination: Destination
     folder: str
     base: str
-    """Folder of the version that it builds on."""
+    """Folder of the version before, on which the task builds."""
     before: Sequence[Before]
     places: Sequence[int]
     """Place where each range starts, and the end of the key space."""
@@ -347,7 +347,7 @@ def can_pin() -> bool:
     """Return whether a range can be assigned to a chosen task: from PySpark 4.1 on."""
     from pyspark.sql import DataFrame
 
-    # A frame also has an attribute for each of its columns, so the class is asked.
+    # The class is asked, because a frame has an attribute for each of its columns as well.
     return hasattr(DataFrame, "repartitionById")
 
 
@@ -583,7 +583,7 @@ def _update_range(
     if isinstance(job.update, RelaidUpdate) and before is None:
         parents = [Parent(_segments(job, parent), places) for parent, places in job.before[handle].parents]
         after, emitted, oldest, records = job.update.update_relaid(parents, rows, low)
-    elif isinstance(job.update, SegmentUpdate):  # _before() refuses another cut if any range has state
+    elif isinstance(job.update, SegmentUpdate):  # of another cut only without state: see _before()
         after, emitted, oldest, records = job.update.update_segments(segments, rows, low)
     else:
         state = read_table(segments)
