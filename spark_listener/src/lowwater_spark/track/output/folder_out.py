@@ -121,7 +121,9 @@ class FolderOut(BatchOutput):
                     "checkpoint is older than its output, or another one's. Use a directory of its own for each checkpoint; restore both from one moment."
                 )
                 raise CheckpointMismatch(msg)
-        self._first(turn)  # notes the first batch, also if this one is there and append() is skipped
+        # Note the directory's first batch in the manifest. append() does so as well, but is skipped
+        # for a batch that is there already: at the next batch it would be unknown which was first.
+        self._first(turn)
 
     def find(self, turn: OutputTurn) -> FoundBatch | None:
         """Return the batch, if its directory exists."""
@@ -158,7 +160,7 @@ class FolderOut(BatchOutput):
         return first
 
     def finish(self, frame: DataFrame, turn: OutputTurn) -> bool:
-        """Sync the batch's name: its writer may have died before it did."""
+        """Sync the batch's name: its writer may have died before the sync."""
         sync_directory(self.folder)
         return False
 

@@ -90,7 +90,7 @@ class Operator:
 
     @property
     def holds(self) -> bool:
-        """True if it can emit a row in a later batch than the one that brought it."""
+        """True if the operator can emit a row in a later batch than the one that brought it."""
         return self.kind not in _ON_ARRIVAL
 
 

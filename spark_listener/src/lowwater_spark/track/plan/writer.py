@@ -72,7 +72,7 @@ class Writer:
     """The JVM function that a writer with foreachBatch calls for each batch; else None."""
 
     def check_no_sink(self) -> None:
-        """Raise ValueError if it has a sink: foreach_batch()'s function writes instead."""
+        """Raise ValueError if the writer has a sink: foreach_batch()'s function writes instead."""
         default = self.frame.sparkSession.conf.get("spark.sql.sources.default", "parquet")
         sinks = {
             "foreachBatch()": self.function is not None,
@@ -89,7 +89,7 @@ class Writer:
                 raise ValueError(msg)
 
     def check_sink(self) -> None:
-        """Raise ValueError if it has no sink."""
+        """Raise ValueError if the writer has no sink."""
         if self.format is None and self.function is None:
             msg = 'format is missing: "parquet", "kafka", "delta" or any other sink that Spark knows'
             raise ValueError(msg)

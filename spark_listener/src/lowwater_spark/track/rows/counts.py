@@ -1,6 +1,7 @@
 """Counts the rows of a batch of a stage without state, and finds the late ones.
 
-The low watermark does not need it: every range of such a stage is at W when the batch is committed.
+The low watermark does not need the counts: every range of such a stage is at the inputs' low
+watermark W when the batch is committed.
 The heuristic watermarks need the number of rows as a weight, and late rows must be noticed. Both
 are measured within the user's own jobs: a metric on the frame counts the rows and keeps their least
 event time, at a fraction of a job's cost (benchmark ``spark_overhead``). The driver then decides
@@ -70,7 +71,7 @@ class Counted:
     late_example: int | None = None
     """Event time of the oldest late row, microseconds."""
     late_handle: int | None = None
-    """Key range of that row."""
+    """Key range of the oldest late row."""
     arrived: Arrived | None = None
     """Lateness of the rows read (of an injector with state: emitted); None without a budget, or
     while there is no time to count it from."""
@@ -85,7 +86,7 @@ _BINS: Final = 1024
 """Bins of the aggregate: more than there are buckets, so that it merges equal ones only. (The
 position of two merged equal ones may be off by a rounding.)"""
 _FAR: Final = 2**62
-"""Greatest lateness, microseconds: the difference of two times may exceed 64 bits."""
+"""Greatest lateness that is counted, microseconds: the difference of two times can overflow."""
 
 
 def lateness_of(micros: Column, reference: int) -> Column:
@@ -169,7 +170,7 @@ class Rows:
         if histogram is None:
             return None
         counts: dict[int, int] = {}
-        # Spark's histogram_numeric may return one bucket in two bins.
+        # Spark's histogram_numeric may return one bucket in two bins, whose counts are added.
         for bin_ in json.loads(histogram):
             counts[round(bin_["x"])] = counts.get(round(bin_["x"]), 0) + round(bin_["y"])
         return Arrived(self._reference, counts)
@@ -355,8 +356,8 @@ class Actions:
             if not metric or not metrics.contains(metric):
                 return
             result = _Measured(**json.loads(metrics.apply(metric).json()))
-            # isEmpty() reads one row at most. If the function calls it, and then reads all rows by
-            # ``rdd`` or ``foreachPartition``, which send no events, one row would be counted and
+            # isEmpty() reads one row at most. The function may call it, and then read all rows by
+            # ``rdd`` or ``foreachPartition``, which send no events: one row would be counted, and
             # late ones missed. With zero rows here, _count() runs a job instead.
             if function == "isEmpty":
                 result = _Measured(0, result.oldest)

@@ -259,7 +259,7 @@ class Seen:
     newest: Mapping[str, int] = field(default_factory=dict)
     """Greatest event time by part."""
     proven: Mapping[str, int] = field(default_factory=dict)
-    """Proven lower bound of later rows, by part, because all of its rows had been read."""
+    """Lower bound of later rows, by part, proven because all rows of the part had been read."""
     frontier: int = MIN
     strangers: tuple[str, ...] = ()
     """Unexpected parts that have rows."""

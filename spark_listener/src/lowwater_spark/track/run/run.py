@@ -245,8 +245,8 @@ class Run:
         reading = None
         try:
             self.batches.follow_commits()
-            # Noted here already: if a later step of this look raises, committed() must not return
-            # True for the same batch, and make the clock look again and again without a pause.
+            # Noted before the next steps, which may raise. Otherwise committed() would return True
+            # for the same batch again, and the clock would look again without its usual pause.
             self._looked = self.progress.committed.batch
             answering = [stage for stage in self.stages if stage.authority.answers()]
             if answering and any(stage.authority.lease is None for stage in self.stages):

@@ -1,6 +1,6 @@
 """A directory that appears at once, whole: filled under a hidden name, then renamed.
 
-If the name exists, the batch is a replay and its directory was published before: it is not filled.
+If the name exists, the batch is a replay, and its directory, published before, is not filled again.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def sweep(parent: Location, ordinal: int) -> None:
 
 
 def _check_existing(target: Location, digest: str) -> bool:
-    """Check an existing directory, and sync its name: its writer may have died before it did."""
+    """Check an existing directory, and sync its name: its writer may have died before the sync."""
     if digest_of(target) != digest:
         msg = (
             f"{target} exists and was not made from this batch: it belongs to another checkpoint, or the batch was planned anew. "

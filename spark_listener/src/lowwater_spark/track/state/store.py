@@ -274,8 +274,8 @@ class StateStore:
             self._keep({**stage, "schema": dict(schema)})
             return
         before = self.description["schema"]
-        # Old releases stored the schema as one text (``as_text``), and a key that is a plain column
-        # without backticks: such a key still is the same one.
+        # Old releases stored the schema as one text, and a key that is a plain column without
+        # backticks. For those (``as_text``), a key that differs only by backticks is not refused.
         as_text = isinstance(before, str)
         for what, now in stage.items():
             stored = self.description.get(what, now)

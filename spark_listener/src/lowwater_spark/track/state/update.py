@@ -347,7 +347,7 @@ def can_pin() -> bool:
     """Return whether a range can be assigned to a chosen task: from PySpark 4.1 on."""
     from pyspark.sql import DataFrame
 
-    # The class is asked, because a frame has an attribute for each of its columns as well.
+    # hasattr() of a frame is also True for a column of that name, so the class is asked.
     return hasattr(DataFrame, "repartitionById")
 
 
@@ -583,7 +583,9 @@ def _update_range(
     if isinstance(job.update, RelaidUpdate) and before is None:
         parents = [Parent(_segments(job, parent), places) for parent, places in job.before[handle].parents]
         after, emitted, oldest, records = job.update.update_relaid(parents, rows, low)
-    elif isinstance(job.update, SegmentUpdate):  # of another cut only without state: see _before()
+    elif isinstance(job.update, SegmentUpdate):
+        # If the cut has changed, ``before`` is None, and ``segments`` is empty. No state is lost:
+        # for such an update _before() refuses another cut while a range has state.
         after, emitted, oldest, records = job.update.update_segments(segments, rows, low)
     else:
         state = read_table(segments)
