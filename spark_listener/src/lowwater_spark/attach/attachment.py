@@ -149,7 +149,7 @@ class Attachment:
         self.address: str = ""
         """Address of the authority; empty when nothing is attached."""
         self.embedded: Embedded | None = None
-        """The authority that was started for it, if any."""
+        """Authority that was started for this attachment; None: an address was given."""
         self._spark = spark
         self._session = _session_of(spark)
         self._book = Book(
@@ -198,9 +198,12 @@ class Attachment:
                 self.embedded.release()
             raise
         self._sender.start()
-        for query in self._spark.streams.active:  # queries that started before the listener
+        # Spark sends no start event for the queries that ran before the listener was added.
+        for query in self._spark.streams.active:
             self._book.started(str(query.id), str(query.runId), query.name)
-            if not query.isActive:  # its end may have come before its start was noted
+            # A query that ended just now: its end event came before the book had it, and was
+            # ignored.
+            if not query.isActive:
                 self._book.terminated(str(query.id), str(query.runId), None)
         atexit.register(self.stop)
 
@@ -209,8 +212,9 @@ class Attachment:
         if not _is_connect(self._spark):
             streams.addListener(listener)
             return
-        # Spark Connect handles events in a thread made here, which inherits the daemon flag. So a
-        # program that does not stop its session still ends.
+        # In Spark Connect addListener() starts the thread that handles events, and that thread is a
+        # daemon if its starter is one. Otherwise a program that does not stop its session would
+        # never end.
         thread = threading.Thread(target=streams.addListener, args=(listener,), daemon=True)
         thread.start()
         thread.join()
@@ -305,8 +309,9 @@ class Attachment:
             self._stopped = True
             _attached[:] = [attachment for attachment in _attached if attachment is not self]
         atexit.unregister(self.stop)
-        # In Spark Connect the listener stays, inactive: removing it would deadlock with a thread
-        # that waits for the remover's lock.
+        # In Spark Connect the listener stays, and ignores events. removeListener() there holds the
+        # lock of the listener bus while it waits for the thread that handles events, and that
+        # thread may wait for the same lock.
         if self._listener is not None and not _is_connect(self._spark):
             try:
                 self._spark.streams.removeListener(self._listener)

@@ -88,7 +88,7 @@ def register_function(
                 "Ask with lws.complete_through(), which reads no pattern; or keep the table in a directory without a colon in its path.",
             )
         path = location.pattern
-        # Lines of added files are most of a log, and their content is not needed.
+        # Most lines of a log are "add" actions, whose content decides nothing here: they become {}.
         rows = f"""
           SELECT _metadata.file_name AS file, IF(value LIKE '{{"add"%', '{{}}', value) AS line
           FROM text.`{path.replace("`", "``")}/_delta_log/*.json`

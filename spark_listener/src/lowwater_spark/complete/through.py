@@ -52,7 +52,8 @@ def complete_through(
     if "/" in os.fspath(table) and not _is_table(spark, path):
         return complete_folder(location_of(spark, path, "The directory"), names, ignore_deletes=ignore_deletes)
     log = DeltaLog(spark, path)
-    # The apps first: a writer that begins after this is found in the versions.
+    # The apps are read before the newest version. So a writer that begins in between is found by
+    # its version; in the other order it would be an app without one, and the answer unknown.
     apps = log.apps()
     return read(history_of(log, log.table().version, apps), names, ignore_deletes=ignore_deletes)
 

@@ -117,8 +117,8 @@ def drive(
     _drives[declared.directory] = declared
     data = observe_untimed(df, event_time)
     data = data if declared.late is None else keep_late(data, declared)
-    # Spark subtracts the delay again, so its watermark is the value. Only keys of duplicates stay
-    # longer.
+    # The control row's time is the value plus the delay of withWatermark, which Spark subtracts
+    # again. So Spark's watermark is the value, and the delay only keeps the keys of duplicates.
     control = spark.readStream.format(FORMAT).option(DIRECTORY, declared.directory).load()
     value = control_time(control["value"], delay)
     fields = df.schema.fields
@@ -126,7 +126,8 @@ def drive(
         value.alias(field.name) if field.name == event_time else null
         for field, null in zip(fields, nulls_of(fields), strict=True)
     ]
-    mark = control["value"].isNotNull().alias(_MARK)  # no literal, for the reason that nulls_of() gives
+    # The mark is no literal: Spark would infer facts about other rows from it, see nulls_of().
+    mark = control["value"].isNotNull().alias(_MARK)
     marked = control.select(*columns, mark).withWatermark(quoted(event_time), f"{delay} milliseconds")
     united = _unite(marked, data.withColumn(_MARK, sf.lit(col=False)))
     return united.where(_data_rows(event_time)).drop(_MARK)
@@ -168,8 +169,8 @@ def _data_rows(event_time: str) -> Column:
     """Return the filter that removes the control row, and that Spark can push nowhere."""
     from pyspark.sql import functions as sf
 
-    # One comparison only: of two joined by AND, Spark would take the one without the partition for
-    # a fact about the rows.
+    # ``never`` is one comparison. If it were two with an AND, Spark would take the one without
+    # spark_partition_id() for a fact about the rows, and could filter the control row by it.
     micros = sf.unix_micros(quoted(event_time))
     never = micros + sf.spark_partition_id() < -(1 << 56)
     data = sf.lit(col=True)

@@ -95,7 +95,8 @@ class _Driven:
             return view.at_share(round(self.drive.share * _PPM)).micros
         if self.drive.budget is not None:
             return view.at_budget(round(self.drive.budget * _PPM)).micros
-        # An estimated watermark may pass rows that are still on their way.
+        # The watermark of an estimated input may pass rows that are still on their way, and Spark
+        # would drop these as late. So the control holds.
         return MIN if view.estimated else view.low.micros
 
 
@@ -110,8 +111,8 @@ class Driving:
 
     The sources belong to the run, and so does the lock of readings that wait for them.
 
-    Each tick reads every control's question, the newest offset and the last commit. It also lists
-    the sources when a reading allows a higher value; the run has that listing as well.
+    Each look reads every control's question, the newest offset and the last commit. It also lists
+    the sources when a reading allows a higher value; the run uses that listing as well.
     """
 
     checkpoint: Location
@@ -127,7 +128,7 @@ class Driving:
     _reader: lowwater.InputReader | None = field(default=None, init=False)
     """Reader of all inputs of all controls."""
     _guessed: set[str] = field(default_factory=set, init=False)
-    """Estimated inputs, found so far, of frames that are not approximate."""
+    """Estimated inputs of frames that are not approximate, about which a warning was logged."""
     _driven: dict[int, _Driven] = field(default_factory=dict, init=False)
     _incarnations: dict[str, int] = field(default_factory=dict, init=False)
     _listed_reading: _Reading | None = field(default=None, init=False)
@@ -135,6 +136,7 @@ class Driving:
     _last_reading: _Reading | None = field(default=None, init=False)
     """The newest reading of the inputs."""
     _listed: float = field(default=0.0, init=False)
+    """Time of the last listing of the sources, in seconds of ``clock``."""
     _synced: int = field(default=NOTHING, init=False)
     """The last batch whose plan is durable."""
     _followed: int = field(default=NOTHING, init=False)
@@ -160,7 +162,7 @@ class Driving:
         drives = {number: drive_of(control.directory) for number, control in checked.controls.items()}
         if drives:
             if any(drive.late is not None for drive in drives.values()):
-                # Tasks read there the watermark by which Spark drops rows.
+                # Each task reads in the checkpoint by which watermark Spark drops rows.
                 fix = "Put it on a local file system or NFS, or drive the query without late=."
                 local(checkpoint, "The checkpoint of a query that keeps its late rows in", fix)
             check_ending(trigger)
@@ -210,7 +212,8 @@ class Driving:
             driven.newest = ClockValue(Offset(offsets[number].watermark, offsets[number].incarnations, run))
             driven.control.write_value(driven.newest)
         self._reader = authority.follow(sorted({name for drive in self.drives.values() for name in drive.inputs}))
-        # The first batch may carry the present value, if no rows are there that it could pass.
+        # After this look the first batch already has the inputs' present value, unless the sources
+        # have unread rows. Without it the first batch would have that of the last run.
         self.look()
 
     def silence(self) -> None:
@@ -246,7 +249,7 @@ class Driving:
 
     @property
     def asked(self) -> bool:
-        """True when the query may ask, as one does before it ends by itself."""
+        """True for a query that ends by itself: before that, its control sources ask the clock."""
         return self.pinned
 
     def hear(self) -> Iterator[object]:
@@ -265,7 +268,8 @@ class Driving:
         While the authority is away, earlier readings may still be given out. Raises
         IncarnationChanged, WatermarkLost, and what the client raises once it is closed.
         """
-        # Questions are read first: their answer must rest on what is read after them.
+        # The questions of the control sources are read before the inputs. If an answer rested on
+        # inputs from before its question, the query could end though they had moved on.
         questions = {number: driven.control.asked() for number, driven in self._driven.items()}
         self._check_followed()
         if self._follows:
@@ -282,7 +286,8 @@ class Driving:
                 and self._listed_reading is not None
                 and self._listed_reading.values[number] <= offset.watermark
             )
-            # The value may wait for the evidence of a batch that was committed before the question.
+            # While ``lags`` is true, a batch is committed that does not count yet, and that may
+            # allow a higher value. An answer now would let the query end without that value.
             value = ClockValue(offset, driven.newest.answered if lags else questions[number], final)
             if value != driven.newest:
                 driven.control.write_value(value)
@@ -353,7 +358,7 @@ class Driving:
         if batch is not None and reached is not None:
             self._sync(batch)
         with self._heads.lock:
-            # Forgotten only after the sync: if it fails, the reading must be found again.
+            # The reading is forgotten only after _sync(): if that raises, the next look needs it.
             return self._candidates.newest_reached(lines, forget=True)
 
     def read_plans(self) -> tuple[int | None, Sequence[Line]]:
@@ -365,7 +370,10 @@ class Driving:
         return None if plan is None else plan.batch, lines
 
     def _lags(self) -> bool:
-        """Return True if a committed batch counts for a source only after the run settles it."""
+        """Return True while a source does not count the newest committed batch as read.
+
+        For Kafka that is so until the run has confirmed the batch.
+        """
         plan = self.log.newest_committed()
         return plan is not None and self._heads.lags(plan.lines)
 
@@ -378,7 +386,7 @@ class Driving:
             return
         for plan in self.log.plans_after(self._synced, newest):
             for file in self._heads.evidence(self.log, plan):
-                with contextlib.suppress(FileNotFoundError):  # Spark has cleaned up: newer entries replace it
+                with contextlib.suppress(FileNotFoundError):  # Spark deletes old entries; newer ones repeat them
                     sync_file(file)
                 sync_directory(file.parent)
         self._synced = newest
@@ -396,7 +404,8 @@ class Driving:
             return
         offsets = [Offset.of_line(plan.lines[number]) for number in self.drives]
         expected = min(offset.watermark for offset in offsets)
-        # Of several controls Spark knows only those that gave a row in this run.
+        # With several controls, Spark's watermark stays low after a restart until each control has
+        # given a row in this run. Only then a watermark below ``expected`` is an error.
         complete = len(offsets) == 1 or all(
             offset.run == driven.newest.offset.run
             for offset, driven in zip(offsets, self._driven.values(), strict=True)

@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for thread in threads:
         thread.start()
     while running := [thread for thread in threads if thread.is_alive()]:
-        running[0].join(1.0)  # a signal is taken in between
+        running[0].join(1.0)  # not longer: signals and the heartbeat need the main thread
         heartbeat.look(
             {watch.name: watch.turn for watch, thread in zip(watches, threads, strict=True) if thread in running}
         )
@@ -158,7 +158,7 @@ def describe(checkpoint: str, session: Any) -> str:
     where: Location = (
         Path(checkpoint)
         if checkpoint.startswith("/")
-        # The answer is no report, so no promise is needed.
+        # describe() only reads and reports no watermark, so it needs no promise of a single driver.
         else checkpoint_of(session(), checkpoint, single_driver=True, looked_at=True)
     )
     query = query_id(where)
@@ -246,7 +246,7 @@ class Heartbeat:
         if self._file is None or turns.items() & self._turns.items():
             return
         self._turns = dict(turns)
-        with contextlib.suppress(OSError):  # the file's age then shows the problem
+        with contextlib.suppress(OSError):  # the file then grows old, which is the alarm
             self._file.touch()
 
 
@@ -307,7 +307,7 @@ class QueryWatch:
 def may_pass(failure: Exception) -> bool:
     """Return True if another try may help: the cause is an outage or a file being replaced."""
     in_file = isinstance(failure, errors.InvalidArgument) and "file" in failure.metadata
-    # Timeout is an OSError.
+    # lowwater's Timeout is a TimeoutError of Python, and so an OSError.
     return in_file or isinstance(failure, errors.Unavailable | errors.Unauthenticated | OSError)
 
 

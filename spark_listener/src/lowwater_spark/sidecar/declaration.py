@@ -111,7 +111,7 @@ class Declaration:
         """
         if not isinstance(table, Mapping):
             msg = f"a query is a table [[query]] with its keys, not {table!r}"
-            raise ValueError(msg)  # noqa: TRY004 - a value in a file
+            raise ValueError(msg)  # noqa: TRY004 - the file is wrong, not the caller's type
         keys = set(cls.__dataclass_fields__)
         if unknown := sorted(table.keys() - keys):
             msg = f"{unknown[0]} is no key of a query; there are {', '.join(sorted(keys))}{did_you_mean(unknown[0], keys)}"
@@ -150,7 +150,7 @@ class Declaration:
             raise ValueError(msg)
         if not isinstance(adopt, bool):
             msg = f"{where}: adopt is true or false, not {adopt!r}"
-            raise ValueError(msg)  # noqa: TRY004 - a value in a file
+            raise ValueError(msg)  # noqa: TRY004 - the file is wrong, not the caller's type
         return cls(
             name,
             checkpoint,

@@ -212,8 +212,8 @@ class _Beginning:
             ranges=1,
             identity=f"sidecar:{query_id(checkpoint)}",
             generation=0,
-            # Time orders runs, also when a process has lost its state. The stored number orders
-            # them when the clock was put back.
+            # A later run needs a higher ordinal. The time gives one even when the state directory
+            # was lost, and the stored number (``least``) gives one when the clock was put back.
             ordinal=max(time.time_ns() // 1000, least),
             digest=b"",
             adopt=self.declared.adopt,

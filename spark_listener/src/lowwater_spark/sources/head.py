@@ -266,7 +266,8 @@ class Candidates(Generic[T]):
         return None
 
     def _reached(self, candidate: _Candidate[T], offsets: Sequence[Any]) -> bool:
-        # Before the first batch there are no offsets: then only an empty head is reached.
+        # Before the first batch ``offsets`` is empty, and each source gets None: it has reached
+        # only a head in which no row is to be read.
         padded = itertools.chain(offsets, itertools.repeat(None))
         parts = zip(self._sources, candidate.heads, padded, strict=False)
         return all(source.reached(head, offset) for source, head, offset in parts)

@@ -344,7 +344,8 @@ class OpenDelta(OpenTable):
         else:
             self._check_to(table.version)
             begin = self._pin.checked + 1 if read is None else read.version + read.initial
-            for version in [number for number in list(self._commits) if number < begin]:  # another thread may knock
+            # list() copies the keys: another thread may add versions in knock() meanwhile.
+            for version in [number for number in list(self._commits) if number < begin]:
                 del self._commits[version]
             for version in range(begin, table.version + 1):
                 self._commit(version)
