@@ -66,7 +66,7 @@ _TRACKED: Final[dict[Figure, Callable[[Status], float | None]]] = {
     ),
     _counter(
         "late_rows",
-        "Rows below what the inputs had promised before: broken promises. Of a query with a sink of Spark's own, the batches that had any.",
+        "Rows below what the inputs had promised before: broken promises. For a query with a sink of Spark's own it is the number of batches that had any.",
     ): lambda s: s.late_rows,
     _counter("untimed_rows", "Rows without an event time: they hold no watermark, and are in no window."): lambda s: (
         s.untimed_rows
@@ -168,7 +168,7 @@ class Collector(BaseCollector):
         self._attachments: list[Attachment] = []
 
     def add(self, *watched: TrackedQuery | Attachment) -> None:
-        """Export these too; attachments are summed up."""
+        """Export these queries and attachments too. Figures of all attachments are added up."""
         for item in watched:
             if isinstance(item, Attachment):
                 with self._lock:
@@ -182,7 +182,7 @@ class Collector(BaseCollector):
                     self._queries = {**self._queries, item: name}
 
     def remove(self, *watched: TrackedQuery | Attachment) -> None:
-        """Stop exporting these. Until then an ended one keeps its last values."""
+        """Stop exporting these. Until then a query that has ended keeps its last values."""
         with self._lock:
             self._queries = {query: name for query, name in self._queries.items() if query not in watched}
             self._attachments = [attachment for attachment in self._attachments if attachment not in watched]

@@ -201,8 +201,8 @@ class Attachment:
         # Spark sends no start event for the queries that ran before the listener was added.
         for query in self._spark.streams.active:
             self._book.started(str(query.id), str(query.runId), query.name)
-            # A query that ended just now: its end event came before the book had it, and was
-            # ignored.
+            # If the query has just ended, its end event may have come before the line above, and
+            # was ignored: the book would show the query as running for ever.
             if not query.isActive:
                 self._book.terminated(str(query.id), str(query.runId), None)
         atexit.register(self.stop)
@@ -212,9 +212,9 @@ class Attachment:
         if not _is_connect(self._spark):
             streams.addListener(listener)
             return
-        # In Spark Connect addListener() starts the thread that handles events, and that thread is a
-        # daemon if its starter is one. Otherwise a program that does not stop its session would
-        # never end.
+        # In Spark Connect addListener() starts the thread that handles events, which is a daemon
+        # only if its starter is one. With a thread that is none, a program that does not stop its
+        # session would never end.
         thread = threading.Thread(target=streams.addListener, args=(listener,), daemon=True)
         thread.start()
         thread.join()

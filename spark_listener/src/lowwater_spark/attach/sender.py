@@ -132,7 +132,8 @@ class Sender:
         try:
             self._deliver(saying, speaker)
         except AWAY as failure:
-            # Only a missing answer counts for the breaker. The refusals below are answers.
+            # The authority gave no answer, which counts for the breaker. The refusals below are
+            # answers, and do not count.
             self._away(saying, failure)
         except errors.TooFarAhead as refusal:
             self._answered()
@@ -207,7 +208,8 @@ class Sender:
         if saying.ended:
             self._give_back(lease, speaker)
         elif stands < watermark:
-            # The computation's inputs hold it. When they move, Spark sends no event.
+            # The inputs hold the computation below Spark's watermark. Spark sends no event when an
+            # input moves, so the query is reported again soon.
             self._book.look_again(saying.query, RETRY)
 
     def _took_over(self, saying: Saying, speaker: _Speaker, watermark: int) -> None:

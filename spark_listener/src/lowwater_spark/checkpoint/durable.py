@@ -122,8 +122,8 @@ def sync_file(path: Location) -> None:
     Raises NotDurable, and OSError when the file cannot be opened.
     """
     if isinstance(path, HadoopPath):
-        # Hadoop cannot sync a closed file: what its content survives is in the module hadoop. A
-        # missing file is an error here too.
+        # Hadoop cannot sync a closed file; checkpoint/hadoop.py says what such a file survives. For
+        # a missing file stat() raises an error, as open() does below.
         path.stat()
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -182,8 +182,8 @@ def rename_once(path: Location, to: Location) -> bool:
     try:
         path.rename(to)
     except OSError:
-        # rename() fails when ``to`` is a directory with content; then the answer is False. Every
-        # other failure is raised.
+        # rename() never replaces a directory with content. If ``to`` exists, that counts as the
+        # reason of the failure.
         if not to.exists():
             raise
         return False

@@ -265,7 +265,7 @@ class HadoopPath:
 
     def unlink(self, *, missing_ok: bool = False) -> None:
         """Delete a file. Raises FileNotFoundError."""
-        if not self._call("delete", False) and not missing_ok:  # noqa: FBT003 - Hadoop's own order
+        if not self._call("delete", False) and not missing_ok:  # noqa: FBT003 - methods of Java take no keywords
             raise FileNotFoundError(errno.ENOENT, "there is no such file", self.uri)
 
     def write_once(self, data: bytes) -> bool:
@@ -296,7 +296,7 @@ class HadoopPath:
 
     def remove_tree(self) -> None:
         """Delete a file or a directory with its content, if it exists."""
-        self._call("delete", True)  # noqa: FBT003 - Hadoop's own order
+        self._call("delete", True)  # noqa: FBT003 - methods of Java take no keywords
 
     def write_over(self, data: bytes) -> None:
         """Create or replace a whole file."""
@@ -327,8 +327,9 @@ class HadoopPath:
         """
         with _as_os_error(self.uri):
             builder = self._files.system.createFile(self._path()).overwrite(over)
-            # Hadoop's client before 3.4.2 ignores the option; see the module for what follows.
-            file = (builder if over else builder.opt(_UNLESS_THERE, True)).build()  # noqa: FBT003 - Hadoop's own order
+            # With the option the store refuses to put when the name exists. Hadoop's client before
+            # 3.4.2 ignores the option: of two writers at the same moment the later one would win.
+            file = (builder if over else builder.opt(_UNLESS_THERE, True)).build()  # noqa: FBT003 - methods of Java take no keywords
             try:
                 if data:
                     file.write(data)

@@ -198,7 +198,7 @@ def follow(app: str, standing: Standing, history: History) -> tuple[Mark, str]:
     while at >= 0:
         unchecked = app in apps and (previous is None or at > previous.checked)
         # When the writer left its previous mark, it compared its life with those in the marks of
-        # the other apps, unless its stage had no claim then (life 0).
+        # the other apps. Without a claim (life 0) it could not, so their marks are read now.
         compared_lives = app in apps and (previous is None or previous.life > 0)
         if not unchecked and (compared_lives or not pending):
             break

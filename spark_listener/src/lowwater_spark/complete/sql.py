@@ -4,7 +4,7 @@ SQL has no function that reads Delta's log (a ``SELECT`` from ``DESCRIBE HISTORY
 and a Python function of SQL runs in a process without a Spark session. So the registered function
 is written in SQL: it reads the log as text files, and gives the lines to a Python table function,
 which applies the rules of :func:`lowwater_spark.complete_through`. Each query that calls it reads
-the log again. Of an Iceberg table it reads the metadata tables.
+the log again. For an Iceberg table it reads the metadata tables.
 """
 
 from __future__ import annotations

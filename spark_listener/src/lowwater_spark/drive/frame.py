@@ -49,9 +49,9 @@ __all__ = ["control_time", "drive", "drive_of"]
 _MARK: Final = "__lowwater_control"
 
 _drives: Final[dict[str, Drive]] = {}
-"""Declarations of this process by directory, the only name that a plan has. They stay, some hundred
-bytes a call, because a frame may be started again after its query has ended. The directory exists
-only while a query is driven."""
+"""Declarations of this process by directory, the only name that a plan has. A declaration stays,
+some hundred bytes a call, because a frame may be started again after its query has ended. The
+directory exists only while a query is driven."""
 
 _registered: Final[weakref.WeakSet[SparkSession]] = weakref.WeakSet()
 """Sessions in which the control source is registered."""
@@ -89,9 +89,9 @@ def drive(
         approximate: Share, for example 0.99, of the heuristic watermark to follow instead. Rows
             then come late, so it needs ``late``, and the computation is marked as approximate.
         lateness_budget: Share, for example 0.01, of the inputs' lateness budget to follow instead:
-            in the long run at most about that share of their records comes behind it. Of an input
-            with only a smaller budget that one is followed, of one without any its low watermark.
-            It needs ``late`` and marks the computation as approximate, likewise.
+            in the long run at most about that share of their records comes behind it. If an input
+            has only a smaller budget, the frame follows that one; if it has none, its low
+            watermark. It needs ``late``, and marks the computation as approximate, too.
         late: Directory on a file system that driver and executors share. Rows that Spark drops as
             late in batch N are in ``late/batch=N``, as Parquet, with the watermark that each row
             met in the column ``lowwater_watermark``. Without ``approximate`` and
@@ -136,9 +136,9 @@ def drive(
 def control_time(value: Column, delay: int) -> Column:
     """Return the event time of the control row: its value plus the delay, both milliseconds.
 
-    It adds numbers, because Spark adds an interval of a day or more in the calendar of the
-    session's time zone. If the clocks changed in between, the watermark would be an hour beside the
-    value, and WatermarkLost would end the query.
+    The function adds numbers, because Spark adds an interval of a day or more in the calendar of
+    the session's time zone. If the clocks changed in between, the watermark would be an hour beside
+    the value, and WatermarkLost would end the query.
     """
     from pyspark.sql import functions as sf
 

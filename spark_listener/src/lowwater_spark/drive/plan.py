@@ -176,7 +176,7 @@ def steps_for(checked: Checked, drive: Drive) -> Steps:
 def holdback_of(checked: Checked, steps: Steps, window: timedelta | None = None) -> int:
     """Return how far below its inputs a healthy driven stage can be at most, microseconds.
 
-    The control, by which the stage sets Spark's watermark, goes up in steps. So this is the
+    The control, by which the stage sets Spark's watermark, goes up in steps. So the result is the
     distance to the next step, plus the distance from there down to the oldest row that Spark still
     holds. ``window``: width to which the stage rounds its stamps down. 0 for a query that holds no
     rows.

@@ -105,9 +105,9 @@ class Driving:
     """Moves the controls of one query. :meth:`of` makes it, the query's clock calls :meth:`look`.
 
     A run begins in two steps. :meth:`reserve` comes before the claim, and finds what would be
-    refused. :meth:`open` comes after it, reads, and sets the controls: until the claim an older run
-    may still plan a batch. Without a lease no value is given out, because only the authority's
-    answer confirms that the inputs are what this query may follow.
+    refused. :meth:`open` comes after the claim, reads, and sets the controls: until the claim an
+    older run may still plan a batch. Without a lease no value is given out, because only the
+    authority's answer confirms that the inputs are what this query may follow.
 
     The sources belong to the run, and so does the lock of readings that wait for them.
 
@@ -162,7 +162,7 @@ class Driving:
         drives = {number: drive_of(control.directory) for number, control in checked.controls.items()}
         if drives:
             if any(drive.late is not None for drive in drives.values()):
-                # Each task reads in the checkpoint by which watermark Spark drops rows.
+                # Each task reads in the checkpoint by which watermark Spark drops rows, as a file.
                 fix = "Put it on a local file system or NFS, or drive the query without late=."
                 local(checkpoint, "The checkpoint of a query that keeps its late rows in", fix)
             check_ending(trigger)
@@ -180,7 +180,7 @@ class Driving:
 
         Call :meth:`close` also when it raises. ``heads`` are the run's. Raises ValueError when
         another query uses the frame, or its directory for late rows; CheckpointMismatch when a
-        frame follows an input of which the checkpoint's watermark knows nothing.
+        frame follows an input that is new to the checkpoint.
         """
         self._heads, self._candidates = heads, Candidates(heads.sources)
         given_offsets(self.log, self.drives)
@@ -286,8 +286,9 @@ class Driving:
                 and self._listed_reading is not None
                 and self._listed_reading.values[number] <= offset.watermark
             )
-            # While ``lags`` is true, a batch is committed that does not count yet, and that may
-            # allow a higher value. An answer now would let the query end without that value.
+            # While ``lags`` is true, the newest committed batch does not count yet. Once it counts,
+            # the value may be higher. If questions were answered before, the query could end
+            # without that value, and its last windows would stay open.
             value = ClockValue(offset, driven.newest.answered if lags else questions[number], final)
             if value != driven.newest:
                 driven.control.write_value(value)
@@ -386,7 +387,9 @@ class Driving:
             return
         for plan in self.log.plans_after(self._synced, newest):
             for file in self._heads.evidence(self.log, plan):
-                with contextlib.suppress(FileNotFoundError):  # Spark deletes old entries; newer ones repeat them
+                # Spark may have deleted an old entry of its log: then a newer entry, which is
+                # synced as well, repeats it.
+                with contextlib.suppress(FileNotFoundError):
                     sync_file(file)
                 sync_directory(file.parent)
         self._synced = newest

@@ -231,8 +231,9 @@ def declared(args: argparse.Namespace) -> list[dict[str, Any]]:
 class Heartbeat:
     """A file whose age shows that a process hangs.
 
-    It is touched when each query has finished a look, or a step of its start, since the last touch.
-    Without a file nothing is done. Raises OSError at the start if the file cannot be written.
+    The file is touched when each query has finished a look, or a step of its start, since the last
+    touch. Without a file nothing is done. Raises OSError at the start if the file cannot be
+    written.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -257,8 +258,8 @@ class QueryWatch:
         self.name: str = query["name"]
         self.refused = False
         self.turn = (0, 0)
-        """Numbers of steps of its starts, and of looks since the last start. They stand still when
-        the query hangs."""
+        """Numbers of steps of its starts, and of looks since the last start. Both stand still
+        while the query hangs."""
         self._query = query
         self._state = state
         self._address = address

@@ -129,7 +129,7 @@ class Awaited(Protocol[H, O_contra]):
     def renewed(self, head: H, listed: Any, planned: O_contra | None) -> H:
         """Return the head of the same reading after a later listing.
 
-        It is less where unread files were removed meanwhile.
+        The new head lacks unread files that were removed meanwhile.
         """
         ...
 

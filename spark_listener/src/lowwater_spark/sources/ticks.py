@@ -48,7 +48,7 @@ def tick_directory(checkpoint: Location) -> Location:
 
 
 def with_ticks(spark: SparkSession, frame: DataFrame, checkpoint: Location) -> DataFrame:
-    """Return the stream with the tick source as its last source. It adds no rows."""
+    """Return the stream with the tick source as its last source, which adds no rows."""
     from pyspark.sql import functions as sf
 
     folder = tick_directory(checkpoint)

@@ -199,7 +199,7 @@ class Scan:
         """Settled batches that were there before the listing began. Earlier batches were there too,
         so the listing has all of them."""
         self.unsettled: int | None = None
-        """First batch of which committed batches have not taken all; None: there is none."""
+        """First batch with files that no committed batch has taken; None: there is none."""
 
     def add(self, number: int, *, settled: bool, sure: bool) -> None:
         """Add a batch.
@@ -240,8 +240,8 @@ class Output:
     def believe(self, record: Extent) -> None:
         """Take the extent of a record, unless the record is of another directory. Raises OSError.
 
-        It is of another one when the batch is missing here, has another digest, or comes after an
-        unread batch.
+        A record is of another directory when its last batch is missing here, has another digest, or
+        comes after an unread batch.
         """
         if self._has(record) and (self._unsettled is None or record.read < self._unsettled):
             self._count(max(self.extent.read, record.read), max(self.extent.skipped, record.skipped))
@@ -380,7 +380,8 @@ class Bookmarks:
     def due(self, batch: int, now: float, *, last: bool = False) -> bool:
         """Return whether the sources must be listed to move the bookmarks.
 
-        That is after a commit every :data:`_PAUSE` seconds, and when the query has ended.
+        They must be listed after a commit, every :data:`_PAUSE` seconds, and when the query has
+        ended.
         """
         looked, since = self._looked
         return batch != looked and any(self._outputs) and (last or now - since >= _PAUSE)

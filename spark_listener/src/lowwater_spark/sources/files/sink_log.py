@@ -104,9 +104,9 @@ def _newest(log: Path) -> int:
 def check_sink(root: Path, log: CheckpointLog) -> None:
     """Raise CheckpointMismatch when a sink's log has batches that the checkpoint has not planned.
 
-    Another checkpoint wrote them. Spark's sink skips a batch whose number is in its log, and Spark
-    commits it: the rows of this checkpoint's batches with those numbers would be in no output.
-    Costs a listing of each log. Raises OSError when one cannot be read.
+    Another checkpoint wrote those batches. Spark's sink skips a batch whose number is in its log,
+    and Spark commits it: the rows of this checkpoint's batches with those numbers would be in no
+    output. Costs a listing of each log. Raises OSError when one cannot be read.
     """
     # The sink's log is read before the checkpoint's. An earlier run of this checkpoint may still go
     # on, and it plans a batch before it writes the batch to the sink. In the other order that batch
@@ -296,7 +296,8 @@ class DurableSink:
         chain = _chain(self._log, names, last, first)
         lines, older, exact = _lines(chain), set[str](), self._synced is not None
         if any(entry.suffix for entry in chain):
-            # A compacted entry repeats all files before it. Those of durable batches are left out.
+            # A compacted entry repeats all files before it. Those of durable batches are left out,
+            # since they are synced already.
             try:
                 older = {line["path"] for line in _lines(_chain(self._log, names, first - 1))}
             except FileNotFoundError:

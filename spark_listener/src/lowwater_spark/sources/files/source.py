@@ -295,8 +295,8 @@ def _partition_columns(leaf: Leaf, root: str) -> tuple[str, ...]:
     """Return the columns of a directory's Hive partitions; none without sub-directories.
 
     Spark finds the columns when the frame is made, and puts them last; in a batch it matches
-    columns by position. It logs a file without all of them as read, and reads no rows of it. Raises
-    Unsupported for such files.
+    columns by position. Spark logs a file without all of the columns as read, and reads no rows of
+    the file. Raises Unsupported for such files.
     """
     names_of: Any = leaf.relation.dataSource().sourceInfo().partitionColumns()
     columns = tuple(str(names_of.apply(i)) for i in range(names_of.size()))
@@ -355,8 +355,8 @@ class Intruder(NamedTuple):
 def hidden(name: str, *, folder: bool = False) -> bool:
     """Return whether Spark reads no rows from a file, or from anything in a folder, of this name.
 
-    Spark reads folders whose names begin with ``_metadata`` or ``_common_metadata``. It takes files
-    of such names for Parquet's summary files, which it lists and logs but never reads.
+    Spark reads folders whose names begin with ``_metadata`` or ``_common_metadata``. Spark takes
+    files of such names for Parquet's summary files, which it lists and logs but never reads.
 
     >>> [hidden(name) for name in ("_tmp", "_a=1", ".x", "a._COPYING_", "_metadata", "a.json")]
     [True, False, True, True, True, False]
@@ -739,8 +739,9 @@ class Settled:
         whole = self._is_whole(folder, content)
         if whole:
             self._current[folder.path] = (folder.inode(), len(content))
-        # A directory whose files committed batches have taken was there before this listing, which
-        # makes it ``sure``. A directory without files may have come during the listing.
+        # ``sure``: if a batch was there before this listing, the listing has all batches before it.
+        # That holds for one whose files are taken. A batch without files may have come during the
+        # listing.
         number = batch_number(folder.name)
         if number is not None:
             self._scan(folder.path[: -len(folder.name) - 1]).add(number, settled=whole, sure=bool(content))

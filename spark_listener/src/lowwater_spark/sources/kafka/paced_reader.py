@@ -135,8 +135,8 @@ class PacedReader(DataSourceStreamReader):
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: N802
         """Return the offsets up to which the next batch reads; ``start`` while it can read nothing.
 
-        That is so without new rows, while the limit holds, and when Kafka does not answer. Raises
-        CheckpointMismatch when a partition ends below the offset that was read.
+        It can read nothing without new rows, while the limit holds, and when Kafka does not answer.
+        Raises CheckpointMismatch when a partition ends below the offset that was read.
         """
         before = vector_of(json.dumps(start))
         try:

@@ -572,7 +572,8 @@ class Pin(NamedTuple):
 class _Ledger:
     """Progress of one run in reading the topics of marks.
 
-    It counts only while their ids and leaders stay: after a change, marks may be missing.
+    It counts only while the ids and leaders of these topics stay: after a change, marks may be
+    missing.
     """
 
     ids: Mapping[str, str]

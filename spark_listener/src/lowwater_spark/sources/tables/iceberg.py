@@ -84,7 +84,7 @@ class Offset(NamedTuple):
 
 
 def unread(offset: Offset, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return the snapshots of which an offset has not taken all files.
+    """Return the snapshots that have files which an offset has not taken.
 
     ``snapshots`` is a part of one lineage, and begins with the snapshot of the offset.
 
@@ -367,8 +367,9 @@ class OpenIceberg(OpenTable):
         if begin is not None:
             whole = begin.snapshot in (self._pin.first, oldest)
         else:
-            # The file names no snapshot, so the stream began at the oldest one that the table had
-            # then. That was its very first one (``oldest``) if the table still has that one.
+            # The file names no snapshot, as after a start on an empty table. So the stream began at
+            # the oldest snapshot that the table had at its first batch. If the table still has its
+            # very first snapshot (``oldest``), none had expired then.
             whole = self._pin.first is None and oldest in table.snapshots
         if whole or skips_earlier(self._source.options):
             self._keep(self._pin._replace(begun=True))

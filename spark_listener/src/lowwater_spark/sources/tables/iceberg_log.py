@@ -1,7 +1,4 @@
-"""An Iceberg table and its snapshots, read as the query does.
-
-That is by Iceberg's classes, in the JVM of Spark's driver.
-"""
+"""An Iceberg table and its snapshots, read as the query does: by Iceberg's classes in the JVM."""
 
 from __future__ import annotations
 
