@@ -429,7 +429,8 @@ class Keys:
         ``hidden``, sorted, are the rows that stop counting with this batch.
         """
         values = self.pieces[number].column(name)
-        # Many rows usually have the same value, and one of the first of them counts.
+        # First look for ``floor`` itself: usually many rows have that value, and one of the first
+        # of them counts.
         for start in range(0, len(values), _BLOCK):
             rows = start + np.flatnonzero(values[start : start + _BLOCK] == floor)[:_FEW]
             if len(hidden):

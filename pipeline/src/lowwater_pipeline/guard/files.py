@@ -119,7 +119,8 @@ class FileGuard:
             if not self._names(directory.name):
                 shutil.rmtree(directory, ignore_errors=True)
             raise
-        # Over NFS a link may exist although the call reported a failure.
+        # Over NFS the entry may exist although link() reported a failure: then the batch is
+        # written.
         if not named and not (named := self._names(directory.name)):
             shutil.rmtree(directory, ignore_errors=True)
         return named
