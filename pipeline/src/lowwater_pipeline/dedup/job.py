@@ -223,7 +223,8 @@ class Job:
 
     def _assigned(self, member: Consumer, partitions: list[TopicPartition]) -> None:
         member.incremental_assign(partitions)
-        member.pause(partitions)  # each lane reads its partition by a consumer of its own
+        # The group's member gets no messages: each lane reads its partition by its own consumer.
+        member.pause(partitions)
         self._coming += [place.partition for place in partitions]
 
     def _start(self, partition: int) -> None:

@@ -115,7 +115,8 @@ class FileGuard:
             self.probe("filled")
             _, named = self._append(change, directory.name)
         except BaseException:
-            # An entry may have its name even though it could not be made durable.
+            # _append() may have failed after the entry got its name. A directory that an entry
+            # names must stay: readers would miss its rows.
             if not self._names(directory.name):
                 shutil.rmtree(directory, ignore_errors=True)
             raise

@@ -221,7 +221,7 @@ class Attachment:
 
     @property
     def page(self) -> str:
-        """URL of the status page of the authority that was started for it; empty without one."""
+        """URL of the status page of the authority in :attr:`embedded`; empty without one."""
         return "" if self.embedded is None else self.embedded.page
 
     def of(self, spark: SparkSession) -> bool:

@@ -80,8 +80,8 @@ class Book:
     """The statuses and waiting reports of all queries. Thread-safe.
 
     ``clock`` is monotonic, in seconds; ``most`` queries are remembered. ``left_out`` says
-    whether events of a run are passed over, by the ids of query and run and by the name. Every
-    method is O(1), but :meth:`take` is O(waiting queries).
+    whether events of a run are passed over, by the ids of query and run and by the name. A method
+    costs O(1), or O(queries).
     """
 
     def __init__(

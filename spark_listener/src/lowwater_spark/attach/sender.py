@@ -138,7 +138,7 @@ class Sender:
         except errors.TooFarAhead as refusal:
             self._answered()
             self._warn(saying, speaker, refusal)
-            # The lease itself repeats the report until the authority accepts it.
+            # The book need not repeat the report: the lease does, until the authority accepts it.
             self._book.refused(saying.query, _words(refusal))
         except errors.LowwaterError as refusal:
             # For example, another query owns the computation, or the computation is registered with

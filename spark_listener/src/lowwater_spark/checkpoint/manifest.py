@@ -182,8 +182,9 @@ class Manifest:
         with self._lock:
             if not self._is_decided():
                 make_directory(self._folder)
-                # A take-over that was killed here has left versions in the folder. Their content
-                # does not count, because an older release may have changed the seven files since.
+                # If an earlier take-over was killed before it wrote query.json, its versions are in
+                # the folder. Their content does not count, because an older release may have
+                # changed the seven files since. The new version only needs a higher number.
                 self._version = max(self._numbers(), default=0)
                 self._create({**self._content, **self._noted})
                 self._probe("created")
@@ -279,7 +280,7 @@ class Manifest:
             self._old(f"lowwater/{name}.json") for name in ("query", "stages", "reading", "roots", "sink", "read")
         )
         return {
-            **dict.fromkeys(SECTIONS),  # so that the file has the sections in the order of SECTIONS
+            **dict.fromkeys(SECTIONS),  # first, so that a version has its sections in this order
             "query": query,
             "stages": stages and stages["stages"],
             "reading": reading,

@@ -47,7 +47,7 @@ COMPLETE: Final = "complete"
 
 
 class ClaimEpoch(NamedTuple):
-    """Which claim of a computation a mark was written under."""
+    """Claim of a computation under which a mark was written."""
 
     life: int
     """Incarnation of the computation."""

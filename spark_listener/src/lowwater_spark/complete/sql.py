@@ -88,7 +88,8 @@ def register_function(
                 "Ask with lws.complete_through(), which reads no pattern; or keep the table in a directory without a colon in its path.",
             )
         path = location.pattern
-        # Most lines of a log are "add" actions, whose content decides nothing here: they become {}.
+        # Most lines of a log are long "add" actions, whose content decides nothing for
+        # completeness. So the table function gets {} in their place.
         rows = f"""
           SELECT _metadata.file_name AS file, IF(value LIKE '{{"add"%', '{{}}', value) AS line
           FROM text.`{path.replace("`", "``")}/_delta_log/*.json`

@@ -187,7 +187,8 @@ def holdback_of(checked: Checked, steps: Steps, window: timedelta | None = None)
     if checked.retention is None:
         return 0
     before = 1_000 if steps.before else 0
-    # False: Steps.value() also rounds a step down to the millisecond, by up to 999 microseconds.
+    # ``whole``: each step is a whole number of milliseconds. If it is none, Steps.value() rounds it
+    # down, by up to 999 microseconds.
     whole = steps.length % 1_000 == 0 == steps.origin % 1_000
     apart, origin, ahead = (steps.length, steps.origin, before) if whole else (1_000, 0, before + 999)
 

@@ -162,7 +162,8 @@ class Driving:
         drives = {number: drive_of(control.directory) for number, control in checked.controls.items()}
         if drives:
             if any(drive.late is not None for drive in drives.values()):
-                # Each task reads in the checkpoint by which watermark Spark drops rows, as a file.
+                # Each task opens a file of the checkpoint, which says by which watermark Spark
+                # drops rows. So the checkpoint must be a local path.
                 fix = "Put it on a local file system or NFS, or drive the query without late=."
                 local(checkpoint, "The checkpoint of a query that keeps its late rows in", fix)
             check_ending(trigger)
@@ -192,7 +193,7 @@ class Driving:
                 reserve_late(drive, run.identity)
 
     def open(self, authority: Authority) -> None:
-        """Begin the run, after the claim and before the query starts: now its sources may ask.
+        """Begin the run, after the claim. From now on the query's control sources may ask.
 
         Raises IncarnationChanged when an input's incarnation is not the one that the checkpoint's
         watermark was read from, and what a first read of the authority raises.
@@ -348,7 +349,7 @@ class Driving:
         return {name for drive in self.drives.values() if not drive.guesses for name in drive.inputs}
 
     def _reached(self) -> _Reading | None:
-        """Return the newest reading whose head is planned, of Kafka committed.
+        """Return the newest reading whose head is planned, or for Kafka committed.
 
         The plans on which it rests are durable then.
         """

@@ -243,7 +243,7 @@ class Heartbeat:
             file.touch()
 
     def look(self, turns: Mapping[str, tuple[int, int]]) -> None:
-        """Touch the file if every query has moved on; ``turns`` has those still tracked."""
+        """Touch the file if every query has moved on; ``turns`` are of the tracked queries."""
         if self._file is None or turns.items() & self._turns.items():
             return
         self._turns = dict(turns)
@@ -252,7 +252,7 @@ class Heartbeat:
 
 
 class QueryWatch:
-    """One of several queries; its failures do not affect the others."""
+    """One query of the command, tracked by a thread of its own, which may fail alone."""
 
     def __init__(self, query: Mapping[str, Any], state: str, address: str | None, session: Any) -> None:
         self.name: str = query["name"]

@@ -259,7 +259,7 @@ class SourceLog:
             self._taken.pop(path, None)
 
     def _removed(self, listed: Collection[str], folders: Container[str] = (), within: int = 0) -> list[str]:
-        """Return the held paths that a listing does not have, when they are most of all; else none.
+        """Return the held paths that a listing lacks, if they are more than half; else none.
 
         ``folders`` were not listed, and still have their ``within`` files. Only paths that had been
         taken at the call before are returned: a file that was taken later may have come after the
@@ -296,7 +296,7 @@ class SourceLog:
             at += 1
 
     def _start(self, offset: int) -> int:
-        """Return the entry to begin with: first the newest compacted one, later the next."""
+        """Return the first entry to read: at first the newest compacted one, later the next one."""
         if self.read != NOTHING:
             return self.read + 1
         return max((n for n in numbers_in(self._log, suffix=_COMPACT) if n <= offset), default=0)
