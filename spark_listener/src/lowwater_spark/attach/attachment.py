@@ -198,7 +198,7 @@ class Attachment:
                 self.embedded.release()
             raise
         self._sender.start()
-        # Spark sends no start event for the queries that ran before the listener was added.
+        # Spark sends no start event for queries that ran before the listener was added: note them.
         for query in self._spark.streams.active:
             self._book.started(str(query.id), str(query.runId), query.name)
             # If the query has just ended, its end event may have come before the line above, and

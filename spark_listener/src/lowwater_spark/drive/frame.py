@@ -170,7 +170,8 @@ def _data_rows(event_time: str) -> Column:
     from pyspark.sql import functions as sf
 
     # ``never`` is one comparison. If it were two with an AND, Spark would take the one without
-    # spark_partition_id() for a fact about the rows, and could filter the control row by it.
+    # spark_partition_id() for a fact about the rows, and could drop the control row by it before
+    # its time counts. Then the watermark would never move.
     micros = sf.unix_micros(quoted(event_time))
     never = micros + sf.spark_partition_id() < -(1 << 56)
     data = sf.lit(col=True)

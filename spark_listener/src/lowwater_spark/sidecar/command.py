@@ -173,7 +173,7 @@ def describe(checkpoint: str, session: Any) -> str:
     sources = "\n".join(f'    "<{guess(line)}>",  # {line[:200]}' for line in lines) or '    "<files:/data/in>",'
     state = "It keeps nothing in Spark's state."
     if kinds:
-        state = f"In Spark's state: {', '.join(operator or 'an operator without a name' for operator in kinds.values())}. Its retention is needed but for deduplication."
+        state = f"In Spark's state: {', '.join(operator or 'an operator without a name' for operator in kinds.values())}. Declare its retention, unless it is deduplication."
     unless = "" if set(kinds.values()) - ON_ARRIVAL else "# "
     promised = [*needed(checkpoint), *([] if last is None else [HISTORY])]
     promises = "\n".join(f'    # {PROMISES[name]}\n    # "{name}",' for name in promised)

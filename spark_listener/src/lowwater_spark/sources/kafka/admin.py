@@ -92,7 +92,8 @@ class _Direct:
         kafka, node = self._jvm.org.apache.kafka, self.nodes[number][1]
         clients, clock = kafka.clients.NetworkClientUtils, kafka.common.utils.Time.SYSTEM
         # poll() notices a connection that broke since the last request, as after a restart of the
-        # broker. The lines below then wait until the client may connect again.
+        # broker: the request would fail in it. The lines below wait until the client may connect
+        # again.
         self._client.poll(0, clock.milliseconds())
         if self._client.connectionFailed(node):
             clock.sleep(self._client.connectionDelay(node, clock.milliseconds()))

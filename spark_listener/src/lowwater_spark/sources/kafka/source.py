@@ -355,7 +355,7 @@ class KafkaSource(Source):
                     "the inputs may write rows into topics or partitions that the option does not name, and these would not be waited for",
                     "Name the topics with the option subscribe.",
                 )
-        # Spark prefers these two options to startingOffsets.
+        # With one of these two options Spark ignores startingOffsets.
         other = self.options.keys() & {"startingtimestamp", "startingoffsetsbytimestamp"}
         earliest = self.options.get("startingoffsets", "").lower() == "earliest" and not other
         if whole and not earliest and not skips_earlier(self.options):
