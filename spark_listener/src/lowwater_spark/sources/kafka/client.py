@@ -92,7 +92,7 @@ def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
     'required username="me" password="a\\"b";'
     """
     renamed = dict(settings)
-    if "sasl.mechanisms" in renamed:  # the client library has two names for sasl.mechanism
+    if "sasl.mechanisms" in renamed:  # a second name, which Kafka's own client does not know
         renamed["sasl.mechanism"] = renamed.pop("sasl.mechanisms")
     login = _LOGINS.get(renamed.get("sasl.mechanism", "").upper())
     if login is not None and "sasl.username" in renamed:
