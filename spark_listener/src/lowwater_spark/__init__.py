@@ -18,7 +18,8 @@ with the reason. Importing the package starts nothing and needs no PySpark.
 from lowwater.notebook import install
 from lowwater_spark import notebook
 
-# attach, drive and track are folders as well; these imports bind the names to the functions.
+# The package also has folders named attach, drive and track. The imports below bind these names to
+# the functions, so that lws.attach is the function and not the folder.
 from lowwater_spark.attach.attachment import Attachment, AttachStatus, attach
 from lowwater_spark.complete.mark import Completeness, OutputWriter
 from lowwater_spark.complete.sql import register_function

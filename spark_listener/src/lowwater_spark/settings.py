@@ -75,7 +75,7 @@ def connection(conf: Callable[[str], str | None], address: str | None = None) ->
     if bool(files["key"]) != bool(files["certificate"]):
         msg = f"{_CONF}key and {_CONF}certificate belong together: set both, or neither"
         raise ValueError(msg)
-    # The client knows the environment variable and the default.
+    # Without an address connect() takes that of LOWWATER_ADDRESS, or its default.
     with lowwater.connect(setting("address") or None if address is None else address) as base:
         resolved = base.settings.address
     return SparkSettings(
