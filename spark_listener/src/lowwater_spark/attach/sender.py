@@ -151,10 +151,13 @@ class Sender:
             else:
                 self._book.failed(saying.query, _words(refusal), again=SILENCE)
         except Exception as failure:
-            # A bug in this report must not end the thread: all other queries are reported by it.
+            # A bug in this report must not end the thread, nor open the breaker: the reports of all
+            # other queries go through both.
             logger.exception("an attached query could not be reported")
             self._book.swallow(failure)
-            self._away(saying, failure)
+            self.failures += 1
+            self.problem = _words(failure)
+            self._book.failed(saying.query, self.problem, again=RETRY)
         else:
             self._answered()
         if saying.ended and speaker.lease is None and not self._book.waits(saying.query):

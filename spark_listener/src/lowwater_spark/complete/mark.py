@@ -318,8 +318,10 @@ def read(history: History, writers: Sequence[str], *, ignore_deletes: bool = Fal
         if mark is None:
             return OutputWriter(lowwater.Watermark(MIN), _silent(apps_of[name], marks[name], history, expired), version)
         others = sorted(apps_of[name] - marks[name].keys() - set(mark.after))
-        # Lost batches of an earlier checkpoint do not count, because this one has replaced it. If
-        # that checkpoint has a higher life than the mark, it went on later, and they do count.
+        # ``history.lost``: the checkpoints whose last batch is not in the table any more, for
+        # example after a rollback. For an earlier checkpoint that does not count, because this one
+        # has replaced it. But if its last batch is of a higher life than the mark, it went on after
+        # this one: if that loss were ignored, the table would read as complete without those rows.
         earlier = {app for app in mark.after if history.lives.get(app, 0) <= mark.life}
         lost = [history.lost[app] for app in sorted(apps_of[name] - earlier) if app in history.lost]
         newer = [what for place, what in rewinds if place > mark.checked]

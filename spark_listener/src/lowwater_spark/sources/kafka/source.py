@@ -663,7 +663,9 @@ class OpenKafka(OpenSource):
     def _keep(self, pin: Pin) -> Pin:
         """Adopt a pin, then store it durably.
 
-        If storing raises, this run still has the pin: a log that was cut off holds W all the same.
+        The pin may note that Kafka has truncated a partition's log. If storing it fails, this run
+        still knows and holds the watermark; else, once the log has grown again, the watermark could
+        pass the lost rows.
         """
         self._pin = pin
         self._manifest.keep_pin(KAFKA, self._number, pin)

@@ -121,8 +121,9 @@ class FolderOut(BatchOutput):
                     "checkpoint is older than its output, or another one's. Use a directory of its own for each checkpoint; restore both from one moment."
                 )
                 raise CheckpointMismatch(msg)
-        # Note the directory's first batch in the manifest. append() does so as well, but is skipped
-        # for a batch that is there already: at the next batch it would be unknown which was first.
+        # Note the directory's first batch now. append() does so as well, but is not called for a
+        # batch that is there already. If the manifest lacked the note then, the next batch would
+        # take 0 for the first one, and the output would read as incomplete: "batch 0 is missing".
         self._first(turn)
 
     def find(self, turn: OutputTurn) -> FoundBatch | None:
