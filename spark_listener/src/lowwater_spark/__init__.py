@@ -18,8 +18,9 @@ with the reason. Importing the package starts nothing and needs no PySpark.
 from lowwater.notebook import install
 from lowwater_spark import notebook
 
-# The package also has folders named attach, drive and track. The imports below bind these names to
-# the functions, so that lws.attach is the function and not the folder.
+# The package also has folders named attach, drive and track. Python binds each of these names to
+# the folder when the folder is first imported. The imports below come after that, and bind the name
+# to the function: in the other order lws.track(...) would call a folder, and fail.
 from lowwater_spark.attach.attachment import Attachment, AttachStatus, attach
 from lowwater_spark.complete.mark import Completeness, OutputWriter
 from lowwater_spark.complete.sql import register_function

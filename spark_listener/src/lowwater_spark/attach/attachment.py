@@ -198,7 +198,8 @@ class Attachment:
                 self.embedded.release()
             raise
         self._sender.start()
-        # Spark sends no start event for queries that ran before the listener was added: note them.
+        # Spark sends no start event for queries that ran before the listener was added. If the book
+        # did not get them here, a query without new rows would be missing until its next batch.
         for query in self._spark.streams.active:
             self._book.started(str(query.id), str(query.runId), query.name)
             # If the query has just ended, its end event may have come before the line above, and

@@ -132,13 +132,16 @@ class Sender:
         try:
             self._deliver(saying, speaker)
         except AWAY as failure:
-            # The authority gave no answer, which counts for the breaker. The refusals below are
-            # answers, and do not count.
+            # The authority gave no answer, which counts for the breaker. A refusal below is an
+            # answer: if it counted, one query with a refused report could open the breaker, and
+            # stop the reports of all other queries.
             self._away(saying, failure)
         except errors.TooFarAhead as refusal:
             self._answered()
             self._warn(saying, speaker, refusal)
-            # The book need not repeat the report: the lease does, until the authority accepts it.
+            # The book must not repeat the report, because the lease sends it with each heartbeat
+            # until the authority's clock allows it: a second repetition would be refused each time.
+            # Once the query has ended, its lease is released, and the report is given up.
             self._book.refused(saying.query, _words(refusal))
         except errors.LowwaterError as refusal:
             # For example, another query owns the computation, or the computation is registered with
@@ -189,8 +192,9 @@ class Sender:
     def _deliver(self, saying: Saying, speaker: _Speaker) -> None:
         """Report the newest watermark; a repeat goes on from there. Raises LowwaterError."""
         lease = speaker.lease or self._claim(saying, speaker)
-        # A query without a watermark, as before its first rows, neither raises nor lowers the
-        # published one: the range stays where the query's last run has left it.
+        # A query without a watermark, as before its first rows, reports what its range had at the
+        # claim, so the published watermark stays. A finished range had MAX, which advance() refuses
+        # as a frontier. MIN does no harm there, because a published watermark never goes down.
         before = lease.watermarks[0]
         watermark = saying.watermark if saying.watermark is not None else MIN if before.finished else before.micros
         reads = bool(self._inputs.get(saying.computation))

@@ -314,7 +314,8 @@ class HadoopPath:
             self._put(data, over=False)
         except OSError:
             # If the name exists, the store refused the request for that reason; or the request has
-            # put the file, and the store's answer was lost. Both count as "the name exists".
+            # put the file, and the store's answer was lost. The result is False for both, so the
+            # caller must read the file before it takes the file for another run's.
             if not self.exists():
                 raise
             return False

@@ -198,7 +198,8 @@ def follow(app: str, standing: Standing, history: History) -> tuple[Mark, str]:
     while at >= 0:
         unchecked = app in apps and (previous is None or at > previous.checked)
         # When the writer left its previous mark, it compared its life with those in the marks of
-        # the other apps. Without a claim (life 0) it could not, so their marks are read now.
+        # the other apps: a higher one would have ended it. Without a claim (life 0) it could not.
+        # If their marks were not read now, a run that was replaced would go on writing here.
         compared_lives = app in apps and (previous is None or previous.life > 0)
         if not unchecked and (compared_lives or not pending):
             break

@@ -89,7 +89,8 @@ def register_function(
             )
         path = location.pattern
         # Most lines of a log are long "add" actions, whose content decides nothing for
-        # completeness. So the table function gets {} in their place.
+        # completeness. Spark passes {} in their place, to send less to Python. If it left them out,
+        # a commit of such lines only would be missing, and the table's watermark unknown.
         rows = f"""
           SELECT _metadata.file_name AS file, IF(value LIKE '{{"add"%', '{{}}', value) AS line
           FROM text.`{path.replace("`", "``")}/_delta_log/*.json`

@@ -126,7 +126,9 @@ def drive(
         value.alias(field.name) if field.name == event_time else null
         for field, null in zip(fields, nulls_of(fields), strict=True)
     ]
-    # The mark is no literal: Spark would infer facts about other rows from it, see nulls_of().
+    # The mark is no literal. In a batch that has only the control row on one side of a join, Spark
+    # could infer from a literal that no row of the other side has a match, and drop those rows
+    # before the join has stored them, see nulls_of().
     mark = control["value"].isNotNull().alias(_MARK)
     marked = control.select(*columns, mark).withWatermark(quoted(event_time), f"{delay} milliseconds")
     united = _unite(marked, data.withColumn(_MARK, sf.lit(col=False)))

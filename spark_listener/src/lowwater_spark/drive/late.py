@@ -65,7 +65,8 @@ class LateRule:
         late = times <= watermark if self.at else np.zeros(len(times), dtype=np.bool_)
         for length, slide, start in self.windows:
             # first_end is the end of the first window that has the row: the least time after the
-            # row's at which a window ends. Spark drops the row from that window once it is passed.
+            # row's at which a window ends. Once the watermark is there, Spark drops the row from
+            # that window, though maybe not from later ones: the file must show this loss as well.
             first_end = times - (times - start - length) % slide + slide
             late |= first_end <= watermark
         return late

@@ -266,8 +266,9 @@ class Candidates(Generic[T]):
         return None
 
     def _reached(self, candidate: _Candidate[T], offsets: Sequence[Any]) -> bool:
-        # Before the first batch ``offsets`` is empty, and each source gets None: it has reached
-        # only a head in which no row is to be read.
+        # Before the first batch ``offsets`` is empty, and each source gets None, which has reached
+        # only a head without unread rows. Without the padding, zip() would yield nothing and all()
+        # would be True: each reading would count before its rows are read.
         padded = itertools.chain(offsets, itertools.repeat(None))
         parts = zip(self._sources, candidate.heads, padded, strict=False)
         return all(source.reached(head, offset) for source, head, offset in parts)

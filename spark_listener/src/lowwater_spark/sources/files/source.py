@@ -638,8 +638,9 @@ class OpenFiles(OpenSource):
         """Return up to ``limit`` paths that no batch has taken."""
         return self._log.missing(head, limit)
 
-    # knock() and confirm() are those of OpenSource, which do nothing: each listing checks that the
-    # directory is the same, and Spark's log names the files of a batch by absolute paths.
+    # knock() and confirm() are those of OpenSource, which do nothing. Kafka and tables check there
+    # that a committed batch has read the same topics or table as before. Here each listing checks
+    # that the directory is the same, and SourceLog refuses a batch with a file from elsewhere.
 
     def evidence(self, line: Line) -> list[Location]:
         """Return the log's entry of a batch."""
@@ -740,8 +741,8 @@ class Settled:
         if whole:
             self._current[folder.path] = (folder.inode(), len(content))
         # ``sure``: if a batch was there before this listing, the listing has all batches before it.
-        # That holds for one whose files are taken. A batch without files may have come during the
-        # listing.
+        # That holds for one whose files are taken. A batch 8 without files may have come during the
+        # listing, after a batch 7 that the listing lacks: if 8 were sure, 7 would count as read.
         number = batch_number(folder.name)
         if number is not None:
             self._scan(folder.path[: -len(folder.name) - 1]).add(number, settled=whole, sure=bool(content))

@@ -342,8 +342,9 @@ class OpenIceberg(OpenTable):
             if not self._pin.begun:
                 self._begin(table)
             self._committed = offset
-            # The pin is stored every STEP snapshots, but at once after the run's first batch, and
-            # while the snapshot in the pin has expired: a new run could not continue from that one.
+            # The pin is stored every STEP snapshots, but at once while its snapshot has expired: no
+            # later run could continue from it. The first batch of a run stores it too: if each run
+            # were killed before STEP snapshots, the pin would stay, and its snapshot would expire.
             later = self._settled and self._pin.checked in table.snapshots
             self._settled = True
             if self._unnoted >= (STEP if later else 1):
