@@ -76,8 +76,9 @@ class Ticks(Rowless):
         make_directory(self._folder)
         self._ordinal = ordinal
         self._entries = checkpoint / "sources" / str(number)
-        # The root is None, so that the log accepts ticks from any directory: after a checkpoint was
-        # moved, its log names the old one. That is harmless, because a tick has no rows.
+        # root=None: SourceLog accepts ticks from any directory. After a checkpoint was moved, its
+        # log still names the old one: with a root, read_to() would raise CheckpointMismatch. A tick
+        # has no rows, so its directory does not matter.
         self._log = SourceLog(self._entries, None, columns=None)
         self._count = 0
         self._outstanding = ""
@@ -142,9 +143,10 @@ class Ticks(Rowless):
         files = {str(path): path for path in self._folder.iterdir()} if old else {}
         deleted = [files[path] for path in old if path in files]
         if not self._outstanding:
-            # The last tick is committed, so Spark never takes those that it has skipped before:
-            # their files are deleted. A tick that Spark has taken after all is in ``taken``, and is
-            # deleted like any other when its entry is no longer the newest.
+            # Spark's listing that found the last tick found the passed-over ones too. Those that it
+            # did not take were older than maxFileAge, and stay so: delete their files. Before, a
+            # batch could still name such a file, and would fail without it. A passed-over tick that
+            # Spark has taken is in ``taken``, and is deleted as any other tick, by ``old``.
             deleted += [path for path in self._passed_over if str(path) not in self._log.taken]
             self._passed_over = []
         for path in deleted:
@@ -153,8 +155,9 @@ class Ticks(Rowless):
             sync_directory(self._folder)
         self._log.drop(old)
         self._forgotten += len(old)
-        # The log is shortened after the files are deleted: Spark would take a file for a new tick
-        # if its log did not name it.
+        # The log is shortened after the files are deleted. If the driver died between the two in
+        # the other order, the next run's Spark would find files that its log does not name: it
+        # would take them for new ticks, and run a needless batch.
         if self._forgotten >= _MANY and (compacted := Compacted.newest(self._entries, committed)):
             compacted.drop_before(committed)
             self._forgotten = 0

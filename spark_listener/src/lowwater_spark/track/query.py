@@ -232,8 +232,9 @@ class Tracked:
                 # unexpected error ends the query as well.
                 self._run.fail(failure)
                 ended = True
-        # The stack calls in reverse order: the driving, the run, the client. An error in one call
-        # does not keep the others from being made.
+        # The stack calls in reverse order: the driving, the run, the client. The run goes before
+        # the client, whose workers and readers it closes. An error in one call does not keep the
+        # others from being made: else connections would stay open.
         with contextlib.ExitStack() as closing:
             if self._owned is not None:
                 closing.callback(self._owned.close)

@@ -110,8 +110,9 @@ class FolderOut(BatchOutput):
         refuse_sink(self.named)
         sweep(self.folder, turn.run)
         mark_writer(self.folder, turn.writer)
-        # Once more: a Spark file sink that started here since the first check has left its own mark
-        # by now. One that starts from here on finds the mark of lowwater, and is refused.
+        # A Spark file sink may have started here since the first refuse_sink(): by now its mark or
+        # its log is there. A stage's sink that starts later finds mark_writer()'s mark, and is
+        # refused. If both wrote here, readers that go by the sink's log would miss these rows.
         refuse_sink(self.named)
         if isinstance(self.folder, Path):
             through = removed(os.fspath(self.folder)).through
@@ -172,7 +173,8 @@ class FolderOut(BatchOutput):
         removal = self.removal = self.removal or Removal(self.folder)
         removal.probe = turn.probe
         try:
-            # This batch, N, runs, so Spark has committed N - 1: batches up to that may be removed.
+            # Batch N runs, so N - 1 is the newest batch that Spark has surely committed. N itself
+            # stays: Spark may still run it again.
             removal.remove(self.keep, turn.facts.batch - 1, time.time())
         except (OSError, NotDurable) as error:
             logger.warning("stopped removing old batches from %s for now: %s", self.folder, error)

@@ -341,7 +341,8 @@ class KafkaOut(BatchOutput):
         """Run a frame once, into one file a partition, which one slot publishes in order."""
         staged = rows.mapInArrow(partial(_stage_rows, os.fspath(folder)), _FILE).collect()
         files = sorted((row.partition, row.name, row.rows) for row in staged)
-        # A failed attempt of a task leaves a file that no row of ``staged`` names: delete it.
+        # A failed attempt of a task leaves a file that no row of ``staged`` names. No slot would
+        # publish the file, but it would take space until remove() deletes the batch's directory.
         for leftover in {path.name for path in folder.iterdir()} - {name for _, name, _ in files}:
             (folder / leftover).unlink()
         content = {

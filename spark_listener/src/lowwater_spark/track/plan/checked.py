@@ -255,8 +255,9 @@ def check_plan(
                 operators.append(operator)
             elif node.getClass().getSimpleName() == "EventTimeWatermark":
                 watermarks.append(watermark_of(node, driven=all(controls)))
-    # The checkpoint numbers the sources of the plan as the user has written it. In ``plan``, whose
-    # WITH clauses are inlined, a source that is used twice occurs twice: the numbers would not fit.
+    # The checkpoint numbers the sources in the order of ``written``. ``plan``, whose WITH clauses
+    # are inlined, may have them in another order: by its order, a source would get another one's
+    # offsets. Only in ``plan`` does a source occur twice if its clause is used twice.
     relations = _relations(written)
     used = _relations(plan)
     if len(used) != len(relations) or any(used[i].equals(other) for i in range(len(used)) for other in used[:i]):
@@ -269,8 +270,8 @@ def check_plan(
     stamps, stored_retention = list[Stamp](), retention
     if holding:
         own = () if event_time is None else (event_time,)
-        # Pairs, and no dict by column: two columns may print alike, such as the t of the left and
-        # the t of the right side of a join.
+        # Pairs, and no dict by a column's text: the t of the left and the t of the right side of a
+        # join print alike. A dict would lose the stamps of one, and the bound could be too high.
         declared_stamps = [(column, _stamps_of(frame, column)) for column in (*own, *also)]
         stamps = [stamp for _, column_stamps in declared_stamps for stamp in column_stamps or ()]
         if retention is not None:

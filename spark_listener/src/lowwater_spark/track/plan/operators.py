@@ -272,7 +272,8 @@ def _windows(node: Any, attributes: set[tuple[int, _Path]]) -> Iterator[Window]:
     if not definitions and name not in _PASSING:
         inputs = {attribute for child in children for attribute in _ids(child)}
         # This node, such as a MapInPandas, adds a column that no expression of the plan defines: it
-        # runs a function. The function may make the column from any column that the node reads.
+        # runs a function. The function may make the column from any column that the node reads. So
+        # all of them are followed: else check_windows() would miss a window() below the function.
         if any(attribute not in inputs for attribute, _ in attributes):
             attributes = attributes | {(attribute.exprId().id(), ()) for attribute in items(node.references().toSeq())}
     below: set[tuple[int, _Path]] = set() if name in ("Aggregate", "Expand", "Project") else set(attributes)
@@ -316,7 +317,8 @@ def _windows_in(expression: Any, path: _Path, below: set[tuple[int, _Path]]) -> 
         return
     if name == "CreateNamedStruct" and path:
         children, path = [children[2 * path[0] + 1]], path[1:]
-    # Of f() OVER (PARTITION BY ...) only f() makes the value: the partitioning selects its rows.
+    # Of f() OVER (PARTITION BY ...) only f() makes the value. The partitioning selects rows, and a
+    # boolean selects a value: for a window() in those, a sound query would be refused.
     for child in children[: 1 if name == "WindowExpression" else None]:
         if _type(child) != "boolean":
             yield from _windows_in(child, path, below)
@@ -591,7 +593,9 @@ def _is_moment(expression: Any, below: Any, path: _Path, searched: set[tuple[int
             return False
         searched.add(key)
         return any(node is None or _is_moment(column, node, path, searched) for column, node in _made_of(below, key[0]))
-    # The element of an array in a lambda, and a bound of a window(), count as moments of a source.
+    # An element of an array in a lambda, and a bound of a window(), count as moments of a source.
+    # The search below would find no moment in them, so from_utc_timestamp() could lower one
+    # unnoticed, and a row would come out below the watermark.
     if name in ("NamedLambdaVariable", "PreciseTimestampConversion"):
         return True
     path = _path_below(expression, name, children, path)

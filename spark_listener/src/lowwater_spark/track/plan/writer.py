@@ -179,7 +179,8 @@ def _settings_of(writer: DataStreamWriter) -> dict[str, Any]:
     settings["frame"] = frame
     settings["output_mode"] = str(fields["outputMode"].toString()).lower()
     settings["trigger"] = _trigger(fields["trigger"])
-    # The function alone shows nothing: format() after foreachBatch() leaves it set, but unused.
+    # format() after foreachBatch() leaves foreachBatchWriter set, and Spark writes by the format.
+    # So ``source`` decides: else the stage would call a function that Spark itself does not call.
     if str(fields["source"]).lower() == _FUNCTION:
         settings["function"] = fields["foreachBatchWriter"]
     else:
@@ -220,7 +221,8 @@ def _trigger(trigger: Any) -> Mapping[str, Any]:
     """Return the arguments that make a trigger. Raises Unsupported for an unknown one."""
     kind = _kind(trigger)
     if kind == _PROCESSING_TIME:
-        # The interval is 0 if the user has not called trigger(): then there is no trigger to keep.
+        # The interval is 0 if the user has not called trigger(). If that were kept as a trigger,
+        # with_pause() would not space the batches.
         return {"processingTime": f"{trigger.intervalMs()} milliseconds"} if trigger.intervalMs() else {}
     names = {
         "AvailableNowTrigger": "availableNow",

@@ -139,8 +139,9 @@ def _slot_column(xxhash64: Column, starts: Sequence[int]) -> Column:
         table += [handle] * ((end - start) // width)
     if len(table) == 1:
         return sf.lit(0)
-    # A key's place is its hash with the sign bit flipped: unsigned places, by which ``starts`` are
-    # ordered, then have the order of the signed hashes.
+    # A key's place is its hash with the sign bit flipped, as an unsigned number: the claimed bounds
+    # and ``starts`` are in the order of places. Without the flip, a key with a negative hash would
+    # get a range of the upper half of the key space, not of the lower one.
     place = xxhash64.bitwiseXOR(sf.lit(-SIGN))
     return _looked_up(sf.shiftrightunsigned(place, 48 + width.bit_length() - 1).cast("int"), table)
 

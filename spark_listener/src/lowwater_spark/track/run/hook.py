@@ -388,8 +388,9 @@ class Hook:
             )
             prepared[stage.name] = dataclasses.replace(outcome, after=after, holding=holding)
             stage.count_late(batch.id, outcome)
-            # In a driven query Spark's windows have dropped the rows without an event time by now:
-            # Run.take() counts them by Spark's events.
+            # In a driven query Spark's windows have dropped rows without an event time by now.
+            # Run.take() counts them where the query reads them, by Spark's events. If they were
+            # counted here as well, those that came through to the batch would count twice.
             if not self.run.checked.controls:
                 stage.count_untimed(batch.id, outcome.counted.untimed)
         return list(prepared.values())
@@ -428,8 +429,9 @@ class Hook:
                 sync_file(file)
                 sync_directory(file.parent)
             entries, digest = self.run.stages[0].entries, plan.digest
-            # self._newest is from durable(), at this run's start. An older run of the query may
-            # have run more batches since: then the batch log has the facts of the last one.
+            # At a run's first batch, self._newest is from durable(). An older run of the query may
+            # have run more batches since: then the batch log has the last one's facts. By facts of
+            # an older batch, this batch's bounds and clock could be below those of the last one.
             newest = -1 if self._newest is None else self._newest.batch
             if newest < number - 1 and (before := entries.read(number - 1)) is not None:
                 self._note(before)
@@ -439,9 +441,10 @@ class Hook:
             bound = self.run.checked.spark_bound(plan)
             if self.run.reader is not None:
                 progress, spark_bound = self.run.reader.progress, self.run.reader.progress.committed.spark_bound
-                # counted() takes a source's line in this batch's plan if the plan fixes the rows
-                # that the batch reads. Otherwise the batch may read others, and the line of the
-                # last committed batch counts.
+                # A plan names the files of a file source, so counted() takes the planned line. Of
+                # another source, such as Kafka, the batch may read other rows than those planned:
+                # by that line, the reading could cover rows that no batch has read. So the line of
+                # the last committed batch counts.
                 chosen = progress.choose(self.run.heads.counted(plan.lines, self.run.lines))
                 if self._newest is not None:
                     # A start with a larger retention lowers ``bound`` and ``spark_bound``. But the

@@ -161,7 +161,8 @@ class Plain:
         plan = self.run.log.plan(batch)
         if plan is None:
             if self.witness is not None:
-                # attend() raises if the checkpoint was begun anew, or its file system is away.
+                # If the checkpoint was begun anew, or its file system is away, attend() raises that
+                # error: the one below would tell the user to restore a checkpoint for nothing.
                 self.witness.attend()
             msg = f"{self.run.checkpoint}/commits/{batch} exists and offsets/{batch} does not; restore the checkpoint as a whole"
             raise CheckpointMismatch(msg)

@@ -287,8 +287,9 @@ class Run:
                 # follows may plan an uncommitted batch anew, from other rows.
                 self.heads.read_to(committed.lines if self.batches.elsewhere else planned)
                 self.reader.progress.observe(reading, heads, now, planned)
-        # Record what was committed since the look began. In a sidecar this call also checks that
-        # the checkpoint is still the same query's, which is needed if it was read just above.
+        # Record what was committed since the look began. In a sidecar, follow_commits() also checks
+        # that the checkpoint is still the same query's: if it was begun anew during the look,
+        # read_to() above has read another query's logs. Without news it has read none.
         if news or not self.batches.elsewhere:
             self.batches.follow_commits()
         self._looked = self.progress.committed.batch

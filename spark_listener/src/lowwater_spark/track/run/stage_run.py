@@ -155,8 +155,9 @@ class StageRun:
             return reading
         if theirs is None or mine is None or tuple(theirs.inputs) != tuple(mine.inputs):
             return UNREAD
-        # Two stages with the same inputs count the versions of their lists separately. So the
-        # reader's version stands for this stage's, and only the incarnations are compared.
+        # The reading has the version of the reader's list of inputs. This stage counts the versions
+        # of its own list separately: compared with those, a good reading would become UNREAD. So it
+        # is compared with the reader's present version and with this stage's incarnations.
         if reading.origin.since(dataclasses.replace(Origin.of(mine), version=theirs.input_version)) is not Change.NONE:
             return UNREAD
         return dataclasses.replace(reading, input_version=mine.input_version)
@@ -249,8 +250,9 @@ class StageRun:
         elif reader is not None and reader is not self:
             again = self.translated(reader.progress.committed.reading, reader)
         else:
-            # If the stage had other inputs when it read this, the reading says nothing about the
-            # present ones: it becomes UNREAD, and the watermark holds. ``held`` stays as it is.
+            # If the stage had other inputs at this reading, the reading says nothing about the
+            # present ones: it becomes UNREAD, and the watermark holds. ``state.held`` stays: the
+            # ranges still hold those records, whatever the inputs are.
             again = still_counts(reading, state.batch, registered)
         self.progress.restart(dataclasses.replace(state, reading=again))
 

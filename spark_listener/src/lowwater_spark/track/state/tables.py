@@ -46,8 +46,9 @@ def split_table(table: pa.Table | None, state: pa.Table | None, before: Segments
     if table is state and before.segments:
         return NextSegments(before.segments, (TABLE,))
     unchanged: dict[Any, Segment] = {}
-    # An Arrow file has one dictionary a column, so pieces with different ones cannot share it: a
-    # table with a dictionary or an extension type is written whole, as one segment.
+    # An Arrow file has one dictionary a column: pieces with different ones cannot share a file. An
+    # extension type may store a dictionary, or a nested column that where() does not look into. So
+    # a table with one of the two is written whole, as one segment.
     whole = any(word in str(kind) for kind in table.schema.types for word in ("dictionary<", "extension<"))
     if state is not None and before.segments and not whole and table.schema.equals(state.schema, check_metadata=True):
         unchanged = {where(piece): part for piece, part in zip(state.to_batches(), before.segments, strict=True)}
@@ -62,8 +63,8 @@ def split_table(table: pa.Table | None, state: pa.Table | None, before: Segments
         return NextSegments([FreshSegment(segment.unify_dictionaries())], (TABLE,))
     segments: list[Segment | FreshSegment] = []
     for part in pieces:
-        # combine_chunks() makes several batches of a column with more than 2 GB of text; each
-        # becomes a segment.
+        # write_segments() writes a segment as exactly one batch. combine_chunks() makes several of
+        # a column with more than 2 GB of text: so each becomes a segment, or the write would fail.
         if isinstance(part, Segment):
             segments.append(part)
         else:

@@ -255,7 +255,8 @@ def times_in(frame: DataFrame, event_time: str | Column) -> str:
         return _TIME
     if [column.lower() for column in frame.columns].count(event_time.lower()) > 1:
         return _TIME
-    # For a column of another type _TIME is added by event_micros(), which refuses that type.
+    # For _TIME, _run() calls event_micros(), which refuses a column of another type. If the tasks
+    # read such a column itself, they would take a local time (timestamp_ntz) for one in UTC.
     return event_time if isinstance(frame.schema[event_time].dataType, TimestampType) else _TIME
 
 
