@@ -430,8 +430,8 @@ class Stage:
         writer_options = writer_of(df, checkpoint=checkpoint, output_mode=output_mode, trigger=trigger, name=name)
         writer_options.check_no_sink()
         frame, query_name = writer_options.frame, writer_options.name or self.name
-        # ``stamped``: the stages for which _check() refuses the query unless its plan, or a declared
-        # retention, shows that no row is stamped below the watermark. An injector is none of them:
+        # ``stamped``: the stages for which _check() refuses the query unless its plan or a declared
+        # retention shows that no row is stamped below the watermark. An injector is none of them:
         # it reports its own frontier. Nor is a later stage without a ``stamp`` column: it stamps
         # its rows by the event time of an earlier stage's rows, which that stage's watermark
         # bounds. The frame may lack that column, so a sound query would be refused.

@@ -228,12 +228,16 @@ class Authority:
         Raises LowwaterError. ``lease`` is None then, because the old lease may be fenced by now,
         and the stage claims anew, as at the start.
         """
-        before, self.lease = self.lease, None
-        self._last_report, self._finished = None, set()
+        before = self.lease
         assert before is not None
+        self.drop_lease()
         self.registration = dataclasses.replace(self.registration, generation=batch, digest=bytes.fromhex(digest))
         self.lease = self._call_claim(cut, values, before.sequencer)
         self.cut = cut
+
+    def drop_lease(self) -> None:
+        """Forget the lease, and what was reported and finished of its ranges, before another cut."""
+        self.lease, self._last_report, self._finished = None, None, set()
 
     def _call_claim(self, cut: Cut, values: Sequence[int], instead_of: int = 0) -> lowwater.Lease:
         """Claim. A claim in place of another one has a short limit, since a batch waits."""

@@ -339,7 +339,8 @@ class StageRun:
         """Adopt a batch's layout. A lease of other ranges is dropped, and claimed anew later."""
         self.keyed = dataclasses.replace(self.keyed, layout=layouts.get(self.section.name, EQUAL))
         if self.authority.cut != self.keyed.cut:
-            self.authority.cut, self.authority.lease = self.keyed.cut, None
+            self.authority.drop_lease()
+            self.authority.cut = self.keyed.cut
 
     def _balance(self, outcome: Outcome) -> None:
         """Request a layout that spreads the last batches' loads better, unless one is wanted."""
