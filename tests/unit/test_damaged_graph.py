@@ -216,6 +216,18 @@ async def test_what_is_damaged_and_lost_is_written_again_from_memory(deployment:
     assert one.shard.topology == other.shard.topology
 
 
+async def test_what_was_put_back_is_written_again_when_it_is_damaged(deployment: Deployment) -> None:
+    one = await deployment.start("one:1")
+    for name in ("a", "b"):
+        await one.shard.graph.register(Spec(name))
+    forget(deployment, 1)
+    await one.shard.confirmation.confirm(())
+    deployment.disk.logs[GRAPH].damage_snapshot()
+    one.shard.confirmation.doubt_graph()
+    await one.shard.confirmation.refresh()
+    assert await stored_graph(one) == {"a", "b"}
+
+
 async def test_rule10_a_damaged_graph_is_written_again_with_what_others_have_added(deployment: Deployment) -> None:
     one, other = await two(deployment)
     rot(deployment, back=1)

@@ -261,6 +261,22 @@ async def test_a_shard_that_comes_shortens_what_its_last_owner_did_not_come_to(d
     assert not deployment.disk.logs[name].records
 
 
+async def test_a_log_that_is_still_shortened_is_taken_over_behind_that(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name = min(held(other))
+    other.faults.ends["restore"] = [Outcome.FAILED] * 1000
+    await other.shard.graph.drop(name, force=True)
+    await turns()
+    await one.shard.confirmation.confirm(())
+    await one.shard.graph.register(Spec(name))  # this shard has shortened the log by itself
+    await other.shard.confirmation.confirm(())
+    taking = asyncio.create_task(other.shard.takeover.serve(name))
+    await turns()
+    assert name in other.shard.held.endings
+    other.faults.ends.clear()
+    assert await taking
+
+
 async def end_behind_the_next_incarnation(deployment: Deployment, one: One, other: One, name: str) -> None:
     """The store refuses the old owner the end of a log; when it tries again, another shard serves an incarnation that it has not heard of."""
     other.faults.held["restore"] = asyncio.Event()

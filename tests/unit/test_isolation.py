@@ -415,6 +415,15 @@ async def test_what_a_heal_has_put_back_before_it_failed_is_not_called_unchanged
     assert await report(one, grants, "y") == []
 
 
+async def test_a_heal_that_a_reader_begins_shares_its_round_with_no_claim(deployment: Deployment) -> None:
+    one, _ = await serving(deployment, "x")
+    deployment.disk.lose(1)  # the report
+    _, grant = await in_one_round(one, one.shard.confirmation.confirm(["x"]), one.claim("x"))
+    assert isinstance(grant, Grant)
+    log = await one.shard.journal.load("x")
+    await one.shard.held.recovered_in_pieces(one.shard.topology.get("x"), log)  # which refuses a claim twice
+
+
 async def test_callers_are_told_of_a_round_not_undone(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     one, grants = await serving(deployment, "x")
 

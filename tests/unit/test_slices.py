@@ -148,6 +148,19 @@ async def test_T4_breaks_when_a_snapshot_forgets_the_version(reader: Tree, monke
     await test_T4_a_granted_version_of_the_inputs_is_not_told_of_older_folds(reader, "a snapshot")
 
 
+async def test_a_finished_range_stays_finished_when_the_same_inputs_are_set_again(reader: Tree) -> None:
+    for keys in ((b"", b"\x40"), (b"\x40", KEY)):
+        grant = await reader.below.claim("a~0", *keys)
+        assert await reader.below.report("a~0", grant, MAX if not keys[0] else 40, finish=not keys[0]) == []
+    await until(lambda: reader.stands(0) == 40)
+    await reader.top.shard.graph.set_inputs("a", ["x"])
+    await reader.below.shard.confirmation.refresh()
+    slice_ = reader.below.shard.held.computation("a~0")
+    assert slice_ is not None
+    await until(lambda: slice_.input_version == 2)
+    assert [held.value for held in slice_.map.all_ranges(2)[0]] == [40 * HOUR, MAX]
+
+
 async def test_T4_an_output_says_nothing_before_the_root_knows(reader: Tree) -> None:
     first, _ = await reader.both(10, 10)
     fold = reader.below.shard.topology.required("a~0")
