@@ -361,6 +361,7 @@ async def test_a_graph_that_cannot_be_written_again_stops_only_what_needs_it(dep
     assert name in held(one), "who cannot read the graph takes nothing"
     with pytest.raises(errors.Unavailable, match="cannot put the graph right in its store yet"):
         await other.shard.confirmation.refresh()
+    assert other.shard.held.graph.doubted, "so that all of it is read next time"
     for process in (one, other):
         process.faults.ends.clear()
     await deployment.settle(one, other, seconds=6)

@@ -249,7 +249,9 @@ async def test_only_this_shards_own_is_dropped_while_it_is_unwritten(deployment:
 
 async def test_a_shard_that_comes_shortens_what_its_last_owner_did_not_come_to(deployment: Deployment) -> None:
     one, other = await two(deployment)
-    name = min(held(other))
+    short, name = min(held(one)), min(held(other))
+    await one.shard.graph.drop(short, force=True)
+    await one.shard.held.endings.ended(short)
     await other.claim(name)
     other.faults.ends["restore"] = [Outcome.FAILED] * 1000
     await other.shard.graph.drop(name, force=True)
@@ -275,6 +277,13 @@ async def test_a_log_that_is_still_shortened_is_taken_over_behind_that(deploymen
     assert name in other.shard.held.endings
     other.faults.ends.clear()
     assert await taking
+
+
+async def test_why_no_more_logs_are_shortened_is_logged(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    await running.shard.graph.drop("b", force=False)
+    running.shard.held.endings.begin_all({}.__getitem__)
+    await turns()
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [KeyError]
 
 
 async def end_behind_the_next_incarnation(deployment: Deployment, one: One, other: One, name: str) -> None:

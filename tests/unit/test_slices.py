@@ -479,9 +479,12 @@ async def test_an_idle_slice_hears_of_a_reset_without_waiting_for_its_beat(tree:
 async def test_a_retirement_that_the_store_has_lost_is_made_again(tree: Tree) -> None:
     await tree.fail_over(slice_beat_seconds=0.0, slice_look_seconds=0.0)
     await tree.both(10, 12)
-    stored = tree.disk.logs["a"].copy()
+    stored, closed = tree.disk.logs["a"].copy(), tree.way.closed
     await tree.below.shard.owners.retire("a~0", b"", KEY, force=True)
-    await until(lambda: tree.state(0) is GroupState.RETIRED and tree.low() == 12)
+    await until(lambda: tree.state(0) is GroupState.RETIRED and tree.low() == 12 and tree.way.closed > closed)
+    for away, unheard in ((True, 2), (False, 0)):
+        tree.top.ended = away
+        await until(lambda unheard=unheard: tree.below.shard.slices.unheard == unheard)  # type: ignore[misc]
     claims = len(tree.way.sent("claim"))
     await rest()
     assert len(tree.way.sent("claim")) == claims, "as long as one process has it in memory, nothing is lost"
@@ -814,6 +817,30 @@ async def test_a_cut_that_a_reset_leaves_as_it_is_is_noticed(wide: Tree, monkeyp
     switches.resets_keep_a_cut_under_way(monkeypatch)
     before, after = await _sequencers_around_a_reset(wide)
     assert before > after
+
+
+async def test_a_root_keeps_the_budget_of_its_slowest_slice_over_a_fail_over() -> None:
+    tree = await Tree(MemoryDisk()).start(budgets=(100_000,))
+    hour = tree.now // HOUR - 2  # both are within max_skew of the clock
+    for number, grant in enumerate(await tree.both()):
+        late = Lateness({0: 1000}, (hour + number) * HOUR, (hour + number) * HOUR, {100_000: (3, MIN)})
+        report = GroupReport(grant.sequencer, np.array([7 * HOUR]), lateness=late)
+        answer = tree.below.shard.owners.report([(f"a~{number}", report)], sender=b"s" * 16, number=(1, number + 1))
+        assert await answer == []
+
+    def budget(one: One, name: str) -> tuple[int, int, int]:
+        view = one.shard.served.view(name)
+        assert view is not None
+        [budget] = view.budgets
+        return budget.micros, budget.records, budget.behind
+
+    least = min(budget(tree.below, name)[0] for name in ("a~0", "a~1"))
+    assert least > 7 * HOUR
+    await until(lambda: budget(tree.top, "a") == (least, 2000, 6))
+    tree.way.hold("say")
+    await tree.fail_over(top=True)
+    assert budget(tree.top, "a") == (least, 2000, 6)
+    await tree.stop()
 
 
 async def test_records_are_counted_once_though_a_new_half_is_first_and_retired(monkeypatch: pytest.MonkeyPatch) -> None:
