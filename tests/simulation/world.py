@@ -357,6 +357,7 @@ class World:
     async def _arrive(self, where: str, there: Callable[[], bool]) -> None:
         deadline = self.sim.now + ARRIVES_WITHIN
         while not there() and not self.oracle.violations:
+            self._compare_budgets()
             if self.sim.now > deadline:
                 lags = self.oracle.behind(self.pipeline.nodes)
                 misplaced = self.deployment.misplaced(list(self.pipeline.nodes))
@@ -366,6 +367,18 @@ class World:
                 )
                 return
             await asyncio.sleep(0.25)
+
+    def _compare_budgets(self) -> None:
+        """Look whether the lateness budget of a root is behind those of its slices, which it has all confirmed."""
+        shards = [seat.authority.shard for seat in self.deployment.seats if seat.serving and seat.authority]
+        for root in self.pipeline.nodes.values() if self.place.budgeted else ():
+            names = (root.name, *root.slices)
+            settled = [slice_.is_settled() for shard in shards for name in names if (slice_ := shard.slices.of(name))]
+            views = {name: view for shard in shards for name in names if (view := shard.served.view(name))}
+            if settled and all(settled) and len(settled) + 1 == len(views) == len(names):
+                [own, *others] = [views[name].budgets[0].micros for name in names]
+                least = min(others)
+                self.oracle.expect(own >= least or least == MAX, f"{root.name} has its budget at {own}, not {least}")
 
 
 class Pauses:

@@ -16,6 +16,7 @@ import pytest
 from lowwater import errors
 from lowwater_authority.cluster.pace import BEATS
 from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine.confirmation import GRAPH_REST_SECONDS
 from lowwater_authority.engine.graph_log import replayed
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, JournalCorrupt, LoadedLog, Ownership, frames
@@ -221,6 +222,10 @@ async def test_what_was_put_back_is_written_again_when_it_is_damaged(deployment:
     for name in ("a", "b"):
         await one.shard.graph.register(Spec(name))
     forget(deployment, 1)
+    one.faults.ends["restore"] = [Outcome.FAILED]
+    for _ in range(2):
+        assert await refused(one.shard.confirmation.confirm(())), "it rests behind the first"
+    deployment.clock.now += GRAPH_REST_SECONDS
     await one.shard.confirmation.confirm(())
     deployment.disk.logs[GRAPH].damage_snapshot()
     one.shard.confirmation.doubt_graph()

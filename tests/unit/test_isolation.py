@@ -484,13 +484,11 @@ def test_a_snapshot_that_was_refused_is_tried_again_later() -> None:
     log = Log("x", 1000)
     assert not log.changed(0)
     log.behind = 1001
-    assert log.due(0)
-    assert log.changed(0)
+    assert (log.due(0), log.changed(0)) == (True, True)
     log.snapshot_refused(log.behind, 1000, now=0)
     assert not log.due(SNAPSHOT_AGAIN - 1)
     assert not log.changed(1)
-    assert log.due(SNAPSHOT_AGAIN)
-    assert log.changed(SNAPSHOT_AGAIN)
+    assert (log.due(SNAPSHOT_AGAIN), log.changed(SNAPSHOT_AGAIN)) == (True, True)
     log.snapshot_taken(7, log.behind, 10)
     assert (log.behind, log.snapshot_position, log.refused, log.due(SNAPSHOT_AGAIN)) == (0, 7, 0, False)
 

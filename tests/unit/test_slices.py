@@ -819,44 +819,25 @@ async def test_a_cut_that_a_reset_leaves_as_it_is_is_noticed(wide: Tree, monkeyp
     assert before > after
 
 
-async def test_a_root_keeps_the_budget_of_its_slowest_slice_over_a_fail_over() -> None:
-    tree = await Tree(MemoryDisk()).start(budgets=(100_000,))
-    hour = tree.now // HOUR - 2  # both are within max_skew of the clock
-    for number, grant in enumerate(await tree.both()):
-        late = Lateness({0: 1000}, (hour + number) * HOUR, (hour + number) * HOUR, {100_000: (3, MIN)})
-        report = GroupReport(grant.sequencer, np.array([7 * HOUR]), lateness=late)
-        answer = tree.below.shard.owners.report([(f"a~{number}", report)], sender=b"s" * 16, number=(1, number + 1))
-        assert await answer == []
-
-    def budget(one: One, name: str) -> tuple[int, int, int]:
-        view = one.shard.served.view(name)
-        assert view is not None
-        [budget] = view.budgets
-        return budget.micros, budget.records, budget.behind
-
-    least = min(budget(tree.below, name)[0] for name in ("a~0", "a~1"))
-    assert least > 7 * HOUR
-    await until(lambda: budget(tree.top, "a") == (least, 2000, 6))
-    tree.way.hold("say")
-    await tree.fail_over(top=True)
-    assert budget(tree.top, "a") == (least, 2000, 6)
-    await tree.stop()
-
-
 async def test_records_are_counted_once_though_a_new_half_is_first_and_retired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root also keeps the budget of its slowest slice, and both over a fail-over."""
     wide = await Tree(MemoryDisk(), beside=True).start(budgets=(100_000,))
     for i, grant in enumerate(await wide.both()):
-        late = Lateness({0: 1000}, 9 * HOUR, 9 * HOUR, {100_000: (3, MIN)})
+        newest = wide.now + (i - 2) * HOUR  # within max_skew of the clock
+        late = Lateness({0: 1000}, newest, newest, {100_000: (3, MIN)})
         report = GroupReport(grant.sequencer, np.array([7 * HOUR]), lateness=late)
         assert await wide.below.shard.owners.report([(f"a~{i}", report)], sender=b"s" * 16, number=(1, i + 1)) == []
-    await wide.below.shard.owners.retire("a~1", AT, b"", force=True)
 
-    def counted() -> list[tuple[int, int]]:
-        view = wide.top.shard.served.view("a")
+    def budget(name: str) -> tuple[int, int, int]:
+        view = wide.owner(name).shard.served.view(name)
         assert view is not None
-        return [(budget.records, budget.behind) for budget in view.budgets]
+        [kept] = view.budgets
+        return kept.micros, kept.records, kept.behind
 
-    await until(lambda: counted() == [(2000, 6)])
+    least = min(budget(name)[0] for name in ("a~0", "a~1"))
+    assert least > 7 * HOUR
+    await wide.below.shard.owners.retire("a~1", AT, b"", force=True)
+    await until(lambda: budget("a") == (least, 2000, 6))
     real = wide.way.claim
 
     async def claim(request: SliceClaim) -> Range:
@@ -868,7 +849,10 @@ async def test_records_are_counted_once_though_a_new_half_is_first_and_retired(m
     monkeypatch.setattr(wide.way, "claim", claim)
     await wide.split("a~1", AT)
     await settled(wide, "a~1", "a~2")
-    assert counted() == [(2000, 6)]
+    assert budget("a") == (least, 2000, 6)
+    wide.way.hold("say")
+    await wide.fail_over(top=True)
+    assert budget("a") == (least, 2000, 6)
     await wide.stop()
 
 
