@@ -283,7 +283,7 @@ async def test_a_log_that_is_still_to_be_shortened_is_taken_over_behind_that(dep
 
 async def test_why_no_more_logs_are_shortened_is_logged(running: Running, caplog: pytest.LogCaptureFixture) -> None:
     await running.shard.graph.drop("b", force=False)
-    running.shard.held.endings.begin_all({}.__getitem__)
+    running.shard.held.endings.begin_all(dict[str, bool]().__getitem__)
     await turns()
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [KeyError]
 

@@ -422,8 +422,7 @@ async def test_a_heal_that_a_reader_begins_shares_its_round_with_no_claim(deploy
     deployment.disk.lose(1)  # the report
     _, grant = await in_one_round(one, one.shard.confirmation.confirm(["x"]), one.claim("x"))
     assert isinstance(grant, Grant)
-    log = await one.shard.journal.load("x")
-    await one.shard.held.recovered_in_pieces(one.shard.topology.get("x"), log)  # which refuses a claim twice
+    await one.shard.held.recovered_in_pieces(one.shard.topology.get("x"), await one.shard.journal.load("x"))
 
 
 async def test_what_a_heal_may_have_written_is_not_called_unchanged(deployment: Deployment) -> None:
