@@ -50,6 +50,8 @@ class Way:
         """The fate of each kind of message: lost on the way ``there`` or ``back``, or ``fails`` for an error that sending should never raise."""
         self.came: list[tuple[str, Callable[[], Awaitable[object]]]] = []
         """All that was sent, oldest first, and how each may come once more."""
+        self.closed = 0
+        """Number of ranges that slices have closed."""
 
     def hold(self, kind: str) -> None:
         self.held[kind] = asyncio.Event()
@@ -137,6 +139,7 @@ class Bent:
     def close(self) -> None:
         if self._way.lost.get("say") == "fails":
             raise ZeroDivisionError
+        self._way.closed += 1
         self._actual.close()
 
 

@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 from lowwater.core.events import Limited, event
 from lowwater.core.text import without_passwords, without_secrets
 from lowwater.views import NO_REMARKS, Remarks
+from lowwater_authority.core.columns import BLOCK
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, GroupReport
@@ -288,6 +289,7 @@ async def test_rounds_and_appends_are_those_of_the_journal(one: Metered) -> None
         await one.report(grant, hour)
     await one.survey.survey()
     await one.shard.reads.ranges("a", below=None, limit=10)
+    assert one.value("lowwater_held_bytes", what="ranges") == 16 * BLOCK
     journal = one.shard.journal.statistics()
     assert one.value("lowwater_rounds_total") == 7, "a registration, a claim, five reports; and no question"
     assert one.value("lowwater_round_requests_count") == one.value("lowwater_round_requests_sum") == 7
