@@ -31,7 +31,8 @@ def deliver(shop: str) -> None:
 
 
 if __name__ == "__main__":
-    spark = SparkSession.builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    builder = SparkSession.builder.config("spark.sql.session.timeZone", "UTC")
+    spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
     if not (FOLDER / "in").exists():
         (FOLDER / "in").mkdir(parents=True)
         for shop in SALES:

@@ -21,7 +21,11 @@ import lowwater_spark as lws
 FOLDER = Path("kafka_to_kafka").absolute()
 BROKER = os.environ.get("BROKER", "localhost:9092")
 KAFKA = {"kafka.bootstrap.servers": BROKER}
-CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
+SETTINGS = {
+    "spark.jars.packages": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+}
 CLICKS = [("a", "09:30", 0), ("a", "12:30", 0), ("b", "09:06", 1), ("b", "09:36", 1), ("b", "12:20", 1)]
 
 
@@ -36,8 +40,7 @@ def make_topics(spark: SparkSession) -> None:
 
 
 if __name__ == "__main__":
-    builder = SparkSession.builder.config("spark.jars.packages", CONNECTOR)
-    spark = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    spark = SparkSession.builder.config(map={**SETTINGS}).getOrCreate()
     make_topics(spark)
     topic = {"subscribe": "clicks", "startingOffsets": "earliest", "lowwater.brokers": "1", **KAFKA}
     rows = spark.readStream.format("kafka").options(**topic).load()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,48 +19,42 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 JOBS = Path(__file__).parents[2] / "examples" / "jobs"
 
 
-class Jobs:
-    def __init__(self, spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-        self._spark, self._capsys = spark, capsys
-
-    def run(self, name: str) -> list[str]:
-        """The lines that a job prints, those of a table as ``09:00 a 1``."""
-        runpy.run_path(str(JOBS / f"{name}.py"), run_name="__main__")
-        assert not self._spark.streams.active, "it stops what it has started"
-        lines = (re.sub(r"\s*\|\s*", " ", line).strip() for line in self._capsys.readouterr().out.splitlines())
-        return [line.replace("2013-01-09 ", "") for line in lines if line and not line.startswith("+")]
-
-
 @pytest.fixture
-def jobs(
+def run(
     spark: SparkSession,
     authority: Serving,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> Jobs:
+) -> Callable[[str], list[str]]:
+    """Run a job and return the lines that it prints, those of a table as ``09:00:00 a 1``."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LOWWATER_ADDRESS", authority.address)
-    return Jobs(spark, capsys)
+
+    def run(name: str) -> list[str]:
+        runpy.run_path(str(JOBS / f"{name}.py"), run_name="__main__")
+        assert not spark.streams.active, "it stops what it has started"
+        lines = (re.sub(r"\s*\|\s*", " ", line).strip() for line in capsys.readouterr().out.splitlines())
+        return [line.replace("2013-01-09 ", "") for line in lines if line and not line.startswith("+")]
+
+    return run
 
 
-def test_files_by_hour(jobs: Jobs) -> None:
-    lines = ["hourly is complete until 2013-01-09T11:00:00Z", "hour shop cents"]
-    lines += ["09:00:00 paris 300", "09:00:00 rome 250", "10:00:00 rome 120"]
-    assert jobs.run("files_by_hour") == lines
+def test_files_by_hour(run: Callable[[str], list[str]]) -> None:
+    rows = ["09:00:00 paris 300", "09:00:00 rome 250", "10:00:00 rome 120"]
+    assert run("files_by_hour") == ["hourly is complete until 2013-01-09T11:00:00Z", "hour shop cents", *rows]
 
 
-def test_kafka_to_kafka(jobs: Jobs, kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kafka_to_kafka(run: Callable[[str], list[str]], kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BROKER", kafka.address)
     hour = '{"hour":"2013-01-09T09:00:00.000Z","page":"%s","count":%d}'
-    lines = ["click-counts is complete until 2013-01-09T12:00:00Z", "value", hour % ("a", 1), hour % ("b", 2)]
-    assert jobs.run("kafka_to_kafka") == lines
+    rows = [hour % ("a", 1), hour % ("b", 2)]
+    assert run("kafka_to_kafka") == ["click-counts is complete until 2013-01-09T12:00:00Z", "value", *rows]
 
 
-def test_delta_to_delta(jobs: Jobs) -> None:
-    lines = ["the table is complete until 2013-01-09T11:00:00Z", "hour meter watts"]
-    lines += ["09:00:00 a 40", "09:00:00 b 2", "10:00:00 a 7", "10:00:00 b 5"]
-    assert jobs.run("delta_to_delta") == lines
+def test_delta_to_delta(run: Callable[[str], list[str]]) -> None:
+    rows = ["09:00:00 a 40", "09:00:00 b 2", "10:00:00 a 7", "10:00:00 b 5"]
+    assert run("delta_to_delta") == ["the table is complete until 2013-01-09T11:00:00Z", "hour meter watts", *rows]
 
 
 def test_the_connectors_are_those_that_are_tested() -> None:
