@@ -288,7 +288,7 @@ class Durable:
             if operation.name == "append" and frame is not None:
                 writer, _, payload = decode(log, position, frame, kind=Kind.RECORD)
                 # A store that forgets may make an older owner, and its positions, the newest again.
-                replaced = writer != self._ledger.held([log])[log].owner[:2]
+                replaced = writer != self._ledger.states_of([log])[log].owner[:2]
                 late = replaced and position <= self._followed.get(log, 0)
                 self._followed[log] = max(position, self._followed.get(log, 0))
                 self._recorded(shard, log, journal_pb2.Record.FromString(payload), late=late)
