@@ -1,4 +1,4 @@
-"""The authority of a driver that has none: a child process, which the sessions of it share."""
+"""The authority of a driver without an address: a child process that all its sessions share."""
 
 from __future__ import annotations
 
@@ -59,6 +59,8 @@ def release(authority: EmbeddedAuthority) -> None:
         if _users[authority]:
             return
         del _users[authority]
+        # If the process of this authority had died, acquire() may have started another one over the
+        # same folder, which must stay in _running.
         for key in [key for key, running in _running.items() if running is authority]:
-            del _running[key]  # after it died, the next user may have started another one
+            del _running[key]
     authority.stop()
