@@ -122,3 +122,19 @@ def test_a_wait_on_a_terminal_has_a_line_that_says_who_holds_it(server: Serving,
     assert "did not reach" in lines[2]
     piped = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     assert (piped.returncode, piped.stdout, "waiting for hourly" in piped.stderr) == (1, "", False)
+
+
+def test_publish_says_on_a_terminal_who_holds_the_next_interval(
+    server: Serving, lw: lowwater.Client, tmp_path: Path
+) -> None:
+    story(lw)
+    to = ["--from", "2013-01-09T10:00Z", "--cursor", str(tmp_path / "cursor"), "--to", f"file:{tmp_path}/%Y%m%d%H"]
+    publish = ["-m", "lowwater.cli", "publish", "hourly", "--every", "1h", *to, "--address", server.address]
+    terminal = Terminal(sys.executable, *publish)
+    line = "waiting for hourly until 2013-01-09T11:00:00Z: hourly is unknown: held by hourly"
+    try:
+        eventually(lambda: terminal.read(0.2) and line in terminal.raw, "it is said", seen=lambda: terminal.raw)
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+        os.close(terminal.master)

@@ -41,6 +41,7 @@ class Counted:
 
     def start(self, **options: Any) -> lws.TrackedQuery:
         def write(outputs: Mapping[str, DataFrame], batch: lws.Batch) -> None:
+            assert not batch._own_facts().layouts, "each task gets these facts"
             for name, rows in outputs.items():
                 batch.write(rows, self.flow.folder / name)
 

@@ -184,13 +184,15 @@ async def test_a_holder_is_stopped_only_if_no_other_worker_holds_too(one: Metere
     grants = [await one.claim("a", b"", b"m"), await one.claim("a", b"m", b"")]
     one.now += SECOND
     told: list[list[str]] = []
-    for ended in ((False, False), (True, False), (False, True), (True, True)):
-        for number, (grant, remark) in enumerate(zip(grants, ended, strict=True)):
+    for ended in ((False, False), (True, False), (False, True), (True, True), ()):
+        for grant in [] if ended else grants:
+            await one.shard.owners.release("a", grant.sequencer)
+        for number, (grant, remark) in enumerate(zip(grants, ended, strict=False)):
             report = GroupReport(grant.sequencer, np.array([HOUR]), remarks=Remarks(ended=remark))
             await one.shard.owners.report([("a", report)], sender=bytes([number] * 16), number=(1, len(told) + 1))
         await one.survey.survey()
         told.append([labels["state"] for labels, _ in one.samples("lowwater_holder_state")])
-    assert told == [[], [], [], ["stopped"]]
+    assert told == [[], [], [], ["stopped"], ["stopped"]], "also after they have released all that they own"
 
 
 def recounted(computation: Computation) -> tuple[Counter[str], int, int]:

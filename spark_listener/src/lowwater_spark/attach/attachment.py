@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import lowwater
 from lowwater.core.advice import DELAYS, Advice, advise
 from lowwater_spark.attach.book import Book, QueryStatus
-from lowwater_spark.attach.embedded import Embedded, acquire
+from lowwater_spark.attach.embedded import acquire, release
 from lowwater_spark.attach.progress import computation_name, read_progress
 from lowwater_spark.attach.sender import Sender
 from lowwater_spark.attach.settings import AttachSettings, resolve
@@ -33,6 +33,8 @@ from lowwater_spark.tracked import is_tracked
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryListener
+
+    from lowwater_authority.embedded import EmbeddedAuthority
 
 __all__ = ["AttachStatus", "Attachment", "QueryStatus", "attach"]
 
@@ -148,7 +150,7 @@ class Attachment:
         self.settings = settings
         self.address: str = ""
         """Address of the authority; empty when nothing is attached."""
-        self.embedded: Embedded | None = None
+        self.embedded: EmbeddedAuthority | None = None
         """Authority that was started for this attachment; None: an address was given."""
         self._spark = spark
         self._session = _session_of(spark)
@@ -195,7 +197,7 @@ class Attachment:
             if reporting is not None:
                 reporting.close()
             if self.embedded is not None:
-                self.embedded.release()
+                release(self.embedded)
             raise
         self._sender.start()
         # Spark sends no start event for queries that ran before the listener was added. If the book
@@ -223,7 +225,7 @@ class Attachment:
     @property
     def page(self) -> str:
         """URL of the status page of the authority in :attr:`embedded`; empty without one."""
-        return "" if self.embedded is None else self.embedded.page
+        return "" if self.embedded is None else self.embedded.page_url
 
     def of(self, spark: SparkSession) -> bool:
         """Return True if this is the live attachment of a session."""
@@ -321,7 +323,7 @@ class Attachment:
         if self._sender is not None:
             self._sender.stop()
         if self.embedded is not None:
-            self.embedded.release()
+            release(self.embedded)
 
     def __enter__(self) -> Attachment:
         return self

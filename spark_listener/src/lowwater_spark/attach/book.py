@@ -74,6 +74,8 @@ class Saying:
     watermark: int | None
     """Watermark, microseconds; None while it is unknown."""
     ended: bool
+    failure: str = ""
+    """Error that ended the query; empty for none."""
 
 
 class Book:
@@ -223,7 +225,11 @@ class Book:
                     status = self._queries[query]
                     micros = status.watermark.micros
                     return Saying(
-                        status.computation, query, None if micros == MIN else micros, ended=status.state == "ended"
+                        status.computation,
+                        query,
+                        None if micros == MIN else micros,
+                        ended=status.state == "ended",
+                        failure=status.failure,
                     )
         return None
 

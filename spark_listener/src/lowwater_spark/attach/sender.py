@@ -21,6 +21,8 @@ from typing import Final
 import lowwater
 from lowwater import RangeState, errors
 from lowwater.core.calls import full_name
+from lowwater.core.events import shortened
+from lowwater.core.text import on_one_line
 from lowwater.watermark import MIN
 from lowwater_spark.attach.book import Book, Saying
 from lowwater_spark.errors import AWAY
@@ -35,6 +37,9 @@ IDENTITY: Final = "spark-attach"
 SILENCE: Final = 15.0
 """Seconds after which an owner without a report counts as gone; live ones report every few
 seconds."""
+
+_MOST_FAILURE: Final = 200
+"""Bytes of a failure that the authority takes."""
 
 RETRY: Final = 1.0
 """Seconds before a report without an answer is repeated, while the breaker is closed."""
@@ -201,11 +206,14 @@ class Sender:
         inputs = speaker.worker.inputs() if reads and speaker.worker is not None else None
         stands = watermark if inputs is None else min(watermark, inputs.low.micros)
         try:
-            if speaker.reported != stands:
+            if speaker.reported != stands or saying.failure:
+                # Released without the error, the query would be shown as stopped in good order.
+                failure = shortened(on_one_line(saying.failure.partition("\n")[0]), _MOST_FAILURE)
+                remarks = lowwater.Remarks(ended=saying.ended, failure=failure)
                 if inputs is None:
-                    lease.advance(None, oldest=None, frontier=watermark)
+                    lease.advance(None, oldest=None, frontier=watermark, remarks=remarks)
                 else:
-                    lease.advance(inputs, oldest=watermark)
+                    lease.advance(inputs, oldest=watermark, remarks=remarks)
                 lease.flush()
                 self._took_over(saying, speaker, stands)
         except errors.TooFarAhead:

@@ -685,9 +685,12 @@ class Batch:
             raise ValueError(msg)
 
     def _own_facts(self) -> BatchFacts:
-        """Return the facts by which the stage judges its rows: with its own low watermark."""
+        """Return the facts by which the stage judges its rows: with its own low watermark.
+
+        Each task gets them, and no task reads the layouts, which have a number for each key range.
+        """
         reading = dataclasses.replace(self._facts.reading, low=self._low())
-        return dataclasses.replace(self._facts, reading=reading)
+        return dataclasses.replace(self._facts, reading=reading, layouts={})
 
     def _fix_frontier(self) -> None:
         """Make the frontier durable before any output depends on it."""
