@@ -236,7 +236,7 @@ class Authority:
         self.cut = cut
 
     def drop_lease(self) -> None:
-        """Forget the lease, with what was reported and finished of its ranges, before another cut."""
+        """Forget the lease, and what was reported and finished of its ranges: the cut changes."""
         self.lease, self._last_report, self._finished = None, None, set()
 
     def _call_claim(self, cut: Cut, values: Sequence[int], instead_of: int = 0) -> lowwater.Lease:
