@@ -45,7 +45,7 @@ def test_the_moved_job_counts_what_the_old_one_drops(
         block = blocks.pop(0)
         assert which in block
         code = block.replace("broker:9092", kafka.address).replace("localhost:7420", authority.address)
-        exec(compile(code.replace("timeout=60", "timeout=300"), PAGE.name, "exec"), names)
+        exec(compile(code, PAGE.name, "exec"), names)
 
     run("BROKERS")
     run("attach")

@@ -110,6 +110,9 @@ class Book:
         # Earliest times of sending by query, in the order in which queries began to wait.
         self._waiting: dict[str, float] = {}
         self._ended: dict[str, None] = {}
+        # Queries whose newest value the authority lacks, and the one that is being reported.
+        self._owed: set[str] = set()
+        self._in_flight: str | None = None
 
     # -- Spark's side ------------------------------------------------------------------------------
 
@@ -195,6 +198,7 @@ class Book:
         """Store a status that the authority should get. Hold the lock."""
         query = status.query
         self._queries[query] = status
+        self._owed.add(query)
         self._ended.pop(query, None)
         if status.state == "ended":
             self._ended[query] = None
@@ -218,6 +222,8 @@ class Book:
             for query, due in self._waiting.items():
                 if due <= now:
                     del self._waiting[query]
+                    self._owed.discard(query)
+                    self._in_flight = query
                     status = self._queries[query]
                     micros = status.watermark.micros
                     return Saying(
@@ -244,6 +250,18 @@ class Book:
             self._note(query, problem=problem)
             if query in self._queries:
                 self._waiting[query] = self._clock() + again
+                self._owed.add(query)
+
+    def said(self) -> None:
+        """Note that the taken report was answered, or failed."""
+        with self.changed:
+            self._in_flight = None
+            self.changed.notify_all()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until the authority has answered about all that is noted; False if it has not."""
+        with self.changed:
+            return self.changed.wait_for(lambda: not self._owed and self._in_flight is None, timeout)
 
     def look_again(self, query: str, after: float) -> None:
         """Report a query again after some seconds, because its inputs may have moved by then."""
