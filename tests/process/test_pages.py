@@ -211,3 +211,17 @@ def test_the_page_of_the_client_in_its_order_and_a_cut(reader: Reader) -> None:
     ):
         reader.sh(command)
         assert reader.printed == text
+
+
+def test_a_pipeline_is_drawn_and_its_faults_are_those_of_the_page(reader: Reader, tmp_path: Path) -> None:
+    page = "docs/concepts/computations.md"
+    declared, command = block(page, '"""zeitgeist.py'), block(page, "lowwater-pipeline graph").splitlines()[0]
+    (tmp_path / "zeitgeist.py").write_text(declared)
+    reader.sh(command)
+    assert reader.printed.startswith("pipeline zeitgeist\n")
+    wrong = declared.replace(
+        'Input("counts", key="query", event_time="start")', 'Input("counts", key="query", event_time="at")'
+    )
+    (tmp_path / "zeitgeist.py").write_text(wrong)
+    done = run_program(["lowwater-pipeline", "graph", "zeitgeist"], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "lowwater-pipeline: " + block(page, "cannot run:"))
