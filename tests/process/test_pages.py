@@ -86,6 +86,8 @@ def calls(line: str) -> Iterator[list[str]]:
     "page", [page for page in PAGES if blocks(page, *SHELLS)], ids=lambda page: page.relative_to(ROOT).as_posix()
 )
 def test_every_command_is_taken(page: Path) -> None:
+    done = run_program(["bash", "-nc", "\n".join(lines(page))])
+    assert (done.returncode, done.stderr) == (0, "")
     made = (ROOT / "Makefile").read_text("utf-8")
     for program, *arguments in (call for line in lines(page) for call in calls(line)):
         if program in PROGRAMS and arguments:
