@@ -52,7 +52,7 @@ def main() -> None:
     for old in FOLDER.glob("*.py"):
         old.unlink()
     (FOLDER / "__init__.py").touch()
-    for page in (*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("docs/**/*.md")):
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/README.md"), *ROOT.glob("docs/*/**/*.md")):
         name = re.sub(r"\W", "_", page.relative_to(ROOT).with_suffix("").as_posix())
         if module := module_of(page.read_text(encoding="utf-8")):
             (FOLDER / f"{name}.py").write_text(module, encoding="utf-8")

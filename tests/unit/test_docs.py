@@ -14,10 +14,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = (
     ROOT / "README.md",
-    *sorted(DOCS.rglob("*.md")),
+    *sorted({*ROOT.glob("[a-z]*/README.md"), *(ROOT / "benchmarks").glob("*.md"), *DOCS.rglob("*.md")}),
     *sorted((ROOT / "monitoring/runbooks").glob("*.md")),
-    *sorted((ROOT / "benchmarks").glob("*.md")),
-    ROOT / "conformance/README.md",
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
 )
