@@ -150,7 +150,7 @@ class Attachment:
         self.address: str = ""
         """Address of the authority; empty when nothing is attached."""
         self.embedded: Embedded | None = None
-        """The authority that was started for it, if any."""
+        """Authority that was started for this attachment; None: an address was given."""
         self._spark = spark
         self._session = _session_of(spark)
         self._book = Book(
@@ -199,9 +199,13 @@ class Attachment:
                 self.embedded.release()
             raise
         self._sender.start()
-        for query in self._spark.streams.active:  # queries that started before the listener
+        # Spark sends no start event for queries that ran before the listener was added. If the book
+        # did not get them here, a query without new rows would be missing until its next batch.
+        for query in self._spark.streams.active:
             self._book.started(str(query.id), str(query.runId), query.name)
-            if not query.isActive:  # its end may have come before its start was noted
+            # If the query has just ended, its end event may have come before the line above, and
+            # was ignored: the book would show the query as running for ever.
+            if not query.isActive:
                 self._book.terminated(str(query.id), str(query.runId), None)
         atexit.register(self.stop)
 
@@ -210,15 +214,16 @@ class Attachment:
         if not _is_connect(self._spark):
             streams.addListener(listener)
             return
-        # Spark Connect handles events in a thread made here, which inherits the daemon flag. So a
-        # program that does not stop its session still ends.
+        # In Spark Connect addListener() starts the thread that handles events, which is a daemon
+        # only if its starter is one. With a thread that is none, a program that does not stop its
+        # session would never end.
         thread = threading.Thread(target=streams.addListener, args=(listener,), daemon=True)
         thread.start()
         thread.join()
 
     @property
     def page(self) -> str:
-        """URL of the status page of the authority that was started for it; empty without one."""
+        """URL of the status page of the authority in :attr:`embedded`; empty without one."""
         return "" if self.embedded is None else self.embedded.page
 
     def of(self, spark: SparkSession) -> bool:
@@ -332,8 +337,9 @@ class Attachment:
             self._stopped = True
             _attached[:] = [attachment for attachment in _attached if attachment is not self]
         atexit.unregister(self.stop)
-        # In Spark Connect the listener stays, inactive: removing it would deadlock with a thread
-        # that waits for the remover's lock.
+        # In Spark Connect the listener stays, and ignores events. removeListener() there holds the
+        # lock of the listener bus while it waits for the thread that handles events, and that
+        # thread may wait for the same lock.
         if self._listener is not None and not _is_connect(self._spark):
             try:
                 self._spark.streams.removeListener(self._listener)

@@ -1,4 +1,4 @@
-"""The authority of a driver that has none: a child process, which the sessions of it share."""
+"""The authority of a driver without an address: a child process that all its sessions share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class Embedded:
             if self._users:
                 return
             key = _key(None if self._authority.temporary else self.data)
-            if _running.get(key) is self:  # after it died, the next user has started another one
+            # If the process of this authority had died, acquire() may have started another one over
+            # the same folder, which must stay in _running.
+            if _running.get(key) is self:
                 del _running[key]
         self._authority.stop()
 
