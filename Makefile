@@ -153,7 +153,8 @@ check-pyright:
 	$(RUN) basedpyright --threads 2
 
 check-mypy:
-	$(RUN) mypy $(TYPED)
+	$(RUN) python -m scripts.page_code
+	$(RUN) MYPYPATH=$(subst $() $(),:,$(wildcard integrations/*/src)) mypy $(TYPED) build/pages/*.py
 
 check-public:
 	$(RUN) python -m scripts.check_public

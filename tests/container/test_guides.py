@@ -9,12 +9,8 @@ import shlex
 import subprocess
 from pathlib import Path
 
-import pytest
 import yaml
 
-from lowwater.cli.arguments import parser
-from lowwater_authority.commands import journal as journal_command
-from lowwater_authority.commands import serve_arguments
 from lowwater_authority.ops.metrics import FIGURES
 from monitoring.files import groups
 from monitoring.settings import Settings
@@ -24,33 +20,6 @@ from tests.kit.program import run_program
 GUIDES = [ROOT / "docs/operate/operations.md", ROOT / "docs/operate/durability.md"]
 OPERATIONS, DURABILITY = (page.read_text() for page in GUIDES)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-IMAGE = re.compile(r"lowwater:\d\S*")
-
-
-def commands(page: Path) -> list[list[str]]:
-    calls = []
-    for language, block in BLOCK.findall(page.read_text()):
-        if language != "sh":
-            continue
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line)
-            for at, word in enumerate(words):
-                if (word == "lowwater" and at in (0, 1)) or (IMAGE.fullmatch(word) and words[1] == "run"):
-                    calls.append(words[at + 1 :])
-    return [call for call in calls if call]
-
-
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
-def test_every_command_is_one(page: Path) -> None:
-    calls = commands(page)
-    assert len(calls) >= 2
-    for command, *arguments in calls:
-        if command == "serve":
-            serve_arguments.parser().parse_args(arguments)
-        elif command == "journal":
-            journal_command.parser().parse_args(arguments)
-        else:
-            parser().parse_args([command, *arguments])
 
 
 def test_a_restored_folder_belongs_to_the_user_of_the_service(tmp_path: Path) -> None:

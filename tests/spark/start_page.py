@@ -9,11 +9,11 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lowwater.cli import main as lowwater
-from tests.kit.eventually import eventually
 
 PAGE = Path(__file__).parents[2] / "docs/start/tutorial.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -45,40 +45,21 @@ class Reader:
         self._address = os.environ["LOWWATER_ADDRESS"] = self._serve(arguments)
 
     def python(self, block: str, text: str) -> None:
-        patient = block.replace("timeout=60", "timeout=300")  # a busy machine takes longer than a reader's
-        code = compile(patient.replace(ADDRESS, self._address), PAGE.name, "exec")
-
-        def run() -> None:
-            exec(code, self._names)
-
-        # Spark tells its listeners of a batch some time later; a reader who sees too little looks again.
-        expect(run, text, block, again=block.startswith("print(") and block.count("\n") == 1)
+        code = compile(block.replace(ADDRESS, self._address), PAGE.name, "exec")
+        expect(lambda: exec(code, self._names), text, block)
 
     def console(self, block: str, _: str) -> None:
         for command, text in COMMAND.findall(block):
             program, *arguments = shlex.split(command)
             assert program == "lowwater"
-
-            def run(arguments: list[str] = arguments) -> None:
-                lowwater(arguments)
-
-            expect(run, text, command, again=True)
+            expect(partial(lowwater, arguments), text, command)
 
 
-def expect(run: Callable[[], None], text: str, what: str, *, again: bool) -> None:
-    """Run what prints that, repeatedly if it only looks."""
-    last = ""
-
-    def prints() -> bool:
-        nonlocal last
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            run()
-        last = printed.getvalue()
-        return doctest.OutputChecker().check_output(text, last, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-
-    if again:
-        with contextlib.suppress(AssertionError):
-            eventually(prints, what, seconds=60)
-            return
-    assert prints(), f"{what}\nprints\n{last}\nand not\n{text}"
+def expect(run: Callable[[], object], text: str, what: str) -> None:
+    """Run it once, and compare what it prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        run()
+    seen = printed.getvalue()
+    agrees = doctest.OutputChecker().check_output(text, seen, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert agrees, f"{what}\nprints\n{seen}\nand not\n{text}"

@@ -122,9 +122,9 @@ def test_silent_drops_are_seen(windows: Windows, authority: Serving, attached: A
         seen.advise("dayly")
 
     query.stop()
-    eventually(lambda: seen.status().query("hourly").state == "ended", "the end is seen")
-    [ended] = eventually(lambda: [r for r in lw.ranges("spark.hourly") if r.state is lowwater.RangeState.UNOWNED])
-    assert ended.watermark == mark(11, 50)
+    assert seen.status(wait=100).query("hourly").state == "ended"
+    [ended] = lw.ranges("spark.hourly")
+    assert (ended.state, ended.watermark) == (lowwater.RangeState.UNOWNED, mark(11, 50))
 
     # A restart from the checkpoint goes on.
     windows.feed.put([row("fast", 14)])
@@ -181,13 +181,15 @@ def test_the_same_rows_come_out_of_a_frozen_authority(windows: Windows, authorit
     seen = attached(authority.address)
     assert windows.start(checkpoint="seen", availableNow=True).awaitTermination(100)
     assert windows.out == alone
-    eventually(lambda: seen.status().query("hourly").state == "ended", "the end is seen")
+    with pytest.raises(TimeoutError):
+        seen.status(wait=5)
     status = seen.status()
+    assert status.query("hourly").state == "ended", "Spark has told of it, and the authority has not answered"
     assert (status.swallowed, status.query("hourly").rows) == (0, 16)
     eventually(lambda: seen.status().failures >= 1, "somebody tried")
     assert seen.status().query("hourly").reported.unknown
     authority.signal(signal.SIGCONT)
-    eventually(lambda: seen.status().query("hourly").reported == mark(8, 20), "the newest has come through")
+    assert seen.status(wait=100).query("hourly").reported == mark(8, 20), "the newest has come through"
 
 
 def test_no_error_of_ours_reaches_a_query(

@@ -151,8 +151,8 @@ def test_declared_inputs_are_drawn_and_hold_it(authority: Serving, lw: lowwater.
     driver = drivers(authority.address, inputs=HOURLY)
     driver.batch("q1", micros(12))
     driver.batch("q2", micros(12), name="beside")
-    reported(driver, "q2", micros(12))
-    reported(driver, "q1", micros(9))
+    assert driver.book.wait(20), "a look at the inputs is nothing that Spark has told"
+    assert [driver.status(query).reported.micros for query in ("q1", "q2")] == [micros(9), micros(12)]
     assert lw.topology().computations["spark.hourly"].inputs == ("source",)
     assert (view(lw).low.micros, view(lw).estimated) == (micros(9), True)
     assert "source" in str(lw.why("spark.hourly"))

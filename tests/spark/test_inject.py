@@ -238,26 +238,28 @@ def test_producers_are_waited_for_by_name_and_a_stranger_holds(flow: Flow, lw: l
             event_time="t",
             ranges=2,
             disorder=MINUTES[0],
-            producer="key",
+            producer=sf.regexp_extract("file_name", "^(.+)-", 1),
             producers=producers,
             address=flow.address,
         )
-        query = stage.foreach_batch(flow.read(), lambda _rows, _batch: None, checkpoint=flow.folder / "ck")
+        files = flow.read().select("*", "_metadata.file_name")
+        query = stage.foreach_batch(files, lambda _rows, _batch: None, checkpoint=flow.folder / "ck")
         flow.queries.append(query)
         return query
 
-    flow.feed.put([row("web", 9), row("app", 11)])
+    flow.feed.put([row("a", 9)], "web-1.json")
+    flow.feed.put([row("a", 11)], "app-1.json")
     query = start("web", "app")
     flow.eventually(lambda: low(lw, "begin") == mark(9), "the slowest")
-    flow.feed.put([row("stray", 12), row("web", 10)])
+    flow.feed.put([row("a", 12)], "stray-1.json")
     flow.eventually(lambda: (query.stage_status().batch or 0) > 0, "a batch with a stranger")
-    flow.feed.put([row("web", 11)])
+    flow.feed.put([row("a", 11)], "web-2.json")
     flow.eventually(lambda: (query.stage_status().batch or 0) > 1, "and one without")
     assert low(lw, "begin") == mark(9)
     assert query.stage_status().waiting_for == ("stray (not declared, and it has rows)",)
     query.stop()
     start("web", "app", "stray")
-    flow.feed.put([row("app", 13)])
+    flow.feed.put([row("a", 13)], "app-2.json")
     flow.eventually(lambda: low(lw, "begin") == mark(11), "declared, it is waited for")
 
 

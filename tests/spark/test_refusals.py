@@ -137,6 +137,9 @@ def test_wrong_arguments_are_named_at_first(spark: SparkSession, feed: Callable[
     stage = lws.stage(spark, "stage", inputs=["source"], key="key", event_time="t")
     with pytest.raises(TypeError, match="event_time t is of type bigint"):
         stage.foreach_batch(stream, lambda rows, batch: None, checkpoint=tmp_path / "ck")
+    hidden = lws.stage(spark, "stage", inputs=["source"], key=sf.col("_metadata.file_name"), event_time="t")
+    with pytest.raises(ValueError, match=r'hidden column _metadata: read .*select\("\*", "_metadata\.file_name"\)'):
+        hidden.foreach_batch(stream, lambda rows, batch: None, checkpoint=tmp_path / "ck")
     with pytest.raises(ValueError, match=r"lws\.injector"):
         lws.stage(spark, "stage", inputs=[], key="key", event_time="t")
     with pytest.raises(ValueError, match="ranges must be"):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.jars import SETS
 from tests.compatibility.environments import ROOT, UV
 from tests.kit.program import run_program
 
@@ -129,6 +130,14 @@ def test_readme_names_the_pyspark_that_is_tested() -> None:
     packages = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
     (tested,) = (package["version"] for package in packages if package["name"] == "pyspark")
     assert re.findall(r"pyspark\[sql\]==([\w.]+)", (ROOT / "README.md").read_text()) == [tested]
+
+
+def test_pages_name_the_connectors_that_are_tested() -> None:
+    tested = {artifact for artifacts in SETS.values() for artifact in artifacts}
+    pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    named = set(re.findall(r"\b(?:org\.apache|io\.delta)[\w.]*:[\w.-]+:\d[\d.]*\d", pages))
+    assert len(named) >= 3
+    assert named <= tested
 
 
 def test_the_version_is_newer_than_every_release() -> None:

@@ -84,20 +84,36 @@ def columns_of(frame: DataFrame, texts: Sequence[str | Column]) -> list[Column]:
 
 
 def check_column(frame: DataFrame, text: str | Column, argument: str) -> None:
-    """Raise ValueError, listing the columns, for a text that names none.
+    """Raise ValueError for a text that names no column, and for a column that no batch has.
 
-    ``argument`` is the name of the argument that had the text.
+    ``argument`` is the name of the argument that had it.
     """
     from pyspark.errors import AnalysisException
 
-    if not isinstance(text, str) or text in frame.columns:
+    if isinstance(text, str) and text in frame.columns:
         return
     try:
         frame.select(text)
     except AnalysisException as failure:
-        if "AMBIGUOUS" in (failure.getCondition() or ""):
+        if not isinstance(text, str) or "AMBIGUOUS" in (failure.getCondition() or ""):
             raise
         msg = f"{argument} is {text!r}, and the frame has no such column; its columns are {', '.join(frame.columns)}{did_you_mean(text, frame.columns)}"
+        raise ValueError(msg) from failure
+    if "_metadata" in str(text):
+        _check_hidden(frame, text, argument)
+
+
+def _check_hidden(frame: DataFrame, column: str | Column, argument: str) -> None:
+    """Raise ValueError for the hidden column of files: the streaming frame has it, no batch has."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        frame.sparkSession.createDataFrame([], frame.schema).select(column)
+    except AnalysisException as failure:
+        msg = (
+            f"{argument} is {column!r}, and batches do not have the hidden column _metadata: read the frame with "
+            '.select("*", "_metadata.file_name"), and use its column "file_name"'
+        )
         raise ValueError(msg) from failure
 
 

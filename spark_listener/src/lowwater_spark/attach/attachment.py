@@ -12,6 +12,7 @@ import atexit
 import dataclasses
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -237,8 +238,16 @@ class Attachment:
         spark: Any = self._spark
         return bool(spark.is_stopped if _is_connect(spark) else spark.sparkContext._jsc is None)
 
-    def status(self) -> AttachStatus:
-        """Return the status of the attachment and its queries. No network."""
+    def status(self, *, wait: float = 0.0) -> AttachStatus:
+        """Return the status of the attachment and its queries. No network.
+
+        Spark tells its listeners of a batch some time after it. With ``wait``, first wait up to so
+        many seconds until Spark has told of all batches that are committed by now, and the
+        authority has answered about them. Raises TimeoutError if that takes longer, and
+        RuntimeError for ``wait`` in Spark Connect, which does not say how far it has told.
+        """
+        if wait:
+            self._settle(wait)
         book, sender = self._book, self._sender
         with book.changed:
             problem = "" if sender is None else sender.problem
@@ -258,6 +267,24 @@ class Attachment:
                 last_swallowed=book.last_swallowed,
                 queries=book.queries(),
             )
+
+    def _settle(self, seconds: float) -> None:
+        if _is_connect(self._spark):
+            raise RuntimeError("Spark Connect does not say whether it has told of all batches: leave wait= out")
+        deadline = time.monotonic() + seconds
+        if not self.over:
+            context: Any = self._spark.sparkContext._jsc
+            try:
+                context.sc().listenerBus().waitUntilEmpty(math.ceil(seconds * 1000))
+            except Exception as failure:
+                raise TimeoutError(f"Spark has not told of all batches within {seconds} s") from failure
+        if not self._stopped and not self._book.wait(max(0.0, deadline - time.monotonic())):
+            status = self.status()
+            problems = [
+                status.problem,
+                *(f"{query.computation}: {query.problem}" for query in status.queries if query.problem),
+            ]
+            raise TimeoutError("; ".join(filter(None, problems)) or f"no answer of the authority within {seconds} s")
 
     def advise(
         self,

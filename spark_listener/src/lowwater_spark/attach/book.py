@@ -114,6 +114,10 @@ class Book:
         ``clock``. The query that began to wait first is the first."""
         self._ended: dict[str, None] = {}
         """Ids of the ended queries. The one that ended first is the first."""
+        self._owed: set[str] = set()
+        """Ids of the queries whose newest value the authority lacks."""
+        self._in_flight: str | None = None
+        """Id of the query that is being reported."""
 
     # -- Spark's side ------------------------------------------------------------------------------
 
@@ -199,6 +203,7 @@ class Book:
         """Store a status that the authority should get. Hold the lock."""
         query = status.query
         self._queries[query] = status
+        self._owed.add(query)
         self._ended.pop(query, None)
         if status.state == "ended":
             self._ended[query] = None
@@ -222,6 +227,8 @@ class Book:
             for query, due in self._waiting.items():
                 if due <= now:
                     del self._waiting[query]
+                    self._owed.discard(query)
+                    self._in_flight = query
                     status = self._queries[query]
                     micros = status.watermark.micros
                     return Saying(
@@ -252,6 +259,18 @@ class Book:
             self._note(query, problem=problem)
             if query in self._queries:
                 self._waiting[query] = self._clock() + again
+                self._owed.add(query)
+
+    def said(self) -> None:
+        """Note that the taken report was answered, or failed."""
+        with self.changed:
+            self._in_flight = None
+            self.changed.notify_all()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until the authority has answered about all that is noted; False if it has not."""
+        with self.changed:
+            return self.changed.wait_for(lambda: not self._owed and self._in_flight is None, timeout)
 
     def look_again(self, query: str, after: float) -> None:
         """Report a query again after some seconds, because its inputs may have moved by then."""

@@ -170,6 +170,7 @@ class Sender:
             self._answered()
         if saying.ended and speaker.lease is None and not self._book.waits(saying.query):
             self._speakers.pop(saying.query, None)
+        self._book.said()
 
     def _answered(self) -> None:
         if self.breaker.is_open:
