@@ -136,12 +136,6 @@ def test_every_field_that_names_computations_is_asked_for() -> None:
     assert named - covered == {("Locate", "computations"), ("Pin", "computation")}
 
 
-def test_an_adoption_needs_to_operate_too() -> None:
-    rule = METHODS["/lowwater.v1.WorkerService/Claim"]
-    request = workers_pb2.ClaimRequest(computation="n/own", adopt=True)
-    assert list(rule.needs(request)) == [(Action.REPORT, "n/own"), (Action.OPERATE, "n/own")]
-
-
 EVERYTHING = Principal("all", (Allowance("*", dict.fromkeys(Action, ("*",))),))
 SHARD = insider("peer", ["token"])
 CLAIM = METHODS["/lowwater.v1.WorkerService/Claim"]
