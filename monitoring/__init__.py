@@ -2,5 +2,6 @@
 
 import warnings
 
-# The builders would rather build the next schema, which Grafana 11 and 12 do not load from files.
+# The builders warn that their next schema, dashboardv2, is preferred. Grafana 11 and 12 do not load
+# that schema from files.
 warnings.filterwarnings("ignore", "Prefer using dashboardv2", DeprecationWarning)

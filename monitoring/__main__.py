@@ -14,12 +14,12 @@ ADVICE = "run: make gen"
 
 
 def different(expected: dict[Path, str]) -> list[Path]:
-    """Return the files that are not as they should be."""
+    """Return the files that are missing or have another content than expected."""
     return [path for path, text in expected.items() if not path.is_file() or path.read_text() != text]
 
 
 def stale(expected: dict[Path, str], folder: Path) -> list[Path]:
-    """Return what lies in the folder and is generated no more."""
+    """Return the files in the folder that are not generated any more."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and path not in expected)
 
 

@@ -9,14 +9,14 @@ from monitoring.rules import COMPUTATION, Alert, Group, Severity
 from monitoring.settings import Settings
 
 URGENT: Final = 7
-"""A certificate is urgent when a seventh is left of the time in which it should have been renewed:
-of a week the last day."""
+"""Part of the time for renewal in which a certificate is urgent, as a divisor: a seventh, so of a
+week the last day."""
 
 
 def expires(seconds: int, severity: Severity) -> Alert:
     """Tell of a certificate that was not renewed in time.
 
-    Without TLS there is none, and no series.
+    Without TLS there is no certificate, and so no series and no alert.
     """
     return Alert(
         "LowwaterCertificateExpires",
@@ -32,8 +32,8 @@ def expires(seconds: int, severity: Severity) -> Alert:
 def logged(events: str) -> str:
     """Return an expression that holds for a quarter of an hour after a process logged some events.
 
-    A process that logs one as it starts has its first sample behind it, which is no increase: there
-    the age of the process counts.
+    An event that a process logs as it starts is in the process's first sample, and so no increase.
+    For such an event the age of the process counts.
     """
     series = f'lowwater_log_events_total{{event=~"{events}", level="error"}}'
     young = "max by (job, instance) (time() - process_start_time_seconds) < 900"
@@ -50,7 +50,8 @@ def alerts(settings: Settings) -> Group:
         (
             Alert(
                 "LowwaterAuthorityDown",
-                # Whatever was an authority in the last hours: no name of a job has to be known.
+                # Each target that was an authority in the last six hours, so that the alert needs
+                # no name of a scrape job.
                 "up == 0\nand on (job, instance) max_over_time(lowwater_build_info[6h])",
                 "1m",
                 "critical",
@@ -83,7 +84,8 @@ def alerts(settings: Settings) -> Group:
             ),
             Alert(
                 "LowwaterDeploymentNotConfirmed",
-                # One that never heard of all shards has no such figure: it counts from its start.
+                # A shard that has never heard of all others exports no such moment. Its time counts
+                # from its start.
                 "time() - (\n"
                 "  max by (job, instance) (lowwater_deployment_confirmed_timestamp_seconds)\n"
                 "  or max by (job, instance) (process_start_time_seconds and on (job, instance) lowwater_build_info)\n"

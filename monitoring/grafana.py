@@ -21,7 +21,7 @@ DATASOURCE: Final = shapes.DataSourceRef("prometheus", "${datasource}")
 ALL: Final = models.VariableOption(selected=True, text=["All"], value=["$__all"])
 TAG: Final = "lowwater"
 STEP: Final = "60s"
-"""Between two looks for an event: it lasts as long."""
+"""Time between two looks for an event, and shortest time that an event is shown."""
 PAGE_OF_ONE: Final = "${page}/#/c/${__field.labels.computation:percentencode}"
 PAGE_OF_ROW: Final = "${page}/#/c/${__data.fields.computation:percentencode}"
 
@@ -43,7 +43,8 @@ def render(board: Board, boards: Iterable[Board], settings: Settings) -> str:
         .variables(_variables(board, settings))
         .links(
             [
-                # What is chosen goes along, unless the other one is about other jobs.
+                # A link keeps the chosen variables, unless only one of the two dashboards is about
+                # several scrape jobs.
                 *(
                     _to_board(other).include_vars(other.several_jobs == board.several_jobs)
                     for other in boards
@@ -67,13 +68,14 @@ def render(board: Board, boards: Iterable[Board], settings: Settings) -> str:
     content = json.loads(JSONEncoder().encode(built.build()))
     for link in content["links"]:
         del link["placement"]  # the builders hide every link in a menu
-    # The builders know neither the expression nor the texts of what Prometheus marks.
+    # The builders cannot give an annotation its Prometheus expression and its texts, so that the
+    # annotations are added as JSON.
     content["annotations"] = {"list": list(map(_event, board.events))}
     return json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def _event(event: Event) -> dict[str, object]:
-    """Build what marks panels, as Grafana 11 reads it from the outside, and 12 from the target."""
+    """Build an annotation. Grafana 11 reads its outer fields, Grafana 12 those of ``target``."""
     return {
         "name": event.name,
         "datasource": {"type": DATASOURCE.type_val, "uid": DATASOURCE.uid},
@@ -88,7 +90,7 @@ def _event(event: Event) -> dict[str, object]:
 
 
 def _row_identity(title: str) -> int:
-    """Name a row apart from a panel of the same title."""
+    """Return the number of a row, which differs from that of a panel with the same title."""
     return Panel(f"row {title}", "", ()).identity
 
 

@@ -52,11 +52,11 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One question, and what answers it."""
+    """A panel: one question, and the queries that answer it."""
 
     title: str
     says: str
-    """Text that says what it shows, what is normal, and where to go when it is not."""
+    """Text that says what the panel shows, what is normal, and where to look when it is not."""
     queries: tuple[Query, ...]
     unit: Unit = Unit.COUNT
     kind: Kind = Kind.LINES
@@ -68,11 +68,11 @@ class Panel:
     states: tuple[str, ...] = ()
     """The words for 0, 1, 2... of a state timeline."""
     to_page: bool = False
-    """True when its series have a computation: a click opens its place on the status page."""
+    """True when each series has a computation: a click opens it on the status page."""
 
     @property
     def identity(self) -> int:
-        """A number that stays when other panels come and go: links to a panel hold it."""
+        """Number of the panel in links. It stays when other panels come and go."""
         return zlib.crc32(self.title.encode()) % 1_000_000 + 1
 
 
@@ -91,9 +91,9 @@ class Event:
     name: str
     expr: str
     title: str
-    """Template of what a mark is called."""
+    """Template of a mark's title."""
     text: str
-    """Template of what more is said of it."""
+    """Template of the text below the title."""
     colour: str
 
 
@@ -114,7 +114,7 @@ class Board:
 
     @property
     def panels(self) -> tuple[Panel, ...]:
-        """All of them, in order."""
+        """Panels of all rows, in order."""
         return tuple(panel for row in self.rows for panel in row.panels)
 
 
@@ -148,13 +148,14 @@ COMPUTATION: Final = Choice(
     "/([^\\/]*)$/",
     "[^~]*",
 )
-"""All of them are all but slices, of which there may be a thousand; any may be chosen."""
+"""Choice of a computation. "All" leaves slices out, of which there may be a thousand; a single
+slice may be chosen."""
 TEAM: Final = Choice("team", "Team", 'label_values(lowwater_promise_info{job="$job"}, team)')
 OWNER: Final = Choice("owner", "Owner", 'label_values(lowwater_promise_info{job="$job", team=~"$team"}, owner)')
 
 
 def _grown(metric: str) -> str:
-    """Say of which computations a number has grown within a minute."""
+    """Return an expression for the computations whose metric has grown within a minute."""
     now, then = (f"max by (job, computation) ({metric}{{{JOB}}}{offset})" for offset in ("", " offset 1m"))
     return f"{now} > {then}"
 

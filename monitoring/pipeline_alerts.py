@@ -26,7 +26,8 @@ from monitoring.rules import COMPUTATION, NO_SLICE, Alert, Group
 from monitoring.settings import Settings
 
 SILENT_SECONDS: Final = 30
-"""A living worker renews its report every few seconds, also when it has nothing to say."""
+"""Seconds without a report after which a worker counts as silent: a living one repeats its report
+every few seconds, even when nothing has changed."""
 
 STUCK_SECONDS: Final = 900
 """Seconds after which one operation is worth an alert."""
@@ -35,14 +36,15 @@ NAMED: Final = (
     "{{ if $labels.range }} The key range is {{ $labels.range }}"
     "{{ if $labels.worker }}, of {{ $labels.worker }} on {{ $labels.host }}{{ end }}.{{ end }}"
 )
-"""Who holds, as far as the alert knows."""
+"""Text that names range, worker and host of the holder, as far as the alert has their labels."""
 
 
 def named(expr: str) -> str:
     """Put worker, host and key range of the holder on the series of an expression, if known.
 
-    The value stays. Only a low watermark that stands has a holder, so that the labels of a slow one
-    change when it moves on: what must not start anew then is asked before.
+    The value stays. Only a low watermark that stands still has a holder, so the labels change when
+    a slow watermark moves on. An alert with other labels is another one, whose ``for`` starts anew.
+    So the expression itself looks back as far as the alert needs.
     """
     return (
         f"(\n{expr}\n) * on ({COMPUTATION}) group_left (worker, host, range) {HOLDER}\n"
@@ -54,15 +56,16 @@ OWN_RUNBOOK: Final = (
     "{{ with query (printf `" + PROMISE + "{job=%q, computation=%q}` $labels.job $labels.computation) }}"
     '{{ . | first | label "runbook" }}{{ end }}'
 )
-"""The page that the owner of a computation named. No label: alerts are told apart by those, and it
-is long."""
+"""Template of the runbook's URL that the owner of a computation has given. It is an annotation and
+no label, because labels tell alerts apart."""
 
 
 def answered(alert: Alert) -> Alert:
     """Put owner, team and runbook of a promise on an alert about a computation that has one."""
     expr = f"(\n{alert.expr}\n) * on ({COMPUTATION}) group_left (owner, team) {WHO}"
     if BROKEN in alert.expr:
-        # It looks back, so it goes on while the computation is not scraped for a moment.
+        # BROKEN looks back in time. So this alert goes on while the computation is not scraped for
+        # a moment and has no series WHO.
         expr += f"\nor\n(\n{alert.expr}\n) unless on ({COMPUTATION}) {WHO}"
     return replace(alert, expr=expr, annotations=(("owner_runbook_url", OWN_RUNBOOK),))
 
@@ -75,8 +78,8 @@ def is_about_one(alert: Alert) -> bool:
 def well_sampled(long: str) -> str:
     """Leave out computations with too few samples for a share: two samples say too little.
 
-    Half of the long window has to be there; and while no six hours are, a computation that catches
-    up is left in peace.
+    Half of the long window must have samples. A computation with less than six hours of samples is
+    left out while it catches up.
     """
     half = {"1h": "30m", "6h": "3h"}[long]
     return (
@@ -94,8 +97,8 @@ def ranges(states: str) -> str:
 def burn(settings: Settings, long: str, short: str, factor: float, lasting: str, severity: str) -> Alert:
     """Tell that the promise is broken so often that the objective cannot be kept.
 
-    Two windows: the long one says that it matters, the short one that it still goes on, so that the
-    alert ends soon after.
+    Two windows: the long one shows that the breach matters, the short one that it still goes on. So
+    the alert ends soon after the breach.
     """
     limit = round(factor * (1 - settings.objective), 6)
     minutes = settings.late_seconds // 60
@@ -120,7 +123,8 @@ def alerts(settings: Settings) -> Group:
 
 def _alerts(settings: Settings) -> Group:
     step = settings.step_seconds
-    # A silent worker and ranges without an owner are a slice's to tell: the whole knows of none.
+    # Alerts about silent workers and ranges without an owner also cover slices: a computation that
+    # is cut into slices has workers and ranges only there.
     ended = by_computation('lowwater_holder_state{state="stopped"}')
     stopped = f"unless on ({COMPUTATION}) ({ended} == 1)"
     behind = f"{LOCAL_LAG}{{{NO_SLICE}}} > {step} and deriv({LOCAL_LAG}[10m]) > 0.1\n{EXACT}"

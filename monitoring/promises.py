@@ -13,7 +13,10 @@ MINE: Final = f'{PROMISE}{{{JOB}, team=~"$team", owner=~"$owner"}}'
 
 
 def mine(metric: str, *labels: str) -> str:
-    """Select what the chosen ones answer for; with labels of the promise."""
+    """Select a metric of the computations that the chosen owners have promised.
+
+    ``labels`` are labels of the promise that the result gets.
+    """
     return f"{metric}{{{JOB}}} * on ({COMPUTATION}) group_left ({', '.join(labels)}) {MINE}"
 
 

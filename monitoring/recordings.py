@@ -1,8 +1,8 @@
 """Recording rules for panels and alerts: one series for a computation, whichever shard serves it.
 
-Every shard exports the computations that it serves. While one moves, two may export it: for a
-scrape, or for as long as a process does not know that it was replaced. What counts is what the one
-with the greatest epoch says, and of nobody else anything: the greatest value would be right for a
+Every shard exports the computations that it serves. While a computation moves, two shards may
+export it: for a scrape, or for as long as the old one does not know that it was replaced. Only the
+values of the shard with the greatest epoch count. The greatest value would be right for a
 watermark, which only grows, but not for a lag, a holder or an operation.
 """
 
@@ -25,7 +25,7 @@ PROMISE: Final = "computation:lowwater_promise_info:max"
 LATELY: Final = (
     f"topk by ({COMPUTATION}) (1, max by ({COMPUTATION}, owner, team) (last_over_time(lowwater_promise_info[5m])))"
 )
-"""Who answered for each computation when it was scraped last."""
+"""Owner and team of each computation when it was scraped last, at most five minutes ago."""
 
 WHO: Final = "computation:lowwater_promise_owner:max"
 LATE: Final = "computation:lowwater_promise_late_seconds:max"
@@ -41,21 +41,21 @@ WINDOWS: Final = ("5m", "30m", "1h", "6h")
 """The windows in which the broken promise is averaged, for burn alerts."""
 
 EPOCH: Final = f"max by ({COMPUTATION}) (lowwater_epoch)"
-"""The epoch of who serves a computation."""
+"""Epoch of the shard that serves a computation: the greatest one."""
 
 UNSERVED: Final = (
     "max by (job) (lowwater_registered_computations)\n"
     "- (count by (job) (count by (job, computation) (lowwater_epoch)) or 0 * max by (job) (lowwater_registered_computations))"
 )
-"""How many registered computations nobody serves: all of them too, of which there is nothing to
-count."""
+"""Number of registered computations that no shard serves. When no shard serves any, the count has
+no series and counts as 0."""
 
 EXACT: Final = f"unless on ({COMPUTATION}) (max by ({COMPUTATION}) (lowwater_estimated) == 1)"
-"""Leaves out computations whose watermark nobody promises."""
+"""Leaves out computations whose watermark is an estimate."""
 
 
 def broken(window: str) -> str:
-    """Name the share of a window in which the promise was broken."""
+    """Return the name of a series: the share of a window in which the promise was broken."""
     return f"computation:lowwater_promise_broken:avg_{window}"
 
 
@@ -70,12 +70,12 @@ def by_group(metric: str) -> str:
 
 
 def newest(metric: str) -> str:
-    """Leave out what processes say of computations that were taken over from them."""
+    """Leave out the values of a process whose computation another process has taken over."""
     return f"{metric} and on (job, instance, computation) {NEWEST}"
 
 
 def due(settings: Settings) -> str:
-    """Say up to which event time everything has to be complete now."""
+    """Return the event time up to which every computation has to be complete now."""
     late, period = settings.late_seconds, settings.period_seconds
     return f"(time() - {late} - (time() - {late}) % {period})"
 
@@ -86,7 +86,7 @@ def quantile(share: float, histogram: str) -> str:
 
 
 def watermarks(settings: Settings) -> Group:
-    """Where the computations stand."""
+    """Return the recorded watermarks, lags and promises of the computations."""
     promised = f'{LOW}{{computation=~"{settings.computations}", {NO_SLICE}}}'
     return Group(
         "lowwater-watermarks",
@@ -98,7 +98,8 @@ def watermarks(settings: Settings) -> Group:
             ),
             Record(LOW, by_computation("lowwater_low_watermark_timestamp_seconds")),
             Record(FRESHNESS, f"time() - {LOW}"),
-            # Without `and` a finished computation would stand for ever.
+            # Without `and` a finished computation, which has no LOW any more, would seem to stand
+            # still for ever.
             Record(
                 STANDING,
                 f"time() - {by_computation('lowwater_low_watermark_change_timestamp_seconds')}"
@@ -108,32 +109,33 @@ def watermarks(settings: Settings) -> Group:
             Record(GLOBAL_LAG, by_computation("lowwater_global_lag_seconds")),
             Record(SILENCE, f"time() - {by_computation('lowwater_last_report_timestamp_seconds')}"),
             Record(OPERATION, f"time() - {by_computation('lowwater_oldest_operation_timestamp_seconds')}"),
-            # One holder a computation, or the alerts that name it fail for all: also when two
-            # processes have one epoch.
+            # Exactly one holder for a computation, even when two processes have one epoch. With
+            # two, the join in the alerts that name the holder would fail for all computations.
             Record(
                 HOLDER,
                 f"topk by ({COMPUTATION}) (1, max by ({COMPUTATION}, worker, host, range) ({newest('lowwater_holder_info')}))",
             ),
-            # One a computation, for the same reason.
+            # Exactly one promise for a computation, for the same reason as with HOLDER.
             Record(
                 PROMISE,
                 f"topk by ({COMPUTATION}) (1, max by ({COMPUTATION}, owner, team, runbook) ({newest('lowwater_promise_info')}))",
             ),
-            # 1 for every computation that is served, also for one that nobody answers for: what is
-            # multiplied by it stays as it is.
+            # WHO is 1 for each computation that is served, even for one without a promise. So an
+            # alert that is multiplied by WHO keeps its value.
             Record(
                 WHO,
                 f"max by ({COMPUTATION}, owner, team) ({PROMISE})\n"
                 f"or\n(0 * {by_computation('lowwater_epoch')} + 1 unless on ({COMPUTATION}) {PROMISE})\n"
-                # While none is scraped, as when a computation moves, as it was: an alert with other
-                # labels would be another one.
+                # While no shard exports the computation, as when it moves to another shard, WHO
+                # keeps its last labels: with other labels an alert would be a new alert.
                 f"or (\n{LATELY}\nor (0 * max by ({COMPUTATION}) (last_over_time(lowwater_epoch[5m])) + 1"
                 f" unless on ({COMPUTATION}) last_over_time(lowwater_promise_info[5m]))\n"
                 f") unless on ({COMPUTATION}) max by ({COMPUTATION}) (lowwater_epoch)",
             ),
             Record(LATE, by_computation("lowwater_promise_late_seconds")),
             Record(USED, f"{FRESHNESS} / on ({COMPUTATION}) {LATE}"),
-            # Its own promise, where a computation has one; else that of all.
+            # A computation is compared with its own promise, or with the default one if it has
+            # none.
             Record(
                 BROKEN,
                 f"(\n{LOW} < bool on ({COMPUTATION}) (time() - {LATE})\nor\n{promised} < bool {due(settings)}\n)\n{EXACT}",

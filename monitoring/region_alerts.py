@@ -13,8 +13,8 @@ def alerts() -> Group:
         (
             Alert(
                 "LowwaterGlobalDown",
-                # Whatever was a global authority in the last hours: no name of a job has to be
-                # known.
+                # Each target that was a global authority in the last six hours, so that the alert
+                # needs no name of a scrape job.
                 "up == 0\nand on (job, instance) max_over_time(lowwater_global_build_info[6h])",
                 "5m",
                 "critical",

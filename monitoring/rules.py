@@ -12,8 +12,8 @@ COMPUTATION: Final = "job, computation"
 changes and is left out."""
 
 NO_SLICE: Final = 'computation!~".+~[0-9]+"'
-"""Leaves out the slices of computations that are cut: what is the whole's to tell is not told of
-each of a thousand slices beside it."""
+"""Leaves out the slices of cut computations: an alert about the whole is not repeated for each of
+its slices, of which there may be a thousand."""
 
 Severity = Literal["critical", "warning", "info"]
 
@@ -37,16 +37,16 @@ class Alert:
     alert: str
     expr: str
     lasting: str
-    """For how long the expression has to hold: Prometheus' `for`."""
+    """Time for which the expression has to hold: Prometheus' `for`."""
     severity: Severity
     summary: str
-    """One line: who, what. Prometheus' templates."""
+    """One line that says what has happened to which thing; a template of Prometheus."""
     description: str
     """Meaning of the alert, and where to look first."""
     labels: tuple[tuple[str, str], ...] = ()
     """More labels, that tell two alerts of one name apart."""
     annotations: tuple[tuple[str, str], ...] = ()
-    """More of what it says."""
+    """More annotations, such as the owner's runbook."""
 
 
 @dataclass(frozen=True, slots=True)

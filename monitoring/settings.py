@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The defaults are what monitoring/generated is made with.
+    """Settings of a deployment; monitoring/generated is made with the defaults.
 
     The promise that the alerts watch is "every period is complete when ``late_seconds`` have passed
-    since its end". A period and not a plain age, because a stage that writes windows publishes
-    their starts: an hourly one in perfect health is up to an hour older than its input.
+    since its end". It counts periods and no plain age, because a stage that writes windows
+    publishes their starts: an hourly stage in perfect health is up to an hour behind its input.
     """
 
     late_seconds: int = 1800
@@ -25,12 +25,12 @@ class Settings:
     """The computations the promise is made for, as an anchored regular expression: leave out
     replays of old data."""
     renewal_seconds: int = 7 * 24 * 3600
-    """How long before it expires a certificate is to be renewed at the latest; less than
-    certificates are valid for."""
+    """Seconds before the end of its validity by which a certificate must be renewed; less than a
+    certificate is valid for."""
     runbooks: str = "monitoring/runbooks"
     """Beginning of each `runbook_url`: a folder of the repository, or its published address."""
     page: str = "http://localhost:7422"
-    """Where the status page is, as the browsers of those who read the dashboards reach it."""
+    """URL of the status page, as the browsers of the dashboards' readers reach it."""
 
     @property
     def step_seconds(self) -> int:

@@ -5,11 +5,11 @@ A tool for developers, not for CI::
     nice -n 15 python -m scripts.mutation_sample --minutes 60
 
 One process imports the product and the tests. For each change it forks a child, which plants the
-changed code and runs the simulated worlds and property tests that reach the line, cheapest first,
-until one fails. Results stay in ``build/mutation`` until core or engine changes: the next run with
-the same seed continues there. Several processes share one sample with ``--part 1/2`` and ``--part
-2/2``. ``--again 30`` gives each unnoticed change 30 further worlds, as long as those of ``make
-simulate``.
+changed code and runs the simulated worlds, property tests and some unit tests that reach the line,
+cheapest first, until one fails. Results stay in ``build/mutation`` until core or engine changes:
+the next run with the same seed continues there. Several processes share one sample with ``--part
+1/2`` and ``--part 2/2``. ``--again 30`` gives each unnoticed change 30 further worlds, as long as
+those of ``make simulate``.
 """
 
 from __future__ import annotations
@@ -51,13 +51,20 @@ MODULES: Final = {
 DIGEST: Final = blake2b(b"".join(Path(path).read_bytes() for path in MODULES), digest_size=4).hexdigest()
 ROOM: Final = ROOT / "build" / "mutation" / DIGEST
 
-WORLDS: Final = tuple((seed, 24) for seed in (2013, 2014, 2015, 2016, 2017, 2020))
-"""Seeds and moves of the simulated worlds."""
+WORLDS: Final = tuple((seed, 24) for seed in (2013, 2014, 2015, 2016, 2017, 2020, 2029, 2037))
+"""Seeds and moves of the simulated worlds.
 
-PROPERTIES: Final = [
-    str(path) for path in sorted(ROOT.glob("tests/property/test_[cst][lo]*.py")) if "client" not in path.name
+2029 has shards and damages the graph; 2037 has shards and a store that forgets.
+"""
+
+UNITS: Final = ["cluster", "damaged_graph", "drop", "half_changes", "isolation", "messages", "room", "shard", "slices"]
+"""Files of unit tests that take a few seconds of processor each."""
+
+TESTS: Final = [
+    *(str(path) for path in sorted(ROOT.glob("tests/property/test_[cst][lo]*.py")) if "client" not in path.name),
+    *(str(ROOT / "tests" / "unit" / f"test_{name}.py") for name in UNITS),
 ]
-"""Files of property tests. Their tests that plant bugs are excluded by name."""
+"""Files of tests. Those that plant bugs are excluded by name."""
 
 SWAPPED: Final = [
     (ast.Lt, ast.LtE),
@@ -334,8 +341,8 @@ def main() -> int:
     arguments = parse.parse_args()
     number, parts = map(int, arguments.part.split("/"))
     ROOM.mkdir(parents=True, exist_ok=True)
-    chosen = "not notice and not switched and not broken"
-    options = ["-q", "-n0", "-s", "-W", "ignore:Module already imported", "-k", chosen, *PROPERTIES]
+    chosen = "not notice and not switched and not broken and not breaks"
+    options = ["-q", "-n0", "-s", "-W", "ignore:Module already imported", "-k", chosen, *TESTS]
     return int(
         pytest.main(
             options,

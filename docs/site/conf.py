@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 
 PAGES: Final = {
-    "Start": ["docs/README", *(f"docs/start/{name}" for name in ("tutorial", "fit", "examples"))],
+    "Start": ["docs/README", *(f"docs/start/{name}" for name in ("tutorial", "fit", "examples")), "examples/README"],
     "Concepts": [
         *(f"docs/concepts/{name}" for name in ("glossary", "guarantees", "design", "spark", "stages", "computations")),
         *(f"docs/concepts/{name}" for name in ("exactly-once", "lateness-budget", "simulation", "reading-the-code")),
@@ -50,6 +50,7 @@ include_patterns = [
     "docs/reference/generated/*.md",
     "benchmarks/*.md",
     "conformance/README.md",
+    "examples/README.md",
     "monitoring/runbooks/*.md",
     "integrations/*/README.md",
 ]

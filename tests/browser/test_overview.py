@@ -44,7 +44,7 @@ def test_an_unregistered_input_is_told_and_no_lag_is_made_up(lw: lowwater.Client
     lw.register("hourly", inputs=["nobody"])
     page = tab.open()
     row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="hourly"))
-    expect(row.locator(".held")).to_have_text("nobody which is not registered")
+    expect(row.locator(".held")).to_have_text("nobody which is not registered or may not be read")
     page.goto(f"{tab.url}#/c/hourly")
     expect(page.get_by_text(re.compile("^no watermark; this page has"))).to_be_visible()
 

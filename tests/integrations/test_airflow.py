@@ -48,6 +48,9 @@ class Airflow:
             "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
             "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(free_port()),
             "AIRFLOW_CONN_LOWWATER_DEFAULT": json.dumps(connection),
+            # For the command `lowwater` in a task of bash.
+            "LOWWATER_ADDRESS": server.address,
+            "PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}",
         }
 
     def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -78,6 +81,8 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, server: Serving) -> Airflo
     environment = Airflow(tmp_path_factory.mktemp("airflow"), server)
     (environment.home / "dags").mkdir()
     shutil.copy(INSIDE / "dags.py", environment.home / "dags" / "hourly.py")
+    for dag in ("airflow2_dag.py", "airflow3_dag.py"):
+        shutil.copy(ROOT / "examples" / "jobs" / dag, environment.home / "dags")
     environment.run("airflow", "db", "migrate")
     return environment
 
@@ -171,3 +176,16 @@ def test_each_complete_hour_is_an_event_of_its_asset_whatever_dies(airflow: Airf
     run_until(lambda: len(events()) > 4)  # somewhere among the next sixty
     run_until(lambda: cursor() == [micros(74)])
     assert list(dict.fromkeys(events())) == [str(mark(hour)) for hour in range(10, 74)], "in order, none left out"
+
+
+@pytest.mark.parametrize("dag", ["report_airflow2", "report_airflow3"])
+def test_the_dags_to_copy_report_when_their_hour_is_complete(airflow: Airflow, lw: lowwater.Client, dag: str) -> None:
+    lw.register("hourly")
+    with lw.worker("hourly") as worker:
+        lease_ = worker.claim()
+        lease_.advance(None, oldest=None, frontier="2026-01-01T11:00Z")
+        lease_.flush()
+    output = airflow.run("airflow", "dags", "test", dag, "2026-01-01T11:00Z")
+    assert "the report of the hour until 2026-01-01" in output
+    states = airflow.rows(f"select task_id, state from task_instance where dag_id = '{dag}'")
+    assert dict(states) == {"complete": "success", "report": "success"}

@@ -24,14 +24,14 @@ class Offset(NamedTuple):
     """True if the version is the snapshot that the query began with, all files of which count."""
 
     @classmethod
-    def of(cls, line: str) -> Offset:
+    def parse(cls, line: str) -> Offset:
         fields: dict[str, Any] = json.loads(line)
         return cls(fields["reservoirVersion"], fields["index"], fields["isStartingVersion"])
 
 
 def offsets(checkpoint: Path) -> list[Offset]:
     entries = sorted((entry for entry in (checkpoint / "offsets").glob("[0-9]*")), key=lambda entry: int(entry.name))
-    return [Offset.of(entry.read_text(encoding="utf-8").splitlines()[2]) for entry in entries]
+    return [Offset.parse(entry.read_text(encoding="utf-8").splitlines()[2]) for entry in entries]
 
 
 def head(table: Path) -> int:

@@ -118,8 +118,8 @@ def _failure(
     if inspect.isfunction(look):
         names = {**inspect.getclosurevars(look).nonlocals, **inspect.getclosurevars(look).globals}
         names |= {name: parameter.default for name, parameter in inspect.signature(look).parameters.items()}
-    shown = {name: value for name, value in names.items() if not callable(value)} | {"found": value}
+    values = {name: value for name, value in names.items() if not callable(value)} | {"found": value}
     if seen is not None:
-        shown["seen"] = seen()
-    lines = [f"{name} = {repr(value)[:_SHOWN]}" for name, value in shown.items()]
+        values["seen"] = seen()
+    lines = [f"{name} = {repr(value)[:_SHOWN]}" for name, value in values.items()]
     return "\n    ".join([f"not within {seconds:g} s: {what or getattr(look, '__qualname__', look)}", *lines])

@@ -30,11 +30,11 @@ class Offset(NamedTuple):
     position: int
 
     @classmethod
-    def of(cls, line: str) -> Offset:
+    def parse(cls, line: str) -> Offset:
         fields: dict[str, Any] = json.loads(line)
         return cls(fields["snapshot_id"], fields["position"])
 
 
 def offsets(checkpoint: Path) -> list[Offset]:
     entries = sorted((entry for entry in (checkpoint / "offsets").glob("[0-9]*")), key=lambda entry: int(entry.name))
-    return [Offset.of(entry.read_text(encoding="utf-8").splitlines()[2]) for entry in entries]
+    return [Offset.parse(entry.read_text(encoding="utf-8").splitlines()[2]) for entry in entries]

@@ -91,10 +91,10 @@ class Broker(Program):
 
     def format(self, cluster: str) -> None:
         tool = ["kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", str(self._properties)]
-        done = subprocess.run(
+        completed = subprocess.run(
             self._java(*tool), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
         )
-        assert done.returncode == 0, done.stdout
+        assert completed.returncode == 0, completed.stdout
 
     def begin(self) -> None:
         self.launch(self._server)

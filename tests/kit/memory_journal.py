@@ -119,7 +119,7 @@ class MemoryDisk:
     def unsynced(self) -> int:
         return self._unsynced
 
-    def held(self, logs: Iterable[str]) -> dict[str, LogState]:
+    def states_of(self, logs: Iterable[str]) -> dict[str, LogState]:
         empty = StoredLog()
         return {log: LogState(self.owners.get(log, Ownership()), self.logs.get(log, empty).end) for log in logs}
 
@@ -229,7 +229,7 @@ class MemoryJournal(RememberingJournal):
         believed = self._owned.states(logs)
         await self._read("owners")
         self._check_token(believed)
-        return {log: state.owner for log, state in self._disk.held(believed).items()}
+        return {log: state.owner for log, state in self._disk.states_of(believed).items()}
 
     async def confirm(self, logs: Iterable[str]) -> int:
         believed = self._owned.states([*logs, GRAPH])
@@ -245,7 +245,7 @@ class MemoryJournal(RememberingJournal):
         believed = self._owned.states([log])
         await self._read("end")
         self._check_token(believed)
-        return self._disk.held([log])[log].end
+        return self._disk.states_of([log])[log].end
 
     async def load(self, log: str, *, before: LoadedLog | None = None, durable: bool = True) -> LoadedLog:
         """See Journal. All of it is read each time, which costs nothing here."""
@@ -266,7 +266,7 @@ class MemoryJournal(RememberingJournal):
             return True
         await self._faults.settle(log)
         self._check_open()
-        if self._disk.held([log])[log].end != end:
+        if self._disk.states_of([log])[log].end != end:
             return False
         self._disk.sync()
         return True
@@ -276,7 +276,7 @@ class MemoryJournal(RememberingJournal):
         believed = self._owned.states([log])
         await self._read("load")
         self._check_token(believed)
-        states = self._disk.held([log])
+        states = self._disk.states_of([log])
         refuse_lost(believed, states)
         stored = self._disk.logs.get(log, StoredLog())
         snapshot = None
@@ -304,11 +304,11 @@ class MemoryJournal(RememberingJournal):
         believed = self._owned.states([log])
         await self._read("load_behind")
         self._check_token(believed)
-        refuse_lost(believed, self._disk.held([log]))
+        refuse_lost(believed, self._disk.states_of([log]))
         stored = self._disk.logs.get(log, StoredLog())
         refuse_snapshot_behind(log, position, stored.snapshot_position)
         rows = [row for row in sorted(stored.records.items()) if row[0] > position]
-        epoch = self._disk.held([log])[log].owner.epoch
+        epoch = self._disk.states_of([log])[log].owner.epoch
         last, tail = stored.end
         records, tails = decode_records(log, rows, after=position, last=last, tail=tail, epoch=epoch)
         return LoadedLog(position, None, records, tails=tails), stored.end
@@ -392,7 +392,7 @@ class MemoryJournal(RememberingJournal):
     def _take(self, log: str, believed: Mapping[str, LogState], ownership: Ownership, synced: bool) -> Ownership:
         """``wanted`` has the epoch to be above."""
         self._check_token(believed)
-        states = self._disk.held([log])
+        states = self._disk.states_of([log])
         refuse_lost(believed, states)
         refuse_older_view(log, ownership, states[log].owner)
         self._disk.touch({log: {}}, synced=synced)
@@ -446,7 +446,7 @@ class MemoryJournal(RememberingJournal):
         disk = self._disk
         if disk.server_token:
             self._check_token({})
-        state = disk.held([log])[log]
+        state = disk.states_of([log])[log]
         if log != GRAPH:
             # An own attempt, of unknown outcome, had the same nonce.
             if is_usurped(mine.owner, state.owner) and state.owner.nonce != ownership.nonce:
@@ -480,7 +480,7 @@ class MemoryJournal(RememberingJournal):
     def _judge(self, believed: Mapping[str, LogState]) -> dict[str, LogState]:
         """Check that the logs may be written; returns their states on the disk."""
         self._check_token(believed)
-        states = self._disk.held(believed)
+        states = self._disk.states_of(believed)
         judge(believed, states)
         return states
 

@@ -13,7 +13,7 @@ Part = Any
 """A part of the product: a function, a method, a property or a module; None for an attribute that only objects have."""
 
 
-def put(patch: pytest.MonkeyPatch, swaps: Iterable[tuple[object, str, Part]]) -> None:
+def replace_parts(patch: pytest.MonkeyPatch, swaps: Iterable[tuple[object, str, Part]]) -> None:
     for where, name, part in swaps:
         patch.setattr(where, name, part, raising=False)
 
@@ -21,7 +21,7 @@ def put(patch: pytest.MonkeyPatch, swaps: Iterable[tuple[object, str, Part]]) ->
 @contextmanager
 def instead(*swaps: tuple[object, str, Part]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        put(patch, swaps)
+        replace_parts(patch, swaps)
         yield
 
 
@@ -36,7 +36,7 @@ class Bug:
         for where, name, wrong in self.swaps:
             # A module has all of its parts, so one that it lacks was moved or renamed.
             right = vars(where)[name] if isinstance(where, ModuleType) else getattr(where, name, None)
-            put(planted, [(where, name, wrong(right))])
+            replace_parts(planted, [(where, name, wrong(right))])
 
     def also(self, name: str, *places: object) -> Callable[[Callable[[Part], Part]], Bug]:
         """Add what the decorated function makes of the part ``name`` of each of some places."""

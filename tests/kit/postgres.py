@@ -105,5 +105,5 @@ class Postgres(Program):
             return cursor.fetchall() if cursor.description else []
 
     def _run(self, name: str, *arguments: str) -> None:
-        done = run_program([*unprivileged(), binary(name), *arguments], cwd=self.home)
-        assert done.returncode == 0, f"{name}: {done.stderr}"
+        completed = run_program([*unprivileged(), binary(name), *arguments], cwd=self.home)
+        assert completed.returncode == 0, f"{name}: {completed.stderr}"

@@ -92,15 +92,15 @@ class Program:
     def wait_for(self, words: str) -> None:
         """Return when a line with these words was, or is, written to its log. Fails when it has ended without."""
         with self._changed:
-            self._changed.wait_for(lambda: self._has_said(words) or self._ended, STARTS_WITHIN)
-            came = self._has_said(words)
-        assert came, f"never said {words!r}:\n" + "".join(self._lines)
+            self._changed.wait_for(lambda: self._has_written(words) or self._ended, STARTS_WITHIN)
+            written = self._has_written(words)
+        assert written, f"never said {words!r}:\n" + "".join(self._lines)
 
     def said(self, words: str) -> list[str]:
         with self._changed:
             return [line for line in self._lines if words in line]
 
-    def _has_said(self, words: str) -> bool:
+    def _has_written(self, words: str) -> bool:
         return any(words in line for line in self._lines)
 
     def _read(self, process: subprocess.Popen[str]) -> None:

@@ -96,21 +96,21 @@ class Deployment:
         """The addresses of those whose processes seem to have died."""
 
     async def start(self, address: str, settings: ShardSettings | None = None) -> One:
-        one = One(self, address, settings=settings)
-        self.shards.append(one)
-        await one.start()
-        return one
+        member = One(self, address, settings=settings)
+        self.shards.append(member)
+        await member.start()
+        return member
 
     async def settle(self, *shards: One, seconds: float = 0.6) -> None:
         """Let time pass, and these shards beat and settle every 0.3 s: what one proposes the others see the next time."""
         for _ in range(round(seconds / 0.3)):
             self.clock.now += 0.3
-            for one in shards:
-                await one.beat()
+            for member in shards:
+                await member.beat()
 
     def owner(self, name: str) -> One:
-        [one] = [one for one in self.shards if name in one.shard.served and not one.ended]
-        return one
+        [member] = [member for member in self.shards if name in member.shard.served and not member.ended]
+        return member
 
 
 class Asks:
@@ -218,17 +218,17 @@ class One:
 
 async def two(deployment: Deployment) -> tuple[One, One]:
     """Two shards that share twelve computations, each claimed and at 12 hours."""
-    one = await deployment.start("one:1")
+    first = await deployment.start("one:1")
     for name in NAMES:
-        await one.shard.graph.register(Spec(name))
-    other = await deployment.start("other:1")
-    await deployment.settle(one, other)
-    return one, other
+        await first.shard.graph.register(Spec(name))
+    second = await deployment.start("other:1")
+    await deployment.settle(first, second)
+    return first, second
 
 
 @contextlib.asynccontextmanager
-async def reached(one: One) -> AsyncIterator[str]:
-    services = Services(one.shard, Observer(), one.cluster)
+async def reached(member: One) -> AsyncIterator[str]:
+    services = Services(member.shard, Observer(), member.cluster)
     readers = WatermarkServicer(services, Streams())
     async with served(
         partial(cluster_pb2_grpc.add_ClusterServiceServicer_to_server, ClusterServicer(services)),
@@ -237,8 +237,8 @@ async def reached(one: One) -> AsyncIterator[str]:
         yield address
 
 
-def held(one: One) -> set[str]:
-    return set(one.shard.served.names())
+def held(member: One) -> set[str]:
+    return set(member.shard.served.names())
 
 
 async def turns(count: int = 100) -> None:

@@ -48,8 +48,10 @@ class Way:
         """An event for each kind of message that is held; messages go on when it is set."""
         self.lost: dict[str, str] = {}
         """The fate of each kind of message: lost on the way ``there`` or ``back``, or ``fails`` for an error that sending should never raise."""
-        self.came: list[tuple[str, Callable[[], Awaitable[object]]]] = []
+        self.messages: list[tuple[str, Callable[[], Awaitable[object]]]] = []
         """All that was sent, oldest first, and how each may come once more."""
+        self.closed = 0
+        """Number of ranges that slices have closed."""
 
     def hold(self, kind: str) -> None:
         self.held[kind] = asyncio.Event()
@@ -59,10 +61,10 @@ class Way:
 
     def sent(self, kind: str) -> list[Callable[[], Awaitable[object]]]:
         """Return how the messages of a kind may come once more, oldest first."""
-        return [again for sent, again in self.came if sent == kind]
+        return [repeat for sent_kind, repeat in self.messages if sent_kind == kind]
 
-    async def go(self, kind: str, what: Callable[[], Awaitable[object]]) -> object:
-        self.came.append((kind, what))
+    async def send(self, kind: str, message: Callable[[], Awaitable[object]]) -> object:
+        self.messages.append((kind, message))
         if kind in self.held:
             await self.held[kind].wait()
         lost = self.lost.get(kind)
@@ -71,11 +73,11 @@ class Way:
         if lost == "there":
             msg = "it is lost on the way there"
             raise errors.Unavailable(msg)
-        done = await what()
+        answer = await message()
         if lost == "back":
             msg = "the answer is lost"
             raise errors.Unavailable(msg)
-        return done
+        return answer
 
     async def claim(self, claim: SliceClaim) -> Range:
 
@@ -83,7 +85,7 @@ class Way:
             shard = self.tree.owner(claim.root).shard
             return await Here(shard.served, shard.owners).claim(claim)
 
-        range_ = await self.go("claim", claim_there)
+        range_ = await self.send("claim", claim_there)
         return Bent(self, range_)  # type: ignore[arg-type]
 
     async def epoch(self, root: str) -> int:
@@ -110,7 +112,7 @@ class Bent:
             actual.number = number - 1  # also of one that comes once more
             await actual.report(report, mass)
 
-        await self._way.go("say", send)
+        await self._way.send("say", send)
 
     def _routed(self) -> Range:
         """Return it as it is reached now: whoever serves the root knows of the claim."""
@@ -121,10 +123,10 @@ class Bent:
         return actual
 
     async def vouch(self, report: SliceReport) -> None:
-        await self._way.go("vouch", lambda: self._routed().vouch(report))
+        await self._way.send("vouch", lambda: self._routed().vouch(report))
 
     async def retire(self) -> None:
-        await self._way.go("retire", lambda: self._routed().retire())
+        await self._way.send("retire", lambda: self._routed().retire())
 
     @property
     def lost(self) -> bool:
@@ -137,6 +139,7 @@ class Bent:
     def close(self) -> None:
         if self._way.lost.get("say") == "fails":
             raise ZeroDivisionError
+        self._way.closed += 1
         self._actual.close()
 
 
@@ -238,9 +241,9 @@ class Tree:
         return self
 
     async def another(self, address: str, names: Callable[[str], bool]) -> One:
-        one = await One(self, address, names).start()
-        self.all.append(one)
-        return one
+        member = await One(self, address, names).start()
+        self.all.append(member)
+        return member
 
     async def fail_over(self, *, top: bool = False, which: str = "", **settings: object) -> One:
         """Let another process take over what the root's, or the slices', has served, with other settings; ``which``: top, below or beside."""
@@ -259,14 +262,14 @@ class Tree:
 
     async def hear(self) -> None:
         """Let all processes read the graph and take what is theirs, as their beats do."""
-        for one in (self.top, self.below, self.beside):
-            if one.ended:
+        for member in (self.top, self.below, self.beside):
+            if member.ended:
                 continue
-            await one.shard.confirmation.refresh()
-            await one.shard.takeover.serve_those(one.shard.topology.computations)
+            await member.shard.confirmation.refresh()
+            await member.shard.takeover.serve_those(member.shard.topology.computations)
 
     def owner(self, name: str) -> One:
-        owners = [one for one in self.all if name in one.shard.served and not one.ended]
+        owners = [member for member in self.all if name in member.shard.served and not member.ended]
         if not owners:
             msg = f"nobody serves {name}"
             raise errors.Unavailable(msg)
@@ -306,9 +309,9 @@ class Tree:
     async def stop(self) -> None:
         for kind in list(self.way.held):
             self.way.let(kind)
-        for one in self.all:
-            if not one.ended:
-                await one.stop()
+        for member in self.all:
+            if not member.ended:
+                await member.stop()
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -21,6 +21,7 @@ from lowwater.cli.commands import COMMANDS
 from tests.kit.eventually import eventually
 from tests.process.serving import Serving
 from tests.process.sharding import Sharded, served
+from tests.unit.test_advice import REPORTS
 
 DOCS = Path(__file__).parents[2] / "docs/reference/cli.md"
 SOON = "2013-01-09T14:00Z"
@@ -132,6 +133,9 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
         expect(code, "complete", "flights", "--from", "2013-01-09T13:00Z", "--to", end, lw=lw)
     expect(2, "complete", "flights", "--from", SOON, "--to", SOON, lw=lw, text="later than --from")
 
+    (tmp_path / "progress").write_text("\n".join(map(json.dumps, REPORTS)))
+    picture = ["--progress", str(tmp_path / "progress"), "--picture", str(tmp_path / "no-folder" / "advice.svg")]
+    expect(2, "advise", "flights", *picture, lw=lw, text="advice.svg cannot be written: No such file")
     intervals = ["--every", "1h", "--from", "2013-01-09T10:00Z", "--cursor", str(tmp_path / "cursor"), "--to"]
     markers = [*intervals, f"file:{tmp_path}/markers/%Y-%m-%d/%H"]
     (tmp_path / "markers").write_text("no folder")

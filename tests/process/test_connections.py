@@ -20,7 +20,8 @@ from lowwater_page.board import Board
 from lowwater_page.follower import Follower
 from lowwater_page.page import Page
 from lowwater_server.connections import IDLE_SECONDS, OF_FILES
-from lowwater_server.http import HttpServer, listen
+from lowwater_server.http import HttpServer
+from lowwater_server.sockets import listen
 from tests.kit.eventually import eventually
 from tests.process.browsing import Viewer, ask
 from tests.process.scrape import Scrape

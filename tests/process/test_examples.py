@@ -2,14 +2,56 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+import lowwater
 from examples.daily_close.__main__ import main as daily_close
 from examples.flights.advise import main as advise
 from examples.zombie.__main__ import main as zombie
+from tests.kit.program import run_program
+from tests.kit.times import at
+from tests.process.serving import Serving
+
+JOBS = Path(__file__).parents[2] / "examples" / "jobs"
+PLAIN_WORKER = """\
+2013-01-09 09:00   550
+2013-01-09 10:00   120
+totals is complete until 2013-01-09T11:00:00Z
+paris is complete until 2013-01-09T11:20:00Z
+rome is complete until 2013-01-09T13:40:00Z
+"""
+DAILY_CLOSE = "2013-01-07   550\n2013-01-08  1190\nevery day until 2013-01-09T00:00:00Z is closed\n"
+
+
+@pytest.mark.parametrize(("job", "printed"), [("plain_worker", PLAIN_WORKER), ("daily_close", DAILY_CLOSE)])
+def test_a_job_to_copy_prints_what_is_complete_also_when_it_runs_again(
+    job: str, printed: str, server: Serving, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "LOWWATER_ADDRESS": server.address}
+    for _ in range(2):
+        done = run_program([sys.executable, JOBS / f"{job}.py"], cwd=tmp_path, env=environment)
+        assert (done.stdout, done.returncode) == (printed, 0), done.stderr
+
+
+def test_the_command_of_airflow_2_exits_with_0_or_1_and_says_who_is_late(server: Serving, lw: lowwater.Client) -> None:
+    [command] = re.findall('^WAIT = "(.+)"$', (JOBS / "airflow2_dag.py").read_text(encoding="utf-8"), re.MULTILINE)
+    lw.register("hourly")
+    lease = lw.worker("hourly", name="exec-7").claim()
+    lease.advance(None, oldest=None, frontier=at(14))
+    lease.flush()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment, errors = {**os.environ, "LOWWATER_ADDRESS": server.address, "PATH": path}, []
+    for hour, code, patience in ((14, 0, "10m"), (15, 1, "2s")):
+        wait = command.replace("{{ data_interval_end | ts }}", at(hour).isoformat()).replace("10m", patience)
+        done = run_program(["bash", "-c", wait], env=environment)
+        assert done.returncode == code, done.stderr
+        errors += done.stderr.splitlines()
+    assert "held by hourly all keys on exec-7" in errors[-1]
 
 
 @pytest.mark.long  # the rule: test_tasks.py

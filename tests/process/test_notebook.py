@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ import pytest
 from nbclient import NotebookClient
 
 import lowwater
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
+from tests.process.test_watch_terminal import Terminal
 
 CELLS = {
     "connect": "import lowwater\nlw = lowwater.connect(ADDRESS)",
@@ -97,3 +101,19 @@ def test_a_notebook_shows_tables_graphs_and_who_holds_a_wait(outputs: dict[str, 
     assert [output.evalue for output in outputs["no zone"]] == [
         "'2013-01-01T00:00' has no time zone; write 2013-01-01T00:00Z for UTC"
     ]
+
+
+def test_publish_says_on_a_terminal_who_holds_the_next_interval(
+    server: Serving, lw: lowwater.Client, tmp_path: Path
+) -> None:
+    story(lw)
+    to = ["--from", "2013-01-09T10:00Z", "--cursor", str(tmp_path / "cursor"), "--to", f"file:{tmp_path}/%Y%m%d%H"]
+    publish = ["-m", "lowwater.cli", "publish", "hourly", "--every", "1h", *to, "--address", server.address]
+    terminal = Terminal(sys.executable, *publish)
+    line = "waiting for hourly until 2013-01-09T11:00:00Z: hourly is unknown: held by hourly"
+    try:
+        eventually(lambda: terminal.read(0.2) and line in terminal.raw, "it is said", seen=lambda: terminal.raw)
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+        os.close(terminal.master)

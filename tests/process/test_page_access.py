@@ -25,7 +25,8 @@ from lowwater_page.follower import Follower
 from lowwater_page.hosts import Hosts
 from lowwater_page.page import Page
 from lowwater_page.sessions import SESSION_SECONDS, SignedIn
-from lowwater_server.http import HttpServer, listen
+from lowwater_server.http import HttpServer
+from lowwater_server.sockets import listen
 from lowwater_server.tls import Certificates, Files
 from lowwater_server.visitors import TRIES, WrongTokens
 from tests.process.browsing import Answer, ask

@@ -188,7 +188,7 @@ CASES: Final[list[Case]] = [
     ("ReleaseTask STALE_LEASE", {"lease": {"epoch": 1}}),
     ("CommitTask INCARNATION_CHANGED", {"lease": {"incarnation": 2}, "outputs": []}),
     ("RenewTask UNKNOWN_GROUP", {"lease": {"group": "nowhere"}}),
-    ("CommitTask TASK_CONFLICT", {"lease": lambda p: p.done.lease, "outputs": []}),
+    ("CommitTask TASK_CONFLICT", {"lease": lambda p: p.committed.lease, "outputs": []}),
     ("CommitTask outputs[0]", {"outputs": ["part"]}),
     ("CommitTask outputs", {"outputs": ["x" * 2049]}),
     ("CommitTask outputs", {"outputs": ["x"] * 101}),

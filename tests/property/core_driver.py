@@ -78,12 +78,14 @@ def flat(refused: Iterable[Refused]) -> set[tuple[str, int | None]]:
 class Driver:
     """Runs rounds as a shard does; :meth:`settle` makes one durable and visible.
 
-    ``made`` is the class of the computation, so that a test can drive one whose rule is switched off.
+    ``computation_class`` is the class of the computation, so that a test can drive one whose rule is switched off.
     """
 
-    def __init__(self, spec: Spec | None = None, *, made: Callable[..., Computation] = computation_of) -> None:
+    def __init__(
+        self, spec: Spec | None = None, *, computation_class: Callable[..., Computation] = computation_of
+    ) -> None:
         self.spec = spec or Spec("c", max_skew=1000 * SECOND)
-        self.core = made(self.spec, epoch_base=0)
+        self.core = computation_class(self.spec, epoch_base=0)
         self.now = NOW
         self.records: list[bytes] = []
         self.strong: list[bool] = []

@@ -115,7 +115,7 @@ class CoreMachine(Pair):
     @rule(added=coins, bound=times, mass_=masses)
     def revoke(self, added: bool, bound: int, mass_: Any) -> None:
         if mass_:  # what was reported right before, in the same round
-            self.say(self.sequencer(0), [bound], True, -1, mass_)
+            self.report_values(self.sequencer(0), [bound], True, -1, mass_)
         self.fold = (self.fold[0] + 1, self.fold[1])
         # What is behind the published low watermark is refused before it comes here.
         low = max(self.tide + bound, self.oracle.low) if added else None
@@ -141,15 +141,15 @@ class CoreMachine(Pair):
 
     @rule(pick=picks, values=values, whole=coins, special=st.integers(0, 10), mass_=masses)
     def report(self, pick: int, values: list[int], whole: bool, special: int, mass_: Any) -> None:
-        self.say(self.sequencer(pick), values, whole, special, mass_)
+        self.report_values(self.sequencer(pick), values, whole, special, mass_)
 
     @rule(values=values, mass_=masses)
     def tick(self, values: list[int], mass_: Any) -> None:
         self.tide += 5
         for sequencer in [c.sequencer for c in self.oracle.claims.values() if c.owned and c.live]:
-            self.say(sequencer, values, True, -1, mass_)
+            self.report_values(sequencer, values, True, -1, mass_)
 
-    def say(self, sequencer: int, values: list[int], whole: bool, special: int, mass_: Any) -> None:
+    def report_values(self, sequencer: int, values: list[int], whole: bool, special: int, mass_: Any) -> None:
         values = [self.tide + t for t in values]
         claim = self.oracle.claims.get(sequencer)
         count = len(claim.edges) - 1 if claim else 1
@@ -200,9 +200,11 @@ class CoreMachine(Pair):
     @rule(pick=picks, number=st.integers(0, 2), task=picks, oldest=values, finished=st.integers(0, 2))
     def stage(self, pick: int, number: int, task: int, oldest: list[int], finished: int) -> None:
         number += self.oracle.committed[0] if self.oracle.committed else 0
-        self.put(self.sequencer(pick // 5), number, (task % 2, task // 2, 0), oldest, finished)
+        self.stage_task(self.sequencer(pick // 5), number, (task % 2, task // 2, 0), oldest, finished)
 
-    def put(self, sequencer: int, number: int, name: tuple[int, int, int], oldest: list[int], finished: int) -> None:
+    def stage_task(
+        self, sequencer: int, number: int, name: tuple[int, int, int], oldest: list[int], finished: int
+    ) -> None:
         most = 5 * PART_BYTES // 2 if finished == 2 else MAX_PART_BYTES
         claim = self.oracle.claims.get(sequencer)
         count = len(claim.edges) - 1 if claim else 1
@@ -219,13 +221,13 @@ class CoreMachine(Pair):
     @rule(
         pick=st.integers(0, 3),
         back=st.integers(0, 2),
-        wanted=st.integers(0, 3),
+        task_count=st.integers(0, 3),
         bound=times | st.just(MAX),
         covers_all=coins,
     )
-    def prepare(self, pick: int, back: int, wanted: int, bound: int, covers_all: bool) -> None:
+    def prepare(self, pick: int, back: int, task_count: int, bound: int, covers_all: bool) -> None:
         sequencer, number = self.oracle.parts_of if pick else (self.sequencer(0), self.oracle.parts_of[1] - back)
-        tasks = sorted(self.oracle.parts)[:wanted] if wanted < 3 else [(0, 9, 9)]
+        tasks = sorted(self.oracle.parts)[:task_count] if task_count < 3 else [(0, 9, 9)]
         folded = UNREGISTERED if pick == 2 else (7,) if pick == 1 and not back else self.fold[1]
         bound = MIN if pick == 2 and back else bound  # which may be folded as long as an input is not registered
         self.fix(sequencer, max(0, number), tasks, bound, covers_all, (self.fold[0], folded))
@@ -237,7 +239,7 @@ class CoreMachine(Pair):
         number = 1 + max(self.oracle.parts_of[1], self.oracle.committed[0] if self.oracle.committed else 0)
         names = [(index % 2, index, 0) for index in range(len(parts))]
         for name, oldest in zip(names, parts, strict=True):
-            self.put(sequencer, number, name, oldest, sum(oldest) % 4)
+            self.stage_task(sequencer, number, name, oldest, sum(oldest) % 4)
         self.fix(sequencer, number, names, bound, covers_all, self.fold)
 
     def fix(

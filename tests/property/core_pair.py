@@ -34,7 +34,7 @@ def as_told(layout: Layout) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
 class Pair(Counting):
     """The core and its oracle; the rules here are those of rounds, crashes and incarnations."""
 
-    made: type[Computation] = Computation
+    computation_class: type[Computation] = Computation
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,15 +42,15 @@ class Pair(Counting):
         self.epoch = 0
         self.spec = Spec("c", ("a",), SHARES, max_skew=SKEW, history_step=STEP)
         self.fold = (1, (1,))
-        self.core = self.made(self.spec)
+        self.core = self.computation_class(self.spec)
         self.oracle = Oracle(SHARES, SKEW, STEP, 0)
         self.records: list[bytes] = []
         self.images = [recovery.snapshot(self.core)]
         self.snapshots: list[tuple[int, bytes]] = []
         self.durable = self.oracle.image()
-        self.shown = (self.oracle.low, dict(self.oracle.heuristics))
+        self.published = (self.oracle.low, dict(self.oracle.heuristics))
         self.flying: bytes | None = None
-        self.coming = self.shown
+        self.coming = self.published
         self.wanted_layout = self.oracle.layout
         self.coming_wanted = self.wanted_layout
         self.sequencers = [1]
@@ -61,24 +61,24 @@ class Pair(Counting):
         self.turn = 0
         self.tide = 0
 
-    def same(self, what: str, ours: Any, theirs: Any) -> Any:
-        self.steps[what] += 1
+    def same(self, step: str, ours: Any, theirs: Any) -> Any:
+        self.steps[step] += 1
         self.turn += 1
         expected: Any
-        got: Any
+        actual: Any
         try:
             expected = theirs()
         except Refusal as refusal:
             expected = refusal.reason
             self.steps[refusal.reason] += 1
         try:
-            got = ours()
+            actual = ours()
         except errors.LowwaterError as error:
-            got = error.reason
-        assert got == expected, f"{what}: the core says {got}, the oracle {expected}"
-        if isinstance(got, set):
-            self.steps.update(str(reason) for reason, _ in (entry for entry in got if isinstance(entry, tuple)))
-        return got
+            actual = error.reason
+        assert actual == expected, f"{step}: the core says {actual}, the oracle {expected}"
+        if isinstance(actual, set):
+            self.steps.update(str(reason) for reason, _ in (entry for entry in actual if isinstance(entry, tuple)))
+        return actual
 
     def teardown(self) -> None:
         self.settle()
@@ -107,7 +107,7 @@ class Pair(Counting):
         assert as_told(self.core.layout) == self.oracle.layout
         assert as_told(self.core.published_layout) == self.wanted_layout
         view = self.core.published
-        assert (view.low, dict(view.heuristics)) == self.shown
+        assert (view.low, dict(view.heuristics)) == self.published
         assert view.low >= self.seen_low, "rule 3: what was published never goes down"
         self.seen_low = view.low
 
@@ -152,10 +152,15 @@ class Pair(Counting):
     @rule()
     def arrive(self) -> None:
         assert self.flying is not None
-        self.durable, self.flying, self.shown, self.wanted_layout = self.flying, None, self.coming, self.coming_wanted
+        self.durable, self.flying, self.published, self.wanted_layout = (
+            self.flying,
+            None,
+            self.coming,
+            self.coming_wanted,
+        )
         # With an append in flight the shard stages nothing that publishing shows: only the watermarks are compared.
         operation = self.core.publish().oldest_operation
-        assert operation == (0 if self.shown[0] == MAX else self.oracle.oldest_operation())
+        assert operation == (0 if self.published[0] == MAX else self.oracle.oldest_operation())
         self.steps["arrive"] += 1
         self.check()
 
@@ -189,7 +194,7 @@ class Pair(Counting):
         self.epoch += 1
         base = 1000 * self.epoch
         core = recovery.recover(self.spec, snapshot, self.records[position:], epoch_base=base)
-        core.__class__ = self.made
+        core.__class__ = self.computation_class
         assert durable(recovery.snapshot(core)) == durable(self.images[-1])
         oracle: Oracle = pickle.loads(self.durable)
         for group in core.map.groups.values():
@@ -201,7 +206,7 @@ class Pair(Counting):
         assert core.batches.committed_by == oracle.committed_by
         oracle.crash(base)
         self.core, self.oracle = core, oracle
-        self.durable, self.shown = oracle.image(), (oracle.low, dict(oracle.heuristics))
+        self.durable, self.published = oracle.image(), (oracle.low, dict(oracle.heuristics))
         self.wanted_layout = oracle.layout
         self.sequencers.append(oracle.last_sequencer)
         self.check()
@@ -220,9 +225,9 @@ class Pair(Counting):
         first = incarnation if dropped else self.spec.first
         self.spec = replace(self.spec, incarnation=incarnation, first=first)
         self.core = recovery.restarted(self.core, self.spec)
-        self.core.__class__ = self.made
+        self.core.__class__ = self.computation_class
         self.core.publish()
         self.images.append(recovery.snapshot(self.core))
-        self.durable, self.shown = self.oracle.image(), (MIN, dict.fromkeys(SHARES, MIN))
+        self.durable, self.published = self.oracle.image(), (MIN, dict.fromkeys(SHARES, MIN))
         self.seen_low, self.wanted_layout = MIN, self.oracle.layout
         self.check()

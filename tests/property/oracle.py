@@ -135,10 +135,10 @@ class Oracle:
         masses: list[Told] = []
         for claim in {id(c.claim): c.claim for c in inside if c.claim is not None}.values():
             outside = any(c.claim is claim for c in self.cells[:start] + self.cells[end:])
-            done = self.finished(claim)
-            if claim.masses is not None and not outside and not done:
+            finished = self.finished(claim)
+            if claim.masses is not None and not outside and not finished:
                 masses += claim.masses
-            elif not done:
+            elif not finished:
                 complete = False
             if outside:
                 claim.masses = None

@@ -37,12 +37,12 @@ def value(field: FieldDescriptor, random: Random) -> Any:
     if field.message_type is not None:
         message = GetMessageClass(field.message_type)()
         for inner in field.message_type.fields:
-            put(message, inner, random)
+            set_field(message, inner, random)
         return message
     return random.choice(OTHERS.get(field.name, KINDS[field.type]))
 
 
-def put(message: Any, field: FieldDescriptor, random: Random) -> None:
+def set_field(message: Any, field: FieldDescriptor, random: Random) -> None:
     message.ClearField(field.name)
     if field.is_repeated:
         getattr(message, field.name).extend(value(field, random) for _ in range(random.randint(0, 3)))
@@ -57,7 +57,7 @@ def spoil(message: Any, random: Random) -> None:
     for field in message.DESCRIPTOR.fields:
         inner = getattr(message, field.name)
         if random.random() < 0.15:
-            put(message, field, random)
+            set_field(message, field, random)
         elif field.message_type is not None and (field.is_repeated or message.HasField(field.name)):
             for part in inner if field.is_repeated else [inner]:
                 spoil(part, random)

@@ -220,8 +220,8 @@ class Pipeline:
         server.run(eventually_async(lambda: len(self._slices()) == 2, "both slices of cut are claimed"))
         self.claim("b", b"", b"m", b"")
         self.claim("d", b"", b"m", b"", identity="query", generation=3)
-        self.say(self.group("a", 14, 15, 16))
-        self.say(self.group("b", 13, 14, input_version=1, input_incarnations=[1]))
+        self.send_report(self.group("a", 14, 15, 16))
+        self.send_report(self.group("b", 13, 14, input_version=1, input_incarnations=[1]))
         for batch in (3, 4):
             server.call("StageTask", self.stage(batch))
             server.call("PrepareBatch", self.prepare(batch))
@@ -230,8 +230,8 @@ class Pipeline:
         server.call("CreateGroup", tasks_pb2.CreateGroupRequest(computation="a", group="hourly", every_micros=HOUR))
         server.call("CreateGroup", tasks_pb2.CreateGroupRequest(computation="a", group="repairs"))
         server.call("CreateTasks", self.new_tasks("n1", "n2", "n3", "n4", "n5"))
-        self.done = self.take(b"d" * 16)
-        server.call("CommitTask", self.ended(self.done))
+        self.committed = self.take(b"d" * 16)
+        server.call("CommitTask", self.ended(self.committed))
         self.lease = self.take(b"i" * 16)
 
     def _slices(self) -> list[int]:
@@ -262,7 +262,7 @@ class Pipeline:
             computation=name, sequencer=self.sequencers[name], watermarks_micros=values, **fields
         )
 
-    def say(self, *groups: workers_pb2.GroupReport) -> list[workers_pb2.RefusedRanges]:
+    def send_report(self, *groups: workers_pb2.GroupReport) -> list[workers_pb2.RefusedRanges]:
         sender = next(self._ids).to_bytes(16)
         answers = self.server.call("Report", [opening(1, sender), report(1, *groups)])
         acks = [answer.ack for answer in answers if answer.HasField("ack")]

@@ -29,7 +29,7 @@ def off(rule: int | str) -> pytest.MarkDecorator:
 def planted(rule: int | str, *broken: type[Computation]) -> pytest.MarkDecorator:
     """Runs a test with computations as they are made, and with ones in which its rule is switched off: there it must fail."""
     without = [pytest.param(bug, id=bug.__name__, marks=off(rule)) for bug in broken]
-    return pytest.mark.parametrize("made", [pytest.param(Computation, id="as it is"), *without])
+    return pytest.mark.parametrize("computation_class", [pytest.param(Computation, id="as it is"), *without])
 
 
 @bug("_merge", interval_map)

@@ -30,18 +30,18 @@ def small(patch: Callable[[Any, str, int], None]) -> None:
     patch(tasks, "GROUPS", SIZES.groups)
     patch(tasks, "TASKS", SIZES.tasks)
     patch(tasks, "OPEN_INTERVALS", SIZES.open)
-    patch(tasks, "REMEMBERED", SIZES.kept)
+    patch(tasks, "REMEMBERED", SIZES.remembered)
     patch(tasks, "PAYLOAD_BYTES", SIZES.payload)
 
 
 class TaskMachine(Counting):
     """Every rule does the same to both, compares what they answer, and then all they hold."""
 
-    made: type[Computation] = Computation
+    computation_class: type[Computation] = Computation
 
     def __init__(self) -> None:
         super().__init__()
-        self.driver = Driver(made=self.made)
+        self.driver = Driver(computation_class=self.computation_class)
         self.oracle = TaskOracle(SIZES)
         self.sequencer = self.driver.claim(b"", b"").sequencer
         self.snapshot: bytes | None = None

@@ -20,7 +20,7 @@ class Sizes:
     groups: int = 3
     tasks: int = 8
     open: int = 3
-    kept: int = 3
+    remembered: int = 3
     payload: int = 1
 
 
@@ -123,8 +123,8 @@ class TaskOracle:
         """``tasks``: group, or "" for this one; event time; name; payload. ``then``: what the same step does, before it is looked for room."""
         before = copy.deepcopy(self.groups)
         try:
-            for other, at, called, payload in tasks:
-                group = self.group(other or name)
+            for group_name, at, called, payload in tasks:
+                group = self.group(group_name or name)
                 if group.every:
                     raise Refused("INVALID_ARGUMENT")
                 if len(payload) > self.sizes.payload:
@@ -168,7 +168,7 @@ class TaskOracle:
         return sum(group.due.setdefault(key, now + group.lease) <= now for key in leased)
 
     def renew(self, lease: Any, now: int) -> None:
-        group, key = self.held(lease)
+        group, key = self.leased_task(lease)
         group.due[key] = now + group.lease
 
     def release(self, lease: Any) -> None:
@@ -182,7 +182,7 @@ class TaskOracle:
             and (task["nonce"], task["epoch"]) == (lease.nonce, lease.epoch)
         ):
             return
-        group, key = self.held(lease)
+        group, key = self.leased_task(lease)
         self.give_back(group, key)
 
     def commit(self, lease: Any, outputs: list[str], successors: list[tuple[str, int, str, bytes]]) -> None:
@@ -193,7 +193,7 @@ class TaskOracle:
             if task["asked"] != request:
                 raise Refused("TASK_CONFLICT")
             return
-        group, key = self.held(lease)
+        group, key = self.leased_task(lease)
         self.create(lease.group, successors, lambda: self.end(group, key, outputs, request))
 
     def end(self, group: Group, key: tuple[int, str], outputs: list[str], request: Any) -> None:
@@ -201,10 +201,10 @@ class TaskOracle:
         group.due.pop(key, None)
         group.commits.append(key)
         limit = min([at for at, _ in group.unfinished()] + [group.passed if group.every else MAX])
-        if len(group.commits) > self.sizes.kept:
-            self.forget(group, min([limit, *(at for at, _ in group.commits[-self.sizes.kept :])]))
+        if len(group.commits) > self.sizes.remembered:
+            self.forget(group, min([limit, *(at for at, _ in group.commits[-self.sizes.remembered :])]))
         room = self.sizes.tasks - len(group.unfinished())
-        while len(group.commits) > max(room - self.sizes.kept, min(room, self.sizes.kept)):
+        while len(group.commits) > max(room - self.sizes.remembered, min(room, self.sizes.remembered)):
             oldest = min(group.tasks)[0]
             if oldest >= limit:
                 break
@@ -224,7 +224,7 @@ class TaskOracle:
         if lease.incarnation != self.incarnation:
             raise Refused("INCARNATION_CHANGED")
 
-    def held(self, lease: Any) -> tuple[Group, tuple[int, str]]:
+    def leased_task(self, lease: Any) -> tuple[Group, tuple[int, str]]:
         self.of_this_life(lease)
         group, key = self.group(lease.group), (lease.key.at, lease.key.name)
         if key not in group.tasks:

@@ -52,9 +52,9 @@ def configurations_do_not_revoke(apply: Part) -> Part:
 def repeats_are_refused(commit: Part) -> Part:
     """Whoever has not heard the answer is told that the lease counts no more (rule 8)."""
 
-    def again(self: Tasks, lease: TaskLease, *what: Any, incarnation: int) -> None:
+    def again(self: Tasks, lease: TaskLease, *outcome: Any, incarnation: int) -> None:
         self._leased(self._group_of(lease, incarnation), lease)
-        commit(self, lease, *what, incarnation=incarnation)
+        commit(self, lease, *outcome, incarnation=incarnation)
 
     return again
 

@@ -76,9 +76,9 @@ def _first(result: Any) -> Any:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["threads", "asyncio"])
 def shell(request: pytest.FixtureRequest) -> Iterator[Shell]:
-    one = Shell(on_asyncio=request.param)
-    yield one
-    one.close()
+    started = Shell(on_asyncio=request.param)
+    yield started
+    started.close()
 
 
 def no_number(bits: int, least: int = 0) -> list[Any]:
@@ -153,7 +153,7 @@ BAD: dict[str, Bad] = {
 
 def refusal(shell: Shell, call: Callable[[Any, Any], Any], value: Any, target: Any = None) -> lowwater.InvalidArgument:
     with pytest.raises(lowwater.InvalidArgument) as error:
-        shell.use(lambda it: call(it, value), target)
+        shell.use(lambda client: call(client, value), target)
     return error.value
 
 
@@ -250,42 +250,42 @@ def full(extra: int) -> Histogram:
 
 
 SAID: dict[str, Bad] = {
-    "finished": (lambda lease, v: tell(lease, finished=v), "finished", [*no_number(41), MOST_RECORDS + 1]),
-    "pending": (lambda lease, v: tell(lease, pending=full(v)), "pending", [1, MOST_RECORDS]),
+    "finished": (lambda lease, v: advance(lease, finished=v), "finished", [*no_number(41), MOST_RECORDS + 1]),
+    "pending": (lambda lease, v: advance(lease, pending=full(v)), "pending", [1, MOST_RECORDS]),
     "operation": (
-        lambda lease, v: tell(lease, oldest_operation=v),
+        lambda lease, v: advance(lease, oldest_operation=v),
         "oldest_operation",
         [MIN, -1, 253_402_300_800_000_000, MAX, dt.datetime(1969, 1, 1, tzinfo=UTC)],
     ),
     "waiting for": (
-        lambda lease, v: tell(lease, waiting_for=v),
+        lambda lease, v: advance(lease, waiting_for=v),
         "waiting_for",
         [None, 5, b"file", ["file"], "x" * 201, "ü" * 101, "\x1b[2J", "a\nb", "\x85", "\ud800"],
     ),
     "arrived": (
-        lambda lease, v: tell(lease, arrived=v),
+        lambda lease, v: advance(lease, arrived=v),
         "arrived",
         [5, {1: 2}, *(Arrived(0, bad) for bad in ({756: 1}, {1: -1}, {1: 2**41}, {"1": 1})), Arrived(MIN, {})],  # type: ignore[arg-type]
     ),
-    "remarks": (lambda lease, v: tell(lease, remarks=v), "remarks", [None, "ended", (0, True, "", 0)]),
+    "remarks": (lambda lease, v: advance(lease, remarks=v), "remarks", [None, "ended", (0, True, "", 0)]),
     "a failure": (
-        lambda lease, v: tell(lease, remarks=Remarks(failure=v)),
+        lambda lease, v: advance(lease, remarks=Remarks(failure=v)),
         "remarks.failure",
         [None, "x" * 201, "a\nb"],
     ),
     "untimed rows": (
-        lambda lease, v: tell(lease, remarks=Remarks(untimed_rows=v)),
+        lambda lease, v: advance(lease, remarks=Remarks(untimed_rows=v)),
         "remarks.untimed_rows",
         [None, -1, 2**63, "1"],
     ),
-    "a handle": (lambda lease, v: tell(lease, oldest={v: 5}), "handle", no_number(1)),
+    "a handle": (lambda lease, v: advance(lease, oldest={v: 5}), "handle", no_number(1)),
     "finish handles": (lambda lease, v: lease.finish(v), "handles", NO_LIST[:4]),
     "finish a handle": (lambda lease, v: lease.finish([0, v]), "handle", no_number(1)),
     "flush": (lambda lease, v: lease.flush(v), "timeout", NO_TIMEOUT),
 }
 
 
-def tell(lease: Any, **fields: Any) -> None:
+def advance(lease: Any, **fields: Any) -> None:
     lease.advance(None, **{"oldest": None, "frontier": 10, **fields})
 
 
@@ -293,7 +293,7 @@ def tell(lease: Any, **fields: Any) -> None:
 def test_what_a_lease_refuses_changes_nothing(shell: Shell, name: str) -> None:
     call, field, values = SAID[name]
     lease = shell.lease()
-    tell(lease, oldest=[5, 7], pending=[5], finished=3)
+    advance(lease, oldest=[5, 7], pending=[5], finished=3)
     for value in values:
         check_refusal(refusal(shell, call, value, lease), field)
     assert lease._state.version == 1
@@ -311,7 +311,7 @@ def test_whatever_is_said_is_sent_and_the_authority_takes_it(shell: Shell, steps
         histogram = Histogram(0)
         try:
             histogram.add(0, pending)
-            tell(lease, finished=finished, pending=histogram, oldest=time, oldest_operation=time)
+            advance(lease, finished=finished, pending=histogram, oldest=time, oldest_operation=time)
         except ValueError:
             continue
     group = lease._state.take()

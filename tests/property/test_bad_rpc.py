@@ -38,18 +38,18 @@ def numbered(cases: Sequence[tuple[Any, ...]]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def pipeline() -> Iterator[Pipeline]:
-    with running() as one:
-        yield one
+    with running() as started:
+        yield started
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_valid_requests_are_valid(method: str) -> None:
-    with running() as one:
-        one.server.call(method, one.valid(method))
-        one.server.check()
+    with running() as fresh:
+        fresh.server.call(method, fresh.valid(method))
+        fresh.server.check()
 
 
-def put(request: Any, fields: dict[str, Any], pipeline: Pipeline) -> None:
+def set_fields(request: Any, fields: dict[str, Any], pipeline: Pipeline) -> None:
     for name, build in fields.items():
         value = build(pipeline) if callable(build) else build
         if isinstance(value, dict):
@@ -80,7 +80,7 @@ def test_a_bad_request_is_refused_and_changes_nothing(pipeline: Pipeline, case: 
     method, *why = case.split()
     reason = why.pop(0) if why[0].isupper() else "INVALID_ARGUMENT"
     request = pipeline.valid(method)
-    put(request, fields, pipeline)
+    set_fields(request, fields, pipeline)
     before = pipeline.server.dump()
     refusal = pipeline.server.refused(method, request)
     assert (refusal.reason, refusal.metadata.get("field", "")) == (reason, "".join(why).replace("+", " "))
@@ -102,7 +102,7 @@ def test_a_bad_part_of_a_report_is_refused_in_its_acknowledgement(
     pipeline: Pipeline, reason: str, handles: list[int], build: Any, beside: int
 ) -> None:
     before = pipeline.server.durable()
-    (refusal,) = pipeline.say(build(pipeline))
+    (refusal,) = pipeline.send_report(build(pipeline))
     assert (refusal.reason, list(refusal.handles)) == (reason or "INVALID_ARGUMENT", handles)
     assert refusal.message
     last, *rest = before["journal"]["a"]
@@ -111,55 +111,57 @@ def test_a_bad_part_of_a_report_is_refused_in_its_acknowledgement(
 
 
 def test_a_long_name_does_not_hide_the_refusal() -> None:
-    with running() as one:
-        request = one.valid("Register")
+    with running() as fresh:
+        request = fresh.valid("Register")
         request.inputs[:] = [f"{'x' * 120}{n}" for n in range(1000)]
-        one.server.call("Register", request)
+        fresh.server.call("Register", request)
         request.inputs.append("one-more/than-is-registered")
         request.inputs.pop(0)
-        refusal = one.server.refused("Register", request)
+        refusal = fresh.server.refused("Register", request)
     assert refusal.reason == "REGISTRATION_CONFLICT"
     assert len(refusal.message.encode()) <= 1024
 
 
 def test_rule8_nothing_of_a_report_behind_a_gap_is_applied() -> None:
-    with running() as one:
-        first, third = (report(n, one.group("a", hour)) for n, hour in ((1, 17), (3, 18)))
-        refusal = one.server.refused("Report", [opening(50), first, third])
+    with running() as fresh:
+        first, third = (report(n, fresh.group("a", hour)) for n, hour in ((1, 17), (3, 18)))
+        refusal = fresh.server.refused("Report", [opening(50), first, third])
         assert refusal.metadata == {"field": "report.number", "fix": "open a new stream and send the full state"}
-        assert one.low("a") == 17 * HOUR
-        one.server.check()
+        assert fresh.low("a") == 17 * HOUR
+        fresh.server.check()
 
 
 def test_whatever_lateness_one_computation_tells_its_neighbours_go_on() -> None:
     """Its counts are in answers to readers of all names, in snapshots, and in the acknowledgements of streams that others share."""
-    with running() as one:
+    with running() as fresh:
         watching = watermarks_pb2.GetWatermarksRequest()
         for attempt, records in enumerate((2**64 - 1, 2**63, 2**62, 2**62, 2**62, 2**62, 2**48, 2**40, 2**40)):
-            one.claim("a", b"", b"g", b"p", b"")
+            fresh.claim("a", b"", b"g", b"p", b"")
             lateness = workers_pb2.Lateness(buckets=[0, 9], counts=[1, records], frontier_micros=14 * HOUR)
-            hostile = one.group("a", 14, 15, 16, lateness=lateness)
-            refused = one.say(hostile, one.group("b", 13 + attempt % 2, 14, input_version=1, input_incarnations=[1]))
+            hostile = fresh.group("a", 14, 15, 16, lateness=lateness)
+            refused = fresh.send_report(
+                hostile, fresh.group("b", 13 + attempt % 2, 14, input_version=1, input_incarnations=[1])
+            )
             assert {entry.computation for entry in refused} <= {"a"}
-            marks = {mark.computation: mark for mark in one.server.call("GetWatermarks", watching).watermarks}
+            marks = {mark.computation: mark for mark in fresh.server.call("GetWatermarks", watching).watermarks}
             assert (marks["b"].low_micros, marks["b"].registered) == (14 * HOUR if attempt else 13 * HOUR, True)
-            one.server.call("Watch", watermarks_pb2.WatchRequest())
-            one.server.check()
-        assert one.server.authority.streams.room.bytes == 0
+            fresh.server.call("Watch", watermarks_pb2.WatchRequest())
+            fresh.server.check()
+        assert fresh.server.authority.streams.room.bytes == 0
 
 
 def test_an_answer_that_cannot_be_made_keeps_no_room() -> None:
-    with running() as one:
+    with running() as fresh:
 
         def fails(*_: object) -> None:
             msg = "planted"
             raise ValueError(msg)
 
-        one.server.loop.set_exception_handler(lambda *_: None)
-        one.server.observer.reported = fails  # type: ignore[method-assign, assignment]
+        fresh.server.loop.set_exception_handler(lambda *_: None)
+        fresh.server.observer.reported = fails  # type: ignore[method-assign, assignment]
         with pytest.raises(grpc.RpcError):
-            one.server.call("Report", [opening(next(one.streams)), report(1, one.group("a", 15, 16, 17))])
-        assert one.server.authority.streams.room.bytes == 0
+            fresh.server.call("Report", [opening(next(fresh.streams)), report(1, fresh.group("a", 15, 16, 17))])
+        assert fresh.server.authority.streams.room.bytes == 0
 
 
 def send(pipeline: Pipeline, method: str, request: Any) -> None:
@@ -177,8 +179,8 @@ def works(pipeline: Pipeline) -> None:
     pipeline.register("z/reader", ["z/source"])
     pipeline.claim("z/source", b"", b"")
     pipeline.claim("z/reader", b"", b"m", b"")
-    assert pipeline.say(pipeline.group("z/source", 20)) == []
-    assert pipeline.say(pipeline.group("z/reader", 19, 20, input_version=1, input_incarnations=[1])) == []
+    assert pipeline.send_report(pipeline.group("z/source", 20)) == []
+    assert pipeline.send_report(pipeline.group("z/reader", 19, 20, input_version=1, input_incarnations=[1])) == []
     assert (pipeline.low("z/source"), pipeline.low("z/reader")) == (20 * HOUR, 19 * HOUR)
 
 
@@ -235,12 +237,12 @@ def test_every_refusal_in_the_sources_has_a_case(pipeline: Pipeline, raised: set
     for case, fields in CASES:
         method = case.split()[0]
         request = pipeline.valid(method)
-        put(request, fields, pipeline)
+        set_fields(request, fields, pipeline)
         pipeline.server.refused(method, request)
     for _, messages in STREAMS:
         pipeline.server.refused("Report", messages(pipeline))
     for _, _, build, _ in PARTS:
-        pipeline.say(build(pipeline))
+        pipeline.send_report(build(pipeline))
     missing = [
         f"{path.parent.name}/{path.name}: {site}"
         for path in [

@@ -104,15 +104,15 @@ def test_what_cannot_be_is_refused_and_changes_nothing_of_it(wrong: dict[str, ob
 
 def test_what_would_take_a_computation_beyond_62_bits_is_refused() -> None:
     subject = driver()
-    one, two = Source(subject, b"", b"m"), Source(subject, b"m", b"")
+    first, second = Source(subject, b"", b"m"), Source(subject, b"m", b"")
     budget(subject).records = 2**62 - 5
-    one.hand_on(4)
-    two.hand_on(2)
-    assert not one.report(settle=False)
-    assert two.report(settle=False) == {("INVALID_ARGUMENT", None)}
+    first.hand_on(4)
+    second.hand_on(2)
+    assert not first.report(settle=False)
+    assert second.report(settle=False) == {("INVALID_ARGUMENT", None)}
     subject.settle()
     assert counted(subject)[0] == 2**62 - 1
-    assert two.report() == {("INVALID_ARGUMENT", None)}
+    assert second.report() == {("INVALID_ARGUMENT", None)}
     recovery.snapshot(subject.core)
 
 
@@ -147,7 +147,7 @@ class Owners:
         self.driver = driver()
         self.sources: list[Source] = []
         self.snapshot: tuple[bytes | None, int] = None, 0
-        self.reference = self.shown = MIN
+        self.reference = self.last_published = MIN
         self.records = self.revocations = 0
 
     def weights(self) -> dict[Group, tuple[int, int]]:
@@ -205,24 +205,26 @@ class Owners:
         assert self.weights() == {group: (min(at, limit), weight) for group, (at, weight) in before.items()}
 
     def crash(self) -> None:
-        before, shown = arrived(self.driver.core), self.driver.core.published.budgets
+        before, budgets = arrived(self.driver.core), self.driver.core.published.budgets
         start, after = self.snapshot
         records, base = self.driver.records[after:], self.driver.core.epoch_base + 1000
         self.driver.core = recovery.recover(self.driver.spec, start, records, epoch_base=base)
-        assert self.driver.core.published.budgets == shown
+        assert self.driver.core.published.budgets == budgets
         assert arrived(self.driver.core) == before
 
     def check(self) -> None:
         weights = [weight for group, weight in self.weights().items() if weight[1] and not group.finished]
         total = sum(weight for _, weight in weights)
         enough = (1_000_000 - PPM) * total
-        right = [at for at, _ in weights if sum(more for other, more in weights if other >= at) * 1_000_000 >= enough]
+        right = [
+            at for at, _ in weights if sum(more for frontier, more in weights if frontier >= at) * 1_000_000 >= enough
+        ]
         if (greatest := max(right, default=MIN)) != MAX:
             self.reference = max(self.reference, greatest)
         assert budget(self.driver).reference == self.reference
         assert budget(self.driver).records == self.records
-        assert published(self.driver) >= max(self.shown, self.driver.low)
-        self.shown = published(self.driver)
+        assert published(self.driver) >= max(self.last_published, self.driver.low)
+        self.last_published = published(self.driver)
 
 
 @given(steps=steps)

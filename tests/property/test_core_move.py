@@ -291,55 +291,55 @@ def test_what_does_not_move_is_noticed(field: str, monkeypatch: pytest.MonkeyPat
 
     forgetful(monkeypatch)
     topology = graph()
-    one = Pair("a~1", topology, Known({key: Key() for key in range(FIRST, LAST)}))
-    one.claim(2, 4, None)
-    one.report(0, 10)
-    one.retire(5)
+    pair = Pair("a~1", topology, Known({key: Key() for key in range(FIRST, LAST)}))
+    pair.claim(2, 4, None)
+    pair.report(0, 10)
+    pair.retire(5)
     with pytest.raises(AssertionError):
-        move(one, topology, 4, crash=False)
+        move(pair, topology, 4, crash=False)
 
 
 def cut() -> tuple[Pair, Topology, str]:
     topology = graph()
-    one = Pair("a~1", topology, Known({key: Key() for key in range(FIRST, LAST)}))
-    one.claim(2, 4, None)
-    one.report(0, 10)
+    pair = Pair("a~1", topology, Known({key: Key() for key in range(FIRST, LAST)}))
+    pair.claim(2, 4, None)
+    pair.report(0, 10)
     topology, name = topology.split("a", "a~1", edge(4))
-    one.use(topology)
-    return one, topology, name
+    pair.use(topology)
+    return pair, topology, name
 
 
-def handed_over(one: Pair, topology: Topology, name: str) -> Driver:
+def handed_over(pair: Pair, topology: Topology, name: str) -> Driver:
     """Return the driver of the slice that has received the keys."""
-    one.core.hand_over(name)
-    one.driver.settle()
+    pair.core.hand_over(name)
+    pair.driver.settle()
     new = Driver(topology.get(name))
     with pytest.raises(errors.IncarnationChanged):
-        as_slice(Driver(replace(topology.get(name), incarnation=2)).core).receive(one.core.handed_over[name])
-    as_slice(new.core).receive(one.core.handed_over[name])
+        as_slice(Driver(replace(topology.get(name), incarnation=2)).core).receive(pair.core.handed_over[name])
+    as_slice(new.core).receive(pair.core.handed_over[name])
     new.settle()
     new.spec = new.core.spec = topology.received(name).get(name)
     return new
 
 
 def test_a_claim_that_was_granted_before_is_stale_and_never_granted_again() -> None:
-    one, topology, name = cut()
-    [(request_id, _)] = one.model.granted.items()
-    new = handed_over(one, topology, name)
+    pair, topology, name = cut()
+    [(request_id, _)] = pair.model.granted.items()
+    new = handed_over(pair, topology, name)
     repeat = request([edge(2), edge(6)], request_id=request_id, identity="w", generation=1)
     with pytest.raises(errors.StaleSequencer):
         new.core.claim(repeat, NOW)
     with pytest.raises(errors.OtherSlice):
-        one.core.claim(request([edge(4), edge(5)], identity="w", generation=9), NOW)
+        pair.core.claim(request([edge(4), edge(5)], identity="w", generation=9), NOW)
 
 
 def test_the_last_batch_and_what_outputs_were_let_say_move_too() -> None:
-    one, topology, name = cut()
-    task = one.driver.stage(1, 7, 0, {0: 20})
-    assert one.driver.prepare(1, 7, [task], 20, covers_all=True, digest=b"d") == []
-    one.driver.commit(1, 7)
-    one.core.vouch(1, 15, NO_FOLD, NO_FOLD, NOW)
-    new = handed_over(one, topology, name)
+    pair, topology, name = cut()
+    task = pair.driver.stage(1, 7, 0, {0: 20})
+    assert pair.driver.prepare(1, 7, [task], 20, covers_all=True, digest=b"d") == []
+    pair.driver.commit(1, 7)
+    pair.core.vouch(1, 15, NO_FOLD, NO_FOLD, NOW)
+    new = handed_over(pair, topology, name)
     new.crash()
     assert new.core.vouched == 15
     with pytest.raises(errors.Rewound):
@@ -348,9 +348,9 @@ def test_the_last_batch_and_what_outputs_were_let_say_move_too() -> None:
 
 
 def test_lateness_counts_from_where_the_budget_stood() -> None:
-    one, topology, name = cut()
-    one.core.budgets[1000].value = 70
-    new = handed_over(one, topology, name)
+    pair, topology, name = cut()
+    pair.core.budgets[1000].value = 70
+    new = handed_over(pair, topology, name)
     assert new.core.published.budgets[0][:4] == (1000, 70, 0, 0)
     new.crash()
     assert new.core.budgets[1000].value == 70

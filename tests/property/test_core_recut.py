@@ -30,7 +30,7 @@ def check(graph: Topology) -> None:
     assert {name: spec for name, spec in graph.computations.items() if spec.slice_of == "b"} == specs
     spans = [spec.keys.span for spec in specs.values()]
     assert (spans[0][0], spans[-1][1]) == (b"", b"")
-    assert all(one[1] == other[0] and one[1] for one, other in pairwise(spans))
+    assert all(lower[1] == upper[0] and lower[1] for lower, upper in pairwise(spans))
     for name, spec in specs.items():
         assert root.slices_over(*spec.keys.span) == [name]
         assert spec.keys.began[0] == spec.keys.span[0]
@@ -103,9 +103,9 @@ edits = st.lists(
 
 def edited(graph: Topology, steps: list[tuple[str, int, bytes]]) -> list[Topology]:
     graphs = [graph]
-    for kind, which, at in steps:
+    for kind, pick, at in steps:
         names = list(graph.get("b").slice_specs())
-        name = names[which % len(names)]
+        name = names[pick % len(names)]
         try:
             match kind:
                 case "split":

@@ -81,7 +81,7 @@ BROKEN += [(rule, LaidOut, broken) for rule, broken in LAID_OUT]
     ("machine", "broken"), [pytest.param(m, b, marks=off(rule), id=b.__name__) for rule, m, b in BROKEN]
 )
 def test_the_oracle_notices_a_bug(machine: type[CoreMachine], broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fields = {"made": broken} if isinstance(broken, type) else {}
+    fields = {"computation_class": broken} if isinstance(broken, type) else {}
     if not fields:
         broken(monkeypatch)
     # What is drawn depends on the modules that are loaded, so it may be found late. The search ends when it is found.
@@ -89,9 +89,9 @@ def test_the_oracle_notices_a_bug(machine: type[CoreMachine], broken: Any, monke
 
 
 @planted(8, switches.TurnsIgnored)
-def test_rule8_turns_order_a_claims_reports_over_all_streams(made: type[Computation]) -> None:
+def test_rule8_turns_order_a_claims_reports_over_all_streams(computation_class: type[Computation]) -> None:
     old = {("OLD_STREAM", None)}
-    d = Driver(made=made)
+    d = Driver(computation_class=computation_class)
     owner = d.claim(b"", b"").sequencer
     d.report(owner, 14, sender=b"first", number=(7, 1), turn=1)
     d.report(owner, 12, sender=b"second", number=(1, 1), turn=2)

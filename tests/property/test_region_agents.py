@@ -62,7 +62,7 @@ class Context:
 class Local:
     def __init__(self) -> None:
         self.computations: dict[str, list[int]] = {"hourly": [1, MIN], "mirror": [1, 0]}
-        self.shown: list[tuple[int, int]] = []
+        self.relayed: list[tuple[int, int]] = []
         self.unanswered = False
         self.delayed: list[tuple[str, int]] | None = None
         """Resets that are on their way, each with the incarnation that it is to end; None: they arrive at once."""
@@ -104,7 +104,7 @@ class Local:
         state = self.computations[name]
         state[1] = max(state[1], frontier)
         if name == "global/hourly":
-            self.shown.append((state[0], state[1]))
+            self.relayed.append((state[0], state[1]))
 
 
 class Site:
@@ -209,62 +209,62 @@ class World:
         assert site.agent._relaying is not None
         await site.agent._relaying
 
-    async def step(self, what: str, name: str) -> None:
+    async def step(self, action: str, name: str) -> None:
         site = self.sites[name]
-        if what == "once":
+        if action == "once":
             await self.once(site)
-        elif what == "work":
+        elif action == "work":
             self.work(site)
-        elif what == "cut":
+        elif action == "cut":
             site.linked = not site.linked
-        elif what == "lose the answer":
+        elif action == "lose the answer":
             site.answers = False
-        elif what == "restart":
+        elif action == "restart":
             await site.agent.close()
             site.folder.close()
             site.start()
-        elif what == "restart the center":
+        elif action == "restart the center":
             await self.registry.close()
             await self.start_center()
-        elif what == "take over":
+        elif action == "take over":
             await self.take_over(site)
-        elif what == "mirror":
+        elif action == "mirror":
             site.local.advance("mirror", self.time)
-        elif what == "move":
+        elif action == "move":
             with suppress(errors.LowwaterError):
                 await self.registry.change(lambda core: core.begin_move(NAME, name, self.now * SECOND))
-        elif what == "help the move":
-            for each in self.sites.values():
-                each.help_the_move()
-        elif what == "copy the store":
+        elif action == "help the move":
+            for peer in self.sites.values():
+                peer.help_the_move()
+        elif action == "copy the store":
             self.copy = self.disk.backup()
-        elif what == "put the copy back" and self.copy is not None:
+        elif action == "put the copy back" and self.copy is not None:
             await self.registry.close()
             self.disk = self.copy.backup()
             self.published.clear()  # what the store has before it is found out; what is told is checked where it is relayed
             await self.start_center()
-        elif what == "lose the store":
+        elif action == "lose the store":
             await self.registry.close()
             self.disk = MemoryDisk()
             await self.start_center()
-        elif what == "recover":
+        elif action == "recover":
             await self.recover(site)
-        elif what == "lose the answer of the reset":
+        elif action == "lose the answer of the reset":
             site.local.unanswered = True
-        elif what == "delay resets":
+        elif action == "delay resets":
             site.local.delayed = []
-        elif what == "receive resets":
+        elif action == "receive resets":
             site.local.receive_delayed()
-        elif what == "time":
+        elif action == "time":
             self.now += 5
 
     async def recover(self, site: Site) -> None:
         """An operator names the regions. One that is cut off is absent: none of its numbers counts at the sink from then on."""
-        absent = [other for other in self.sites.values() if not other.linked and other is not site]
-        for other in absent:
-            self.token = max(self.token, other.number() + 1)
-        present = [other.name for other in self.sites.values() if other not in absent]
-        lost, fenced = site.folder.state.store, [other.name for other in absent]
+        absent = [peer for peer in self.sites.values() if not peer.linked and peer is not site]
+        for peer in absent:
+            self.token = max(self.token, peer.number() + 1)
+        present = [peer.name for peer in self.sites.values() if peer not in absent]
+        lost, fenced = site.folder.state.store, [peer.name for peer in absent]
         await self.registry.change(lambda core: core.recover(self.new_token(), lost, present, fenced))
         self.fenced[self.registry.references.store.token] = tuple(fenced)
         self.enrolling = True
@@ -313,8 +313,8 @@ class World:
             self.published[view.incarnation] = view.published
             self.most = max(self.most, view.published)
         for site in self.sites.values():
-            assert site.local.shown == sorted(site.local.shown), "what is relayed has gone back"
-            assert all(value <= self.most for _, value in site.local.shown), "what is relayed leads"
+            assert site.local.relayed == sorted(site.local.relayed), "what is relayed has gone back"
+            assert all(value <= self.most for _, value in site.local.relayed), "what is relayed leads"
 
 
 def play(steps: list[tuple[str, str]]) -> World:
@@ -324,8 +324,8 @@ def play(steps: list[tuple[str, str]]) -> World:
             try:
                 await world.begin()
                 world.check()
-                for what, name in steps:
-                    await world.step(what, name)
+                for action, name in steps:
+                    await world.step(action, name)
                     world.check()
             finally:
                 for site in world.sites.values():

@@ -57,7 +57,7 @@ class Both:
         grant = await self.shard.owners.claim(name, ClaimRequest(PARTS[part], request_id=bytes([part]) * 16))
         return name, grant.sequencer
 
-    async def tell(self, part: int, low: int, mass: Mass) -> None:
+    async def report(self, part: int, low: int, mass: Mass) -> None:
         self._reports += 1
         for name, sequencer in (self._claims[part], self._flat[part]):
             report = GroupReport(sequencer, np.array([low], dtype=np.int64), mass=mass)
@@ -79,7 +79,7 @@ async def run(steps: list[tuple[int, int, dict[int, int], int, tuple[int, int]]]
     both = Both()
     await both.start()
     for part, low, pending, recent, frontiers in steps:
-        await both.tell(part, low, mass_of(pending, recent, frontiers))
+        await both.report(part, low, mass_of(pending, recent, frontiers))
         (low_cut, cut), (low_flat, flat) = both.published("cut"), both.published("flat")
         assert low_cut == low_flat
         if exact:

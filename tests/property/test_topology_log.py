@@ -104,22 +104,22 @@ def test_a_change_is_as_long_as_what_it_changes() -> None:
 
 
 def test_a_change_of_another_graph_is_refused() -> None:
-    one = Topology().register(Spec("a"))
-    two = one.register(Spec("b"))
-    change = two.register(Spec("c")).encode(two)
+    first = Topology().register(Spec("a"))
+    second = first.register(Spec("b"))
+    change = second.register(Spec("c")).encode(second)
     with pytest.raises(WrongGraph, match="a change of version 2 of the graph stands behind version 1"):
-        one.replayed([change])
+        first.replayed([change])
     with pytest.raises(WrongGraph, match="behind version 0"):
         Topology.decode(change)
     with pytest.raises(WrongGraph, match="a change of another graph of version 2 stands behind this one"):
-        one.register(Spec("other")).replayed([change])
-    assert two.replayed([change]) == two.register(Spec("c"))
+        first.register(Spec("other")).replayed([change])
+    assert second.replayed([change]) == second.register(Spec("c"))
 
 
 def test_a_log_that_was_cut_off_and_written_anew_is_read_anew() -> None:
-    one = Topology().register(Spec("a"))
-    lost, other = one.register(Spec("lost")), one.register(Spec("other"))
-    log = [(1, one.encode())]
-    earlier = replayed(LoadedLog(0, None, [*log, (2, lost.encode(one))]))
-    after = replayed(LoadedLog(0, None, [*log, (2, other.encode(one))]), earlier)
-    assert after.topology == other
+    base = Topology().register(Spec("a"))
+    lost, later = base.register(Spec("lost")), base.register(Spec("other"))
+    log = [(1, base.encode())]
+    earlier = replayed(LoadedLog(0, None, [*log, (2, lost.encode(base))]))
+    after = replayed(LoadedLog(0, None, [*log, (2, later.encode(base))]), earlier)
+    assert after.topology == later

@@ -60,10 +60,10 @@ def parser() -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     seed = secrets.randbelow(1 << 32) if args.seed is None else args.seed
     worlds: list[tuple[int, int]] = []
-    left: int = args.steps
-    while left > 0:
-        worlds.append((seed + len(worlds), min(MOVES, left)))
-        left -= MOVES
+    remaining: int = args.steps
+    while remaining > 0:
+        worlds.append((seed + len(worlds), min(MOVES, remaining)))
+        remaining -= MOVES
     print(f"seed {seed}: {len(worlds)} worlds", flush=True)
     reached: Counter[str] = Counter()
     seconds, faults, observations = 0.0, 0, 0
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         )
         if outcome.violations:
             violations += outcome.violations
-            tell(outcome, count, shrinks=not args.no_shrink, harsh=args.harsh)
+            report_failure(outcome, count, shrinks=not args.no_shrink, harsh=args.harsh)
             break
     missing = sorted(set(points.POINTS) - reached.keys())
     result = {
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(violations) or too_few)
 
 
-def tell(outcome: Result, count: int, *, shrinks: bool, harsh: bool = False) -> None:
+def report_failure(outcome: Result, count: int, *, shrinks: bool, harsh: bool = False) -> None:
     print(f"\nworld {outcome.seed} broke a promise:")
     for violation in outcome.violations[:10]:
         print(f"  {violation}")

@@ -48,22 +48,22 @@ async def _batch(
     random = place.random(process)
     plan = await place.storage.plan(node.name, batch, lease.sequencer, None)
     if plan is None:
-        seen = await worker.inputs()
-        place.oracle.folded(process, node.name, seen)
-        there = await place.storage.read(node.name, share.cells, lease.sequencer)
-        plan = await place.storage.plan(node.name, batch, lease.sequencer, Plan(seen, there))
+        inputs = await worker.inputs()
+        place.oracle.folded(process, node.name, inputs)
+        pending = await place.storage.read(node.name, share.cells, lease.sequencer)
+        plan = await place.storage.plan(node.name, batch, lease.sequencer, Plan(inputs, pending))
         assert plan is not None
     else:
         place.sim.reach("a micro-batch was replayed")
-    seen, low = plan.seen, plan.seen.low.micros
-    done = {}
-    left = {}
+    inputs, low = plan.inputs, plan.inputs.low.micros
+    finished = {}
+    remaining = {}
     for index in share.cells:
         records = plan.records[index]
         # A part of what could be done is left for a later batch: what stays behind is in the tasks' words alone.
         ready = [record for record in records if may_finish(node, record, low) and (record.number + batch) % 4]
-        done[index] = (ready, results(node, ready))
-        left[index] = [record for record in records if record not in ready]
+        finished[index] = (ready, results(node, ready))
+        remaining[index] = [record for record in records if record not in ready]
     tasks = []
     for handle in share.handles():
         attempt = 0
@@ -72,28 +72,30 @@ async def _batch(
             await _stage(place, lw, node, lease, batch, TaskAttempt(0, handle, 0), [handle], [MAX])
             attempt = 1
         task = TaskAttempt(0, handle, attempt)
-        await _stage(place, lw, node, lease, batch, task, [handle], [oldest_of(node, share.of(handle), left, seen)])
+        await _stage(
+            place, lw, node, lease, batch, task, [handle], [oldest_of(node, share.cells_of(handle), remaining, inputs)]
+        )
         tasks.append(task)
     bound = node.stamp(low)
     missing: Sequence[TaskAttempt] = tasks
     try:
         missing = await lw.batches.prepare(
-            node.name, lease.sequencer, batch, digest=plan.digest, tasks=tasks, bound=bound, seen=seen
+            node.name, lease.sequencer, batch, digest=plan.digest, tasks=tasks, bound=bound, seen=inputs
         )
-        place.came("prepare")
+        place.note_outcome("prepare")
     except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.JournalFailed) as error:
-        place.came("prepare", error)
-    await place.storage.commit(node.name, batch, lease.sequencer, done, low if node.window else MIN)
+        place.note_outcome("prepare", error)
+    await place.storage.commit(node.name, batch, lease.sequencer, finished, low if node.window else MIN)
     if missing:
         place.sim.reach("a micro-batch was held for a missing part")
         return
     try:
         await lw.batches.commit(node.name, lease.sequencer, batch)
-        place.came("commit")
+        place.note_outcome("commit")
     except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.JournalFailed, errors.NotPrepared) as error:
-        place.came("commit", error)
+        place.note_outcome("commit", error)
     except (errors.InputVersion, errors.IncarnationChanged) as error:
-        place.came("commit", error)
+        place.note_outcome("commit", error)
         raise Fenced from error  # folds that do not count any more: claim again
 
 
@@ -109,6 +111,6 @@ async def _stage(
 ) -> None:
     try:
         await lw.batches.stage_task(node.name, lease.sequencer, batch, task, handles=handles, oldest=oldest)
-        place.came("stage")
+        place.note_outcome("stage")
     except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.Overloaded) as error:
-        place.came("stage", error)
+        place.note_outcome("stage", error)

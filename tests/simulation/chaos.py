@@ -17,8 +17,8 @@ class Move:
     facts: dict[str, Any]
 
     def __str__(self) -> str:
-        told = " ".join(f"{key}={value}" for key, value in self.facts.items())
-        return f"{self.at:8.3f} s  {self.kind} {told}"
+        facts = " ".join(f"{key}={value}" for key, value in self.facts.items())
+        return f"{self.at:8.3f} s  {self.kind} {facts}"
 
 
 COMMON: Final = {
@@ -180,18 +180,18 @@ def schedule(
 ) -> list[Move]:
     """Return what will happen. Everything that a move leaves open is decided here, by ``pick`` as well: a number from 0 to 1."""
     at = 5.0
-    made = []
+    scheduled = []
     kinds = COMMON | (SHARDED if sharded else ALONE)
     if harsh:
         kinds |= HARSH | (REPLICATED if sharded else {})
     for _ in range(moves):
         at += random.expovariate(1 / GAP)
         kind = random.choices(list(kinds), weights=list(kinds.values()))[0]
-        made.append(Move(round(at, 3), kind, _facts(kind, random)))
+        scheduled.append(Move(round(at, 3), kind, _facts(kind, random)))
         if harsh and kind in OPERATORS:
-            made += _beside(made[-1], random, sharded=sharded, hasty=hasty)
+            scheduled += _beside(scheduled[-1], random, sharded=sharded, hasty=hasty)
     for kind in (DAMAGE, DAMAGE_GRAPH) if rotten else (DAMAGE,):
-        made += [Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)) for _ in range(DAMAGES)]
+        scheduled += [Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)) for _ in range(DAMAGES)]
     if sliced:
         for kind in (
             *[RETIRE] * RETIREMENTS * (3 if harsh else 1),
@@ -201,12 +201,12 @@ def schedule(
             *[HOLD] * HOLDS,
         ):
             when = random.uniform(5.0, at)
-            made.append(Move(round(when, 3), kind, _facts(kind, random)))
+            scheduled.append(Move(round(when, 3), kind, _facts(kind, random)))
             if harsh:
-                made += _beside(made[-1], random, sharded=sharded, hasty=hasty)
+                scheduled += _beside(scheduled[-1], random, sharded=sharded, hasty=hasty)
     for kind in [VISIT, HALF] * VISITS if visited else []:
-        made.append(Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)))
-    return sorted(made, key=lambda move: move.at)
+        scheduled.append(Move(round(random.uniform(5.0, at), 3), kind, _facts(kind, random)))
+    return sorted(scheduled, key=lambda move: move.at)
 
 
 def _beside(move: Move, random: Random, *, sharded: bool, hasty: bool) -> list[Move]:
@@ -219,16 +219,16 @@ def _beside(move: Move, random: Random, *, sharded: bool, hasty: bool) -> list[M
     beside = ((), (LATE,), (LATE,), (LAG,), (LAG,), (LATE, LAG)) if sharded else ((), (LATE,), (LATE,))
     claimed = hasty and move.kind == RETIRE and random.random() < 0.8
     kinds = (LATE,) if claimed else random.choice(beside)
-    made = [Move(round(move.at - 0.2 * random.random(), 3), kind, _facts(kind, random)) for kind in kinds]
-    for facts in (each.facts for each in made if each.kind == LATE):
+    concurrent = [Move(round(move.at - 0.2 * random.random(), 3), kind, _facts(kind, random)) for kind in kinds]
+    for facts in (late.facts for late in concurrent if late.kind == LATE):
         facts |= {
             "seconds": round(random.uniform(2, 12), 3),
             "pick": round(random.uniform(0, 0.5 if sharded else 1), 4),
         }
     if claimed:
         move.facts.update(claimed=True, late=False)
-        made[0].facts.update(sender=0.6, pick=0.0, most=4.0, brief=True)
-    return made
+        concurrent[0].facts.update(sender=0.6, pick=0.0, most=4.0, brief=True)
+    return concurrent
 
 
 def _facts(kind: str, random: Random) -> dict[str, Any]:
@@ -338,5 +338,5 @@ def dump(seed: int, moves: Sequence[Move], seconds: float) -> str:
 
 
 def load(text: str) -> tuple[int, list[Move], float]:
-    told = json.loads(text)
-    return told["seed"], [Move(**each) for each in told["moves"]], told["seconds"]
+    content = json.loads(text)
+    return content["seed"], [Move(**move) for move in content["moves"]], content["seconds"]

@@ -58,44 +58,44 @@ class Reached(Observer):
         self._sim.reach(f"refused: {method} {reason}")
 
 
-class _Telling(FaultPlan):
-    """Tells what was begun, written and made durable, at the very moment."""
+class _Notifying(FaultPlan):
+    """Reports each operation at the moment when it begins, is written, is durable, and ends."""
 
-    told: Callable[[str, Operation], None]
+    notify: Callable[[str, Operation], None]
     process: Process
 
     async def before(self, operation: Operation) -> Outcome:
-        self.told("begun", operation)
+        self.notify("begun", operation)
         outcome = await super().before(operation)
         if outcome is Outcome.FAILED:
             await self._end(operation)
         return outcome
 
     async def after(self, operation: Operation) -> None:
-        self.told("written", operation)
+        self.notify("written", operation)
         try:
             await super().after(operation)
-            self.told("durable", operation)
+            self.notify("durable", operation)
         except JournalUnknown:
             await self._end(operation)
             raise
         except BaseException:
-            self.told("ended", operation)
+            self.notify("ended", operation)
             raise
-        self.told("ended", operation)
+        self.notify("ended", operation)
 
     async def _end(self, operation: Operation) -> None:
-        """Tell that a write has ended in vain. A process that dies by that does nothing more: else it would fail callers who are dead with it."""
-        self.told("ended", operation)
+        """Report that a write has ended in vain. A process that dies by that does nothing more: else it would fail callers who are dead with it."""
+        self.notify("ended", operation)
         if not self.process.alive:
             await asyncio.get_running_loop().create_future()
 
 
-class _Local(_Telling, SimFaults):
+class _Local(_Notifying, SimFaults):
     """A disk of the process's own."""
 
 
-class _Remote(_Telling, RemoteFaults):
+class _Remote(_Notifying, RemoteFaults):
     """A store across the network."""
 
 
@@ -109,7 +109,7 @@ class Seat:
     authority: Authority | None = None
     cluster: Cluster | None = None
     observer: Reached | None = None
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     dies_behind: int = 0
     writing: int = 0
     stopping: set[str] = field(default_factory=set)
@@ -158,12 +158,12 @@ class Deployment:
 
     def start(self, place: Place, seat: Seat) -> None:
         seat.process = process = seat.process.restarted()
-        seat.asked, seat.authority, seat.cluster, seat.writing = asyncio.Event(), None, None, 0
+        seat.stop_requested, seat.authority, seat.cluster, seat.writing = asyncio.Event(), None, None, 0
         seat.dies_behind = 0
         process.start(self._serve, place, seat, process)
 
     async def _serve(self, place: Place, seat: Seat, process: Process) -> None:
-        random, asked = place.random(process), seat.asked
+        random, stop_requested = place.random(process), seat.stop_requested
         faults = self._faults(seat, process)
         clock = self._clock
         journal = MemoryJournal(
@@ -179,7 +179,7 @@ class Deployment:
         await server.start()
         seat.authority, seat.cluster = authority, cluster
         rounds = asyncio.create_task(authority.run())
-        stop = asyncio.create_task(asked.wait())
+        stop = asyncio.create_task(stop_requested.wait())
         await asyncio.wait([rounds, stop], return_when=asyncio.FIRST_COMPLETED)
         if not rounds.done():
             await authority.hand_over()
@@ -193,20 +193,20 @@ class Deployment:
         return self.sim.now
 
     def _faults(self, seat: Seat, process: Process) -> SimFaults:
-        made = (
+        faults = (
             _Remote(self.sim, seat.name, self.store, weak=self._weak, replicated=True)
             if self.sharded
             else _Local(self.sim, "store", weak=self._weak, weather=self.store.weather)
         )
-        who, oracle = str(process), self._oracle
+        shard, oracle = str(process), self._oracle
 
-        def told(what: str, operation: Operation) -> None:
-            if what == "begun":
+        def notify(event: str, operation: Operation) -> None:
+            if event == "begun":
                 seat.writing += 1
-            elif what == "written":
-                oracle.wrote(who, operation)
-            elif what == "durable":
-                oracle.durable(who, operation)
+            elif event == "written":
+                oracle.wrote(shard, operation)
+            elif event == "durable":
+                oracle.durable(shard, operation)
             else:
                 seat.writing -= 1
                 if seat.dies_behind and seat.process is process:
@@ -215,8 +215,8 @@ class Deployment:
                         self.sim.reach("a shard died between two writes")
                         process.crash()
 
-        made.told, made.process = told, process
-        return made
+        faults.notify, faults.process = notify, process
+        return faults
 
     def _cluster(self, place: Place, seat: Seat, process: Process, random: Random) -> Cluster:
         beats = RemoteFaults(self.sim, seat.name, self.store, patience=BEAT_SECONDS)

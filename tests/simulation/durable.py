@@ -99,53 +99,54 @@ class Durable:
     # -- taking over -----------------------------------------------------------------------------------------------
 
     def started(self, process: Process, authority: Authority) -> None:
-        who = str(process)
-        self._authorities = {name: each for name, each in self._authorities.items() if each[0].alive}
-        self._authorities[who] = process, authority
-        held = authority.shard.held
-        resume: Callable[[Spec, Ownership, LoadedLog, Recovered | None], Computation] = held.resume
+        shard = str(process)
+        self._authorities = {name: entry for name, entry in self._authorities.items() if entry[0].alive}
+        self._authorities[shard] = process, authority
+        holdings = authority.shard.held
+        resume: Callable[[Spec, Ownership, LoadedLog, Recovered | None], Computation] = holdings.resume
 
         def looked_at(
             spec: Spec, ownership: Ownership, loaded: LoadedLog, recovered: Recovered | None = None
         ) -> Computation:
             computation = resume(spec, ownership, loaded, recovered)
             if self._ledger.owners.get(spec.name) == ownership:
-                self._held(who, computation)
+                self._check_takeover(shard, computation)
             else:
                 self._sim.reach("a shard was replaced while it took over")
             return computation
 
-        held.resume = looked_at  # type: ignore[method-assign]
-        read_graph: Callable[[], Awaitable[ReadGraph]] = held.graph.read
+        holdings.resume = looked_at  # type: ignore[method-assign]
+        read_graph: Callable[[], Awaitable[ReadGraph]] = holdings.graph.read
 
         async def read_and_compared() -> ReadGraph:
-            found = await read_graph()
-            self._read(who, found)
-            return found
+            graph_read = await read_graph()
+            self._read(shard, graph_read)
+            return graph_read
 
-        held.graph.read = read_and_compared  # type: ignore[method-assign]
+        holdings.graph.read = read_and_compared  # type: ignore[method-assign]
 
-    def _read(self, who: str, found: ReadGraph) -> None:
-        loaded, graph = found
+    def _read(self, shard: str, graph_read: ReadGraph) -> None:
+        loaded, graph = graph_read
         book = self._ledger.book(GRAPH)
         if loaded.last != book.position:
             return  # somebody has written since
-        known = {**graph.computations, **graph.dropped}
+        computations = {**graph.computations, **graph.dropped}
         self._expect(
-            {name: spec.incarnation for name, spec in known.items()} == book.incarnations
-            and {name: spec.inputs for name, spec in known.items()} == book.inputs
+            {name: spec.incarnation for name, spec in computations.items()} == book.incarnations
+            and {name: spec.inputs for name, spec in computations.items()} == book.inputs
             and graph.dropped.keys() == book.dropped,
-            f"{who} reads another graph than what its log says up to {loaded.last}",
+            f"{shard} reads another graph than what its log says up to {loaded.last}",
         )
         if loaded.snapshot is not None and loaded.records:
             self._sim.reach("the graph is a whole one and changes behind it")
 
-    def _held(self, who: str, computation: Computation) -> None:
+    def _check_takeover(self, shard: str, computation: Computation) -> None:
         name = computation.spec.name
-        self._sim.trace("held", process=who, name=name, low=computation.low)
-        lost = self._ledger.took(who, name)
+        self._sim.trace("held", process=shard, name=name, low=computation.low)
+        lost = self._ledger.took(shard, name)
         self._expect(
-            self._weak or not lost, f"{name} is taken over by {who} without {len(lost)} records that were acknowledged"
+            self._weak or not lost,
+            f"{name} is taken over by {shard} without {len(lost)} records that were acknowledged",
         )
         if lost:
             self._sim.reach("something is lost for good")
@@ -194,36 +195,43 @@ class Durable:
             truth = self._pipeline.least_of(name, cells)
             self._expect(value <= truth, f"{name} {cells} stands at {value}, but {truth} is not finished")
 
-    def _may_lack_an_input(self, name: str, *taken: int) -> bool:
-        """Return True if a slice has not heard of an input yet: its values by the older inputs count nowhere any more. ``taken``: those who just take it over."""
+    def _may_lack_an_input(self, name: str, *input_versions: int) -> bool:
+        """Return True if a slice has not heard of an input yet: its values by the older inputs count nowhere any more.
+
+        ``input_versions``: those of the owners that take the slice over now.
+        """
         root = self._pipeline.whole(name).name
         newest = self._input_versions.get(root, 0)
-        owned = [each.input_version for who in self._authorities if (each := self._owned_by(who, name)) is not None]
-        return name != root and any(0 < version < newest for version in (*owned, *taken))
+        owned = [
+            computation.input_version
+            for shard in self._authorities
+            if (computation := self._owned_by(shard, name)) is not None
+        ]
+        return name != root and any(0 < version < newest for version in (*owned, *input_versions))
 
-    def _owned_by(self, who: str, name: str) -> Computation | None:
-        return self._computation(who, name) if self._owns(who, name) else None
+    def _owned_by(self, shard: str, name: str) -> Computation | None:
+        return self._computation(shard, name) if self._owns(shard, name) else None
 
     def excuse_slices(self, name: str) -> None:
         """A computation has another input, which does not stand below what it has published. A slice of it may have gone further, and so may an older incarnation."""
         self._grown[name] = self._ledger.book(GRAPH).incarnations.get(name, 0)
-        for each in self._pipeline.nodes[name].slices:
-            shown = [low for (known, _), low in self._highest.items() if known == each]
-            self._excused[each] = max([self._excused.get(each, MIN), *shown])
+        for slice_name in self._pipeline.nodes[name].slices:
+            lows = [low for (computation, _), low in self._highest.items() if computation == slice_name]
+            self._excused[slice_name] = max([self._excused.get(slice_name, MIN), *lows])
 
     def _covers_slices(self, name: str) -> None:
-        for who in self._authorities:
-            computation = self._computation(who, name)
-            if computation is not None and self._owns(who, name):
+        for shard in self._authorities:
+            computation = self._computation(shard, name)
+            if computation is not None and self._owns(shard, name):
                 self._sound(name, computation)
 
     def _ranges(self, name: str, computation: Computation) -> list[tuple[range, int]]:
         node = self._pipeline.whole(name)
         ranges, _ = computation.map.all_ranges(1000)
         return [
-            (node.covered(each.start, each.end), each.value)
-            for each in ranges
-            if each.owner.state is not GroupState.RETIRED
+            (node.covered(range_.start, range_.end), range_.value)
+            for range_ in ranges
+            if range_.owner.state is not GroupState.RETIRED
         ]
 
     def _takes_out(self, log: str, record: journal_pb2.Record) -> None:
@@ -231,8 +239,10 @@ class Durable:
         node = self._pipeline.whole(log)
         if log == node.name and node.cuts:
             for retire in (op.retire for op in record.ops if op.HasField("retire")):
-                held = [at for at in node.covered(retire.start, retire.end) if (log, at) in self._held_by_workers]
-                self._expect(not held, f"{log} has taken out its slice of the cells {held}, which workers have claimed")
+                claimed = [at for at in node.covered(retire.start, retire.end) if (log, at) in self._held_by_workers]
+                self._expect(
+                    not claimed, f"{log} has taken out its slice of the cells {claimed}, which workers have claimed"
+                )
             return
         for op in record.ops:
             match op.WhichOneof("kind"):
@@ -250,9 +260,9 @@ class Durable:
         if (name == node.name and node.cuts) or computation.spec.keys.source:
             return
         ranges, _ = computation.map.all_ranges(1000)
-        for each in ranges:
-            cells = node.covered(each.start, each.end)
-            if each.owner.state is not GroupState.RETIRED:
+        for range_ in ranges:
+            cells = node.covered(range_.start, range_.end)
+            if range_.owner.state is not GroupState.RETIRED:
                 self._pipeline.revive(name, cells)
             elif not all(node.cells[index].retired for index in cells):
                 self._held_by_workers -= {(node.name, index) for index in cells}
@@ -260,10 +270,10 @@ class Durable:
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
-    def wrote(self, who: str, operation: Operation) -> None:
-        self._ledger.wrote(who, operation)
+    def wrote(self, shard: str, operation: Operation) -> None:
+        self._ledger.wrote(shard, operation)
 
-    def durable(self, who: str, operation: Operation) -> None:
+    def durable(self, shard: str, operation: Operation) -> None:
         self._ledger.acknowledged(operation)
         for log, position in operation.places:
             if log == GRAPH:
@@ -271,17 +281,17 @@ class Durable:
             if not log:
                 continue
             if operation.name == "restore":
-                self._restored(who, log)
+                self._restored(shard, log)
                 self._followed[log] = position
             stored = self._ledger.logs.get(log)
             frame = stored.records.get(position) if stored is not None else None
             if operation.name == "append" and frame is not None:
                 writer, _, payload = decode(log, position, frame, kind=Kind.RECORD)
                 # A store that forgets may make an older owner, and its positions, the newest again.
-                replaced = writer != self._ledger.held([log])[log].owner[:2]
+                replaced = writer != self._ledger.states_of([log])[log].owner[:2]
                 late = replaced and position <= self._followed.get(log, 0)
                 self._followed[log] = max(position, self._followed.get(log, 0))
-                self._recorded(who, log, journal_pb2.Record.FromString(payload), late=late)
+                self._recorded(shard, log, journal_pb2.Record.FromString(payload), late=late)
 
     def _changed_by_others(self) -> None:
         stored = self._ledger.logs.get(GRAPH)
@@ -302,24 +312,24 @@ class Durable:
                 self._follow(journal_pb2.Topology.FromString(payload))
 
     def _follow(self, graph: journal_pb2.Topology) -> None:
-        for each in graph.computations:
-            node = self._pipeline.nodes.get(each.name)
+        for computation in graph.computations:
+            node = self._pipeline.nodes.get(computation.name)
             if node is None:
                 continue
-            self._cut(node, each)
-            if not each.dropped and each.first > self._grown.get(node.name, each.first):
+            self._cut(node, computation)
+            if not computation.dropped and computation.first > self._grown.get(node.name, computation.first):
                 # Dropped, and registered again by a request that was under way since before it had the other input.
-                for lost in set(node.inputs) - set(each.inputs):
+                for lost in set(node.inputs) - set(computation.inputs):
                     self._pipeline.forget_input(node.name, lost)
 
-    def _cut(self, node: Node, told: journal_pb2.Computation) -> None:
-        parts = tuple((part.number, node.covered(part.start, b"").start) for part in told.cut)
+    def _cut(self, node: Node, computation: journal_pb2.Computation) -> None:
+        parts = tuple((part.number, node.covered(part.start, b"").start) for part in computation.cut)
         if not parts and not node.parts:
             return
         self._moved[node.name] = self._sim.now
         node.parts = parts  # none any more, once it was dropped and registered again
         self._pipeline.changed()
-        if any(not part.HasField("source") for part in told.cut):
+        if any(not part.HasField("source") for part in computation.cut):
             self._sim.reach("a slice took keys over")
 
     def _has_keys(self, computation: Computation) -> None:
@@ -336,10 +346,10 @@ class Durable:
             self._pipeline.own[spec.name] = cells
             self._pipeline.changed()
 
-    def _recorded(self, who: str, log: str, record: journal_pb2.Record, *, late: bool) -> None:
+    def _recorded(self, shard: str, log: str, record: journal_pb2.Record, *, late: bool) -> None:
         """``late``: a next owner has read the record, and perhaps retired keys or granted them since."""
-        computation = self._computation(who, log)
-        if computation is not None and self._owns(who, log):
+        computation = self._computation(shard, log)
+        if computation is not None and self._owns(shard, log):
             self._has_keys(computation)
         if not late:
             self._takes_out(log, record)
@@ -347,17 +357,17 @@ class Durable:
             self._moved[self._pipeline.whole(log).name] = self._sim.now
         incarnation = log, record.incarnation
         # Others may have gone on, when the news of this write is late.
-        known = MIN if self._weak else self._durable.get(incarnation, MIN)
-        self._durable[incarnation] = max(record.low_micros, known)
+        previous = MIN if self._weak else self._durable.get(incarnation, MIN)
+        self._durable[incarnation] = max(record.low_micros, previous)
         self._highest[incarnation] = max(record.low_micros, self._highest.get(incarnation, MIN))
         self._not_ahead(log, record.low_micros, f"{log}/{record.incarnation} is written down at {record.low_micros}")
         self._durable_claims.update((log, op.claim.sequencer) for op in record.ops if op.HasField("claim"))
         for values in (op.values for op in record.ops if op.HasField("values")):
             self._written.setdefault((log, values.sequencer), set()).update(int64s(values.micros).tolist())
-            for each in (each for arrived in values.arrived for each in arrived.behind):
+            for behind in (behind for arrived in values.arrived for behind in arrived.behind):
                 self._expect(
-                    each.counted >= each.told,
-                    f"{each.told} records of {log} came behind what their owner saw, but {each.counted} count",
+                    behind.counted >= behind.told,
+                    f"{behind.told} records of {log} came behind what their owner saw, but {behind.counted} count",
                 )
         kinds = [op.WhichOneof("kind") for op in record.ops]
         if "batch" in kinds and "claim" in kinds[kinds.index("batch") :]:
@@ -367,7 +377,7 @@ class Durable:
         if computation is not None:
             self._stands(computation)  # also when another has taken over since: it has read this
         # The news of a write may come late, and find that another has taken over: what this one has in memory is not published any more.
-        if computation is not None and self._owns(who, log):
+        if computation is not None and self._owns(shard, log):
             self._sound(log, computation)
             self._counts(computation)
 
@@ -393,20 +403,21 @@ class Durable:
                     f"{name} counts as {value} in the incarnation {computation.incarnation}, but stood at {stood} at most",
                 )
 
-    def _owns(self, who: str, log: str) -> bool:
-        holding = self._authorities[who][1].shard.held.served.get(log)
+    def _owns(self, shard: str, log: str) -> bool:
+        holding = self._authorities[shard][1].shard.held.served.get(log)
         return holding is not None and holding.ownership == self._ledger.owners.get(log)
 
-    def _restored(self, who: str, log: str) -> None:
+    def _restored(self, shard: str, log: str) -> None:
         self._sim.reach("a log was put back from memory")
         # The end of a log that is written after a drop takes the place of all that was there, also when the next registration is
         # written at the same time: a shard that takes the log for that registration ends this one's ownership of it.
         ended = log in self._ledger.book(GRAPH).dropped or log in self._ledger.ended
-        meant = self._is_damaged(log) or ended
+        expected = self._is_damaged(log) or ended
         self._expect(
-            self._weak or meant, f"{who} restores the log of {log}, of which a store that keeps its word lost nothing"
+            self._weak or expected,
+            f"{shard} restores the log of {log}, of which a store that keeps its word lost nothing",
         )
-        if self._ledger.took(who, log) and not meant:
+        if self._ledger.took(shard, log) and not expected:
             self._sim.reach("something is lost for good")
             self._bereft.add(log)
         book = self._ledger.book(log)
@@ -414,23 +425,23 @@ class Durable:
         self._durable_claims.update((log, sequencer) for sequencer in sequencers(book))
         for incarnation, low in book.lows.items():
             self._highest[log, incarnation] = max(low, self._highest.get((log, incarnation), MIN))
-        computation = self._computation(who, log)
+        computation = self._computation(shard, log)
         if computation is not None:
             self._forget_uncovered(log, computation)
             self._sound(log, computation)
 
-    def _computation(self, who: str, log: str) -> Computation | None:
-        found = self._authorities.get(who)
-        return found[1].shard.held.computation(log) if found is not None else None
+    def _computation(self, shard: str, log: str) -> Computation | None:
+        entry = self._authorities.get(shard)
+        return entry[1].shard.held.computation(log) if entry is not None else None
 
     # -- what is lost ----------------------------------------------------------------------------------------------
 
     def restore(self, name: str, cells: Iterable[int], time: int) -> None:
         """An owner, which has said so, does work from a time on once more. What was published in any incarnation is not taken back."""
         root = self._pipeline.whole(name)
-        for each in sorted({name, root.name, *root.slices}):
-            shown = [low for (known, _), low in self._highest.items() if known == each]
-            self._excused[each] = max([self._excused.get(each, MIN), *shown])
+        for affected in sorted({name, root.name, *root.slices}):
+            lows = [low for (computation, _), low in self._highest.items() if computation == affected]
+            self._excused[affected] = max([self._excused.get(affected, MIN), *lows])
         self._pipeline.restore(name, cells, time)
         if root.cuts:
             self._covers_slices(root.name)
@@ -445,8 +456,8 @@ class Durable:
                 self._pipeline.forget(name, cells, value)
 
     def _holders(self, name: str) -> list[Any]:
-        held = [self._computation(who, name) for who in self._authorities]
-        return [computation for computation in held if computation is not None]
+        computations = [self._computation(shard, name) for shard in self._authorities]
+        return [computation for computation in computations if computation is not None]
 
     def _gone(self, name: str, sequencer: int) -> bool:
         return (self._weak or self._is_damaged(name)) and sequencer not in sequencers(self._ledger.book(name))
@@ -455,18 +466,18 @@ class Durable:
         return log in self.damaged or (log != GRAPH and self._pipeline.whole(log).name in self.damaged)
 
     def knows_inputs(self, name: str, inputs: Iterable[str]) -> bool:
-        known = [self._ledger.book(GRAPH).inputs.get(name, ())]
+        input_lists = [self._ledger.book(GRAPH).inputs.get(name, ())]
         for process, authority in self._authorities.values():
             spec = authority.shard.topology.computations.get(name)
             if spec is not None and process.alive:
-                known.append(spec.inputs)
-        return any(set(inputs) <= set(each) for each in known)
+                input_lists.append(spec.inputs)
+        return any(set(inputs) <= set(input_list) for input_list in input_lists)
 
     def lost_incarnations(self) -> list[str]:
         """Return the computations of which the store has forgotten a reset, or a drop: who was told of it waits for a later incarnation."""
         incarnations = self._ledger.book(GRAPH).incarnations
         newest = {
-            name: max((incarnation for known, incarnation in self._highest if known == name), default=0)
+            name: max((incarnation for computation, incarnation in self._highest if computation == name), default=0)
             for name in incarnations
         }
         return [name for name, life in incarnations.items() if life < newest[name] or name in self.undropped()]

@@ -31,10 +31,15 @@ class Book:
 
     def graph(self, payload: bytes, position: int) -> Book:
         record = journal_pb2.Topology.FromString(payload)
-        found, old = record.computations, self if record.over else Book()
-        inputs = {**old.inputs, **{each.name: tuple(each.inputs) for each in found}}
-        dropped = old.dropped - {each.name for each in found} | {each.name for each in found if each.dropped}
-        incarnations = {**old.incarnations, **{each.name: each.incarnation for each in found}}
+        computations, old = record.computations, self if record.over else Book()
+        inputs = {**old.inputs, **{computation.name: tuple(computation.inputs) for computation in computations}}
+        dropped = old.dropped - {computation.name for computation in computations} | {
+            computation.name for computation in computations if computation.dropped
+        }
+        incarnations = {
+            **old.incarnations,
+            **{computation.name: computation.incarnation for computation in computations},
+        }
         return replace(self, position=position, inputs=inputs, incarnations=incarnations, dropped=dropped)
 
     def record(self, record: journal_pb2.Record, position: int) -> Book:
@@ -53,15 +58,15 @@ class Book:
         )
 
     def snapshot(self, payload: bytes, position: int) -> Book:
-        found = journal_pb2.Snapshot.FromString(payload)
+        snapshot = journal_pb2.Snapshot.FromString(payload)
         return replace(
             self,
             position=position,
-            incarnation=found.incarnation,
-            order=(found.generation, found.ordinal),
-            batch=found.batch,
-            requests={each.request_id: each.sequencer for each in found.granted},
-            lows={**self.lows, found.incarnation: found.low_micros},
+            incarnation=snapshot.incarnation,
+            order=(snapshot.generation, snapshot.ordinal),
+            batch=snapshot.batch,
+            requests={grant.request_id: grant.sequencer for grant in snapshot.granted},
+            lows={**self.lows, snapshot.incarnation: snapshot.low_micros},
         )
 
 
@@ -81,7 +86,7 @@ class Ledger(MemoryDisk):
     def book(self, log: str) -> Book:
         return self.books.get(log, Book())
 
-    def wrote(self, who: str, operation: Operation) -> None:
+    def wrote(self, shard: str, operation: Operation) -> None:
         for log, position in operation.places:
             stored, book = self.logs.get(log), self.book(log)
             if stored is None or position <= book.position or operation.name not in {"append", "restore"}:
@@ -90,13 +95,13 @@ class Ledger(MemoryDisk):
                 self.books[log] = self._turn(log, position, frame, book, strong=operation.strong)
             elif operation.name == "restore" and stored.snapshot_position == position and stored.snapshot is not None:
                 payload = decode(log, position, stored.snapshot, kind=Kind.SNAPSHOT).payload
-                mind = self._minds.get((who, log), Book())
+                mind = self._minds.get((shard, log), Book())
                 turned = mind.graph(payload, position) if log == GRAPH else mind.snapshot(payload, position)
                 self.books[log] = turned
                 (self.ended.add if turned.incarnation > book.incarnation else self.ended.discard)(log)
-                gone = (self.missing.get(log, frozenset()) | book.strong) - turned.strong
-                self.missing[log] = gone & self._acknowledged
-            self._minds[who, log] = self.books.get(log, book)
+                lost = (self.missing.get(log, frozenset()) | book.strong) - turned.strong
+                self.missing[log] = lost & self._acknowledged
+            self._minds[shard, log] = self.books.get(log, book)
 
     def _turn(self, log: str, position: int, frame: bytes, book: Book, *, strong: bool) -> Book:
         payload = decode(log, position, frame, kind=Kind.RECORD).payload
@@ -119,8 +124,8 @@ class Ledger(MemoryDisk):
         for log, _ in operation.places:
             self._acknowledged |= self.book(log).strong
 
-    def took(self, who: str, log: str) -> frozenset[int]:
-        self._minds[who, log] = self.book(log)
+    def took(self, shard: str, log: str) -> frozenset[int]:
+        self._minds[shard, log] = self.book(log)
         return self.missing.pop(log, frozenset())
 
     def touch(self, logs: Mapping[str, Mapping[int, bytes]], *, synced: bool) -> None:
@@ -158,9 +163,9 @@ class Ledger(MemoryDisk):
 
     def _miss(self, before: Mapping[str, Book]) -> None:
         for log, book in before.items():
-            gone = (book.strong - self.book(log).strong) & self._acknowledged
-            if gone:
-                self.missing[log] = self.missing.get(log, frozenset()) | gone
+            lost = (book.strong - self.book(log).strong) & self._acknowledged
+            if lost:
+                self.missing[log] = self.missing.get(log, frozenset()) | lost
 
 
 def sequencers(book: Book) -> set[int]:

@@ -87,10 +87,10 @@ def forget_an_interval_on_recovery(recover: Part) -> Part:
     """The first of the claims found in the journal holds nothing back after a restart (rule 1)."""
 
     def forgetful(*arguments: Any, **more: Any) -> Computation:
-        found: Computation = recover(*arguments, **more)
-        for group in [group for group in found.map.run_groups() if group.sequencer][:1]:
-            found.map.columns.set(group.slots(), MAX)
-        return found
+        computation: Computation = recover(*arguments, **more)
+        for group in [group for group in computation.map.run_groups() if group.sequencer][:1]:
+            computation.map.columns.set(group.slots(), MAX)
+        return computation
 
     return forgetful
 
@@ -115,15 +115,17 @@ def judge_by_what_was_not_shown(arrived: Part) -> Part:
         self: LateRecords, spec: Spec, group: Any, reported: Lateness, view: View_, budgets: Any, *times: int
     ) -> Any:
         bare = tuple(
-            kept._replace(micros=max(MIN, budget.reference - budget.delay())) if budget.reference > MIN else kept
-            for kept, budget in zip(view.budgets, budgets.values(), strict=True)
+            published._replace(micros=max(MIN, budget.reference - budget.delay()))
+            if budget.reference > MIN
+            else published
+            for published, budget in zip(view.budgets, budgets.values(), strict=True)
         )
         reported = replace(reported, behind={ppm: (n, MAX) for ppm, (n, _) in reported.behind.items()})
         op = arrived(self, spec, group, reported, replace(view, budgets=bare), budgets, *times)
-        for each in op.behind if isinstance(op, journal_pb2.Arrived) else ():
+        for behind in op.behind if isinstance(op, journal_pb2.Arrived) else ():
             counts = dict(zip(op.buckets, op.counts, strict=True))
-            mark = next(kept.micros for kept in bare if kept.ppm == each.ppm)
-            each.counted = lateness.behind(counts, op.reference_micros, mark) if mark > MIN else 0
+            mark = next(published.micros for published in bare if published.ppm == behind.ppm)
+            behind.counted = lateness.behind(counts, op.reference_micros, mark) if mark > MIN else 0
         return op
 
     return unratcheted
@@ -156,13 +158,13 @@ def fold_newer_inputs(claim: Part) -> Part:
 
 @fold_newer_inputs.also("_fold", Lease)
 def _newest(fold: Part) -> Part:
-    def newest(self: Lease, seen: Inputs | None, frontier: Any) -> Fold:
+    def newest(self: Lease, inputs: Inputs | None, frontier: Any) -> Fold:
         reader = self.__dict__["worker"]._reader
-        if seen is not None:
+        if inputs is not None:
             runtime, subscription = reader._ready()
-            seen = reader._folding.fold(runtime.watcher.state, subscription)
-        found: Fold = fold(self, seen, frontier)
-        return found
+            inputs = reader._folding.fold(runtime.watcher.state, subscription)
+        folded: Fold = fold(self, inputs, frontier)
+        return folded
 
     return newest
 
@@ -170,7 +172,7 @@ def _newest(fold: Part) -> Part:
 @bug("is_usurped", memory, rules)
 def skip_the_epoch_check(_: Part) -> Part:
     """The store takes writes of a shard that was replaced, as long as they fit (rule 4)."""
-    return lambda mine, found: False
+    return lambda mine, stored: False
 
 
 @bug("epoch_base", holding, endings)
@@ -182,9 +184,9 @@ def restart_counters_after_a_lost_epoch(_: Part) -> Part:
 @restart_counters_after_a_lost_epoch.also("recover", recovery)
 def _restarting(recover: Part) -> Part:
     def restarting(*arguments: Any, **more: Any) -> Computation:
-        found: Computation = recover(*arguments, **more)
-        found.last_sequencer = max(found.map.groups, default=0)
-        return found
+        computation: Computation = recover(*arguments, **more)
+        computation.last_sequencer = max(computation.map.groups, default=0)
+        return computation
 
     return restarting
 
@@ -203,9 +205,9 @@ def follow_a_redirect_to_a_lower_epoch(redirected: Part) -> Part:
 @follow_a_redirect_to_a_lower_epoch.also("admit", Ratchet)
 def _forgetful(admit: Part) -> Part:
     def forgetful(self: Ratchet, view: Any) -> bool:
-        known = self.get(view.computation)
-        if view.epoch < known.epoch:
-            self._entries[view.computation].view = replace(known, epoch=0)
+        current = self.get(view.computation)
+        if view.epoch < current.epoch:
+            self._entries[view.computation].view = replace(current, epoch=0)
         return bool(admit(self, view))
 
     return forgetful
@@ -224,7 +226,7 @@ def leave_the_log_of_what_is_dropped(_: Part) -> Part:
 @bug("_tombstone", topology)
 def forget_the_tombstone(_: Part) -> Part:
     """A dropped computation leaves nothing behind, and its log stays as it was: its next registration begins with incarnation 1 (rule 3)."""
-    return lambda known: Spec(known.name, incarnation=0, input_version=0)
+    return lambda spec: Spec(spec.name, incarnation=0, input_version=0)
 
 
 forget_the_tombstone.includes(leave_the_log_of_what_is_dropped)
@@ -243,8 +245,8 @@ def take_what_is_damaged_for_the_end(decode_records: Part) -> Part:
         try:
             return decode_records(log, records, **more)
         except JournalCorrupt as damage:
-            left = [(position, frame) for position, frame in records if position < (damage.position or 0)]
-            return [(position, frames.decode(log, position, frame).payload) for position, frame in left], {}
+            intact = [(position, frame) for position, frame in records if position < (damage.position or 0)]
+            return [(position, frames.decode(log, position, frame).payload) for position, frame in intact], {}
 
     return lenient
 
@@ -284,8 +286,8 @@ def lose_a_change_by_compaction(record: Part) -> Part:
 @lose_a_change_by_compaction.also("snapshot", Logs)
 def _older(snapshot: Part) -> Part:
     async def older(self: Logs, log: Log, take: Callable[[], Iterable[bytes]], now: int = 0, **how: bool) -> None:
-        known = log.name == GRAPH and "older" in self.__dict__
-        await snapshot(self, log, (lambda: [self.__dict__["older"].encode()]) if known else take, now, **how)
+        has_older = log.name == GRAPH and "older" in self.__dict__
+        await snapshot(self, log, (lambda: [self.__dict__["older"].encode()]) if has_older else take, now, **how)
 
     return older
 
@@ -296,7 +298,7 @@ def apply_over_the_wrong_whole(_: Part) -> Part:
 
     That a change names the version in front of it would tell: that is not looked at either.
     """
-    return lambda loaded, known: True
+    return lambda loaded, before: True
 
 
 @apply_over_the_wrong_whole.also("replayed", Topology)
@@ -342,9 +344,9 @@ def publish_a_slice_as_the_whole(publish: Part) -> Part:
     """A slice's published value is read as if it were the watermark of the whole computation."""
 
     def generous(self: Hub, views: Iterable[View_]) -> None:
-        shown = list(views)
-        as_whole = [replace(view, name=names.whole(view.name)) for view in shown if view.name.endswith("~0")]
-        publish(self, [*shown, *as_whole])
+        published = list(views)
+        as_whole = [replace(view, name=names.whole(view.name)) for view in published if view.name.endswith("~0")]
+        publish(self, [*published, *as_whole])
 
     return generous
 
@@ -375,10 +377,10 @@ change_inputs_by_an_unconfirmed_graph.includes(hand_keys_over_by_an_unconfirmed_
 def keep_the_claim_of_a_lost_retirement(_: Part) -> Part:
     """A slice goes on with its claim at the root when its retirement had no answer, and may arrive at any time (rule 8)."""
 
-    async def kept(self: Slice, range_: Any) -> None:
+    async def keep(self: Slice, range_: Any) -> None:
         await self._answered(range_, range_.retire())
 
-    return kept
+    return keep
 
 
 @bug("give_back", Holdings)
@@ -487,8 +489,8 @@ def hunt(name: str, first: int | None = None, most: int = SEEDS) -> Hunt:
 
 def finders() -> dict[str, int]:
     """Return the worlds that are known to find bugs: each may be another one when the code has changed."""
-    known: dict[str, int] = json.loads(FINDERS.read_text())
-    return known
+    seeds: dict[str, int] = json.loads(FINDERS.read_text())
+    return seeds
 
 
 def main(names: Sequence[str], jobs: int, *, keep: bool = False) -> int:
@@ -498,16 +500,16 @@ def main(names: Sequence[str], jobs: int, *, keep: bool = False) -> int:
         print(f"there is no mutant {', '.join(sorted(unknown))}; there are: {', '.join(MUTANTS)}")
         return 2
     chosen = list(names) or list(MUTANTS)
-    found: dict[str, int] = {}
+    seeds: dict[str, int] = {}
     with multiprocessing.get_context("spawn").Pool(min(jobs, len(chosen))) as pool:
         for name, tried, seed, why in pool.imap(hunt, chosen):
             if seed is None:
                 print(f"{name}: NOT FOUND in {tried} worlds: {why}", flush=True)
             else:
                 print(f"{name}: found in world {tried}, of the seed {seed}: {why}", flush=True)
-                found[name] = seed
+                seeds[name] = seed
     if keep:
-        known = {name: seed for name, seed in (finders() | found).items() if name in MUTANTS}
-        FINDERS.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
-    print(json.dumps({"mutants": len(chosen), "found": len(found)}))
-    return int(len(found) < len(chosen))
+        finder_seeds = {name: seed for name, seed in (finders() | seeds).items() if name in MUTANTS}
+        FINDERS.write_text(json.dumps(finder_seeds, indent=2, sort_keys=True) + "\n")
+    print(json.dumps({"mutants": len(chosen), "found": len(seeds)}))
+    return int(len(seeds) < len(chosen))

@@ -8,13 +8,13 @@ from tests.simulation.chaos import KINDS, WEATHER
 
 _FAULTS: Final = (
     *(
-        f"network: {each}"
-        for each in (
+        f"network: {fault}"
+        for fault in (
             *("broken stream", "keepalive", "lost report", "doubled report", "swapped report"),
             *("lost request", "lost response", "repeated request"),
         )
     ),
-    *(f"store: {each}" for each in ["a read failed", "failed", "hang", "lost", "slow", "written"]),
+    *(f"store: {outcome}" for outcome in ["a read failed", "failed", "hang", "lost", "slow", "written"]),
     *(f"move: {kind}" for kind in KINDS if kind not in WEATHER),
 )
 
@@ -34,8 +34,8 @@ _MET: Final = (
     "a claim was granted twice",
     "others go on behind a piece",
     *(
-        f"timers: {each}"
-        for each in ["a batch began with another layout", "a batch was replayed", "a driver died between two steps"]
+        f"timers: {event}"
+        for event in ["a batch began with another layout", "a batch was replayed", "a driver died between two steps"]
     ),
     "a crash in the middle of a write",
     "a crash that kept some of what was cached",
@@ -57,8 +57,8 @@ _MET: Final = (
     "an append of unknown outcome was given up",
     "storage refused a zombie",
     *(
-        f"ended by {each}"
-        for each in ["JOURNAL_FAILED", "OLDER_CLAIM", "STALE_SEQUENCER", "TIMEOUT", "UNAVAILABLE", "WOULD_REGRESS"]
+        f"ended by {reason}"
+        for reason in ["JOURNAL_FAILED", "OLDER_CLAIM", "STALE_SEQUENCER", "TIMEOUT", "UNAVAILABLE", "WOULD_REGRESS"]
     ),
     "flush: TIMEOUT",
     "prepare: TIMEOUT",
@@ -66,14 +66,14 @@ _MET: Final = (
     "commit: TIMEOUT",
     "drop: STILL_READ",
     *(
-        f"refused: {each}"
-        for each in [
+        f"refused: {refusal}"
+        for refusal in [
             *("Claim OLDER_CLAIM", "Claim STALE_SEQUENCER", "CommitBatch INCARNATION_CHANGED"),
             *("CommitBatch NOT_PREPARED", "Claim MOVED", "CommitBatch MOVED", "GetHistory MOVED"),
             *("Locate UNAVAILABLE", "Report INVALID_ARGUMENT"),
         ]
     ),
-    *(f"report refused: {each}" for each in ["MOVED", "STALE_SEQUENCER", "TOO_FAR_AHEAD"]),
+    *(f"report refused: {reason}" for reason in ["MOVED", "STALE_SEQUENCER", "TOO_FAR_AHEAD"]),
 )
 """Consequences of faults: the places in the code that only faults lead to."""
 

@@ -45,7 +45,7 @@ class Place:
     budgeted: bool = False
     """True if computations have a lateness budget: half of the records, or the few of a world would not warm it up."""
 
-    def came(self, call: str, error: errors.LowwaterError | None = None) -> None:
+    def note_outcome(self, call: str, error: errors.LowwaterError | None = None) -> None:
         """Note what came of a call."""
         if error is not None:
             self.sim.reach(f"{call}: {error.reason}")
@@ -83,7 +83,7 @@ class Share:
     def cells(self) -> range:
         return range(self.edges[0], self.edges[-1])
 
-    def of(self, handle: int) -> range:
+    def cells_of(self, handle: int) -> range:
         return range(self.edges[handle], self.edges[handle + 1])
 
     def handles(self) -> range:
@@ -129,10 +129,10 @@ async def _inject(place: Place, process: Process, lease: Lease, node: Node, shar
     frontiers = {}
     for index in share.cells:
         frontiers[index] = await place.storage.inject(node.name, index, lease.sequencer, 0)
-    told: set[int] = set()
+    acknowledged: set[int] = set()
     injected: list[int] = []
     while True:
-        oldest = [min(frontiers[index] for index in share.of(handle)) for handle in share.handles()]
+        oldest = [min(frontiers[index] for index in share.cells_of(handle)) for handle in share.handles()]
         finished = [handle for handle in share.handles() if oldest[handle] == MAX]
         running = [micros for micros in oldest if micros != MAX]
         if running:
@@ -145,9 +145,9 @@ async def _inject(place: Place, process: Process, lease: Lease, node: Node, shar
             if not place.calm and random.random() < 0.02:
                 # A wrong clock, a wrong unit: refused, and made good by the next state.
                 lease.advance(None, oldest=None, frontier=CENTURY)
-        if not set(finished) <= told and await _finish(lease, finished):
-            told.update(finished)
-        if len(told) == len(oldest):
+        if not set(finished) <= acknowledged and await _finish(lease, finished):
+            acknowledged.update(finished)
+        if len(acknowledged) == len(oldest):
             await asyncio.sleep(random.uniform(1, 5))
             continue
         await asyncio.sleep(random.uniform(0.1, 1.5))
@@ -177,40 +177,40 @@ async def _follow(
 ) -> None:
     random = place.random(process)
     while True:
-        seen = await worker.inputs()
-        place.oracle.folded(process, node.name, seen)
-        there = await place.storage.read(node.name, share.cells, lease.sequencer)
-        done: list[int] = []
+        inputs = await worker.inputs()
+        place.oracle.folded(process, node.name, inputs)
+        pending = await place.storage.read(node.name, share.cells, lease.sequencer)
+        finished: list[int] = []
         for index in share.cells:
-            ready = [r for r in there[index] if may_finish(node, r, seen.low.micros)]
+            ready = [r for r in pending[index] if may_finish(node, r, inputs.low.micros)]
             chosen = [r for r in ready if place.calm or random.random() < 0.7]
             if not chosen:
                 continue
-            closed = seen.low.micros if node.window else MIN
+            closed = inputs.low.micros if node.window else MIN
             # A worker may die after the step and before it knows: the records are done, and nobody was told.
             await place.storage.finish(node.name, index, lease.sequencer, chosen, results(node, chosen), closed)
-            gone = {record.number for record in chosen}
-            there[index] = [record for record in there[index] if record.number not in gone]
-            done += [node.stamp(record.time) for record in chosen]
-        oldest = [oldest_of(node, share.of(handle), there, seen) for handle in share.handles()]
+            numbers = {record.number for record in chosen}
+            pending[index] = [record for record in pending[index] if record.number not in numbers]
+            finished += [node.stamp(record.time) for record in chosen]
+        oldest = [oldest_of(node, share.cells_of(handle), pending, inputs) for handle in share.handles()]
         if node.name == GROWING and random.random() < 0.5:
-            through = min(*oldest, node.stamp(seen.low.micros))
-            await _say(place, lw, lease, node, share, through, seen, random)
+            through = min(*oldest, node.stamp(inputs.low.micros))
+            await _vouch(place, lw, lease, node, share, through, inputs, random)
         lease.advance(
-            seen,
+            inputs,
             oldest=oldest,
-            pending=[node.stamp(record.time) for records in there.values() for record in records],
-            finished=done,
+            pending=[node.stamp(record.time) for records in pending.values() for record in records],
+            finished=finished,
         )
         if random.random() < 0.1:
             try:
                 await lease.flush(2.0)
-                place.oracle.flushed(process, lease, oldest, seen)
-                place.came("flush")
+                place.oracle.flushed(process, lease, oldest, inputs)
+                place.note_outcome("flush")
             except (errors.Timeout, errors.TooFarAhead, errors.InputVersion, errors.IncarnationChanged) as error:
-                place.came("flush", error)
+                place.note_outcome("flush", error)
         if not place.calm and random.random() < 0.1:
-            await _go_back(place, process, node, share, lease, seen, random)
+            await _go_back(place, process, node, share, lease, inputs, random)
         if lease.refused is not None and lease.refused.reason in {"INPUT_VERSION", "INCARNATION_CHANGED"}:
             return  # folds that do not count any more: claim again
         await asyncio.sleep(random.uniform(0.1, 1.5))
@@ -220,20 +220,20 @@ async def _follow(
             return
 
 
-async def _say(
-    place: Place, lw: Client, lease: Lease, node: Node, share: Share, through: int, seen: Inputs, random: Random
+async def _vouch(
+    place: Place, lw: Client, lease: Lease, node: Node, share: Share, through: int, inputs: Inputs, random: Random
 ) -> None:
     if through == MIN:
         return
     try:
-        await lw.batches.vouch(lease.computation, lease.sequencer, Watermark(through), seen=seen)
+        await lw.batches.vouch(lease.computation, lease.sequencer, Watermark(through), seen=inputs)
     except (errors.Timeout, errors.Unavailable, errors.ShuttingDown, errors.JournalFailed, errors.TooFarAhead) as error:
-        place.came("vouch", error)
+        place.note_outcome("vouch", error)
     except (errors.InputVersion, errors.IncarnationChanged, errors.StaleSequencer) as error:
-        place.came("vouch", error)
+        place.note_outcome("vouch", error)
         raise Fenced from error  # claim again
     else:
-        place.came("vouch")
+        place.note_outcome("vouch")
         place.oracle.vouched(lease.computation, lease.incarnation, through)
         place.oracle.says(node.name, lease.incarnation, share.cells, through)
         if not place.calm and random.random() < 0.3:
@@ -241,18 +241,18 @@ async def _say(
 
 
 async def _go_back(
-    place: Place, process: Process, node: Node, share: Share, lease: Lease, seen: Inputs, random: Random
+    place: Place, process: Process, node: Node, share: Share, lease: Lease, inputs: Inputs, random: Random
 ) -> None:
     least = place.pipeline.least_of(node.name, share.cells)
     if least == MAX:
         return
     older = node.stamp(max(least - random.randrange(3 * HOUR), 0))
-    lease.advance(seen, oldest=older)
+    lease.advance(inputs, oldest=older)
     try:
         await lease.flush(4.0)
     except (errors.Timeout, errors.TooFarAhead, errors.InputVersion, errors.IncarnationChanged):
         return  # perhaps it is durable, and then the ranges hold for nothing
-    place.oracle.flushed(process, lease, [older] * len(share.handles()), seen)
+    place.oracle.flushed(process, lease, [older] * len(share.handles()), inputs)
     await place.storage.take_on(node.name, share.cells, lease.sequencer, older, place.oracle)
     place.sim.reach("ranges went down")
 
@@ -266,10 +266,10 @@ def results(node: Node, records: Sequence[Record]) -> list[int]:
     return new if not node.window else sorted({node.stamp(time) for time in new})
 
 
-def oldest_of(node: Node, cells: range, there: Mapping[int, Sequence[Record]], seen: Inputs) -> int:
+def oldest_of(node: Node, cells: range, pending: Mapping[int, Sequence[Record]], inputs: Inputs) -> int:
     """The least event time that cells hold. Of windows, also the one that a record at the inputs' low watermark would open."""
-    held = [node.stamp(record.time) for index in cells for record in there[index]]
-    return min([node.stamp(seen.low.micros) if node.window else MAX, *held])
+    times = [node.stamp(record.time) for index in cells for record in pending[index]]
+    return min([node.stamp(inputs.low.micros) if node.window else MAX, *times])
 
 
 async def watch(place: Place, process: Process) -> None:
@@ -339,7 +339,7 @@ async def confirm(place: Place, process: Process) -> None:
             answer = await lw.complete(name, Watermark.FINISHED)
             place.oracle.answered(process, name, MAX, answer)
             ranges = await lw.ranges(name)
-            seen = await lw.inputs(name).read()
-            found = f"{answer.complete} {seen.low} {[each.state.name for each in ranges]} {(await lw.why(name)).guilty}"
-            if not (answer.complete and seen.low.finished and seen.stale_for < 3):
-                place.oracle.fail(f"at the end {name} is not complete: {found}")
+            inputs = await lw.inputs(name).read()
+            state = f"{answer.complete} {inputs.low} {[range_.state.name for range_ in ranges]} {(await lw.why(name)).guilty}"
+            if not (answer.complete and inputs.low.finished and inputs.stale_for < 3):
+                place.oracle.fail(f"at the end {name} is not complete: {state}")

@@ -17,7 +17,7 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class _Said:
+class _Report:
     at: tuple[int, int]
     key: Key
     values: dict[int | None, int]
@@ -28,7 +28,7 @@ class Reported:
 
     def __init__(self) -> None:
         self._streams: dict[int, tuple[bytes, int]] = {}
-        self._said: dict[bytes, deque[_Said]] = {}
+        self._in_flight: dict[bytes, deque[_Report]] = {}
         self._settled: dict[Key, dict[int | None, int]] = {}
         self._batched: set[Key] = set()
 
@@ -43,12 +43,12 @@ class Reported:
             if len(values) > 1 and not group.handles:
                 handles = list(range(len(values)))
             spread = values if len(values) == len(handles) else list(values) * len(handles)
-            said = _Said(
+            report = _Report(
                 (stream, message.report.number),
                 (group.computation, group.sequencer),
                 dict(zip(handles, spread, strict=True)),
             )
-            self._said.setdefault(sender, deque()).append(said)
+            self._in_flight.setdefault(sender, deque()).append(report)
 
     def commits(self, message: workers_pb2.CommitBatchRequest) -> None:
         self._batched.add((message.computation, message.sequencer))
@@ -59,53 +59,55 @@ class Reported:
         Returns by claim what it was told that for, as far as nothing newer of the claim is on its way that may have taken its place.
         """
         sender, stream = self._streams[call]
-        refused = {(each.computation, each.sequencer): each.reason for each in ack.refused}
-        waiting = self._said.get(sender, deque())
-        answered = list[_Said]()
+        refused = {(refusal.computation, refusal.sequencer): refusal.reason for refusal in ack.refused}
+        waiting = self._in_flight.get(sender, deque())
+        answered = list[_Report]()
         while waiting and waiting[0].at <= (stream, ack.number):
             answered.append(waiting.popleft())
-        often = Counter(said.key for said in answered)
-        for said in answered:
-            if said.key in refused:
+        often = Counter(report.key for report in answered)
+        for report in answered:
+            if report.key in refused:
                 # Of what is older nothing is taken over. Else, or where it stands for several, nobody knows of what it was.
-                if refused[said.key] != "OLD_STREAM" or often[said.key] > 1:
-                    self._settled.pop(said.key, None)
-            elif said.at[0] == stream:
-                settled = self._settled.setdefault(said.key, {})
-                if None in said.values:
+                if refused[report.key] != "OLD_STREAM" or often[report.key] > 1:
+                    self._settled.pop(report.key, None)
+            elif report.at[0] == stream:
+                settled = self._settled.setdefault(report.key, {})
+                if None in report.values:
                     settled.clear()
-                settled.update(said.values)
+                settled.update(report.values)
         # Of what was said on an older stream, and not again on this one, nobody is told anything: a process may have given that claim up.
-        told = {
-            said.key: set(said.values.values()) for said in answered if said.key not in refused and said.at[0] == stream
+        durable = {
+            report.key: set(report.values.values())
+            for report in answered
+            if report.key not in refused and report.at[0] == stream
         }
-        newer = {said.key for each in self._said.values() for said in each}
+        newer = {report.key for reports in self._in_flight.values() for report in reports}
         newest = stream == max(opened for by, opened in self._streams.values() if by == sender)
-        return {key: values for key, values in told.items() if key not in newer} if newest else {}
+        return {key: values for key, values in durable.items() if key not in newer} if newest else {}
 
     def beyond(self, key: Key, most: Mapping[int, int]) -> list[str]:
         """Return where a claim stands by what was acknowledged, above what its worker has staged by handle and was told to be durable."""
         settled = self._settled.get(key, {})
-        found = []
+        differences = []
         for handle, micros in most.items():
-            told = settled.get(handle, settled.get(None))
-            if told is not None and told > micros:
-                found.append(f"{key} {handle} is to stand at {micros}, but {told} was acknowledged last")
-        return found
+            acknowledged = settled.get(handle, settled.get(None))
+            if acknowledged is not None and acknowledged > micros:
+                differences.append(f"{key} {handle} is to stand at {micros}, but {acknowledged} was acknowledged last")
+        return differences
 
     def missing(self, computation: Computation) -> list[str]:
-        found = []
+        differences = []
         for sequencer, group in computation.map.groups.items():
             key = computation.spec.name, sequencer
             settled = self._settled.get(key)
             if settled is None or key in self._batched or group.state is not GroupState.OWNED:
                 continue
-            later = [said.values for waiting in self._said.values() for said in waiting if said.key == key]
+            later = [report.values for waiting in self._in_flight.values() for report in waiting if report.key == key]
             values = computation.map.columns.values[group.slots()]
             places = group.live_places()
             for place, handle in zip(places.tolist(), group.handles_of(places).tolist(), strict=True):
-                told = [each[by] for each in [settled, *later] for by in (handle, None) if by in each]
+                possible = [reported[by] for reported in [settled, *later] for by in (handle, None) if by in reported]
                 # What was never acknowledged of a range says nothing of where it stood before.
-                if not settled.keys().isdisjoint({handle, None}) and int(values[place]) not in told:
-                    found.append(f"{key} {handle} stands at {values[place]}, but {told[0]} was acknowledged")
-        return found
+                if not settled.keys().isdisjoint({handle, None}) and int(values[place]) not in possible:
+                    differences.append(f"{key} {handle} stands at {values[place]}, but {possible[0]} was acknowledged")
+        return differences

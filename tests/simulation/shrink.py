@@ -19,7 +19,7 @@ def kind(violation: str, computations: Iterable[str]) -> str:
 
 
 def shrink(
-    seed: int, moves: Sequence[Move], told: Callable[[str], None], *, attempts: int = ATTEMPTS
+    seed: int, moves: Sequence[Move], report: Callable[[str], None], *, attempts: int = ATTEMPTS
 ) -> tuple[list[Move], Result]:
     """Leave out moves, half of them first, then fewer and fewer, as long as the first violation is of the same kind (delta debugging).
 
@@ -28,20 +28,20 @@ def shrink(
     """
     seconds = length(moves)
     world = World(seed, moves, seconds)
-    kept, result = list(moves), world.run()
+    remaining, result = list(moves), world.run()
     kinds = [kind(violation, world.pipeline.nodes) for violation in result.violations[:1]]
-    size = max(1, len(kept) // 2) if result.violations else 0
+    size = max(1, len(remaining) // 2) if result.violations else 0
     while size:
         start = 0
         shorter = False
-        while start < len(kept) and attempts:
+        while start < len(remaining) and attempts:
             attempts -= 1
-            fewer = kept[:start] + kept[start + size :]
+            fewer = remaining[:start] + remaining[start + size :]
             tried = World(seed, fewer, seconds).run()
             if kinds == [kind(violation, world.pipeline.nodes) for violation in tried.violations[:1]]:
-                kept, result, shorter = fewer, tried, True
-                told(f"{len(kept)} moves are enough")
+                remaining, result, shorter = fewer, tried, True
+                report(f"{len(remaining)} moves are enough")
             else:
                 start += size
         size = size if size == 1 and shorter and attempts else size // 2
-    return kept, result
+    return remaining, result

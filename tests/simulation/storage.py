@@ -27,13 +27,13 @@ class Fenced(Exception):
 class Plan:
     """The records of a micro-batch, written down before it runs, so that a replay takes in the same."""
 
-    seen: Inputs
+    inputs: Inputs
     records: Mapping[int, Sequence[Record]]
 
     @property
     def digest(self) -> bytes:
         numbers = [record.number for index in sorted(self.records) for record in self.records[index]]
-        return hash((self.seen.low.micros, *numbers)).to_bytes(8, "little", signed=True)
+        return hash((self.inputs.low.micros, *numbers)).to_bytes(8, "little", signed=True)
 
 
 @dataclass
@@ -67,12 +67,12 @@ class Storage:
 
     async def read(self, name: str, cells: Sequence[int], sequencer: int) -> dict[int, list[Record]]:
         await self._trip()
-        found = {}
+        records = {}
         for index in cells:
             self._check(name, index, sequencer)
-            found[index] = list(self._pipeline.nodes[name].cells[index].pending.values())
+            records[index] = list(self._pipeline.nodes[name].cells[index].pending.values())
         await self._trip()
-        return found
+        return records
 
     async def finish(
         self,
@@ -123,26 +123,26 @@ class Storage:
             raise Fenced
         if plan is not None:
             checkpoint.plans.setdefault(batch, plan)
-        found = checkpoint.plans.get(batch)
+        logged = checkpoint.plans.get(batch)
         await self._trip()
-        return found
+        return logged
 
     async def commit(
         self,
         name: str,
         batch: int,
         sequencer: int,
-        done: Mapping[int, tuple[Sequence[Record], Sequence[int]]],
+        finished: Mapping[int, tuple[Sequence[Record], Sequence[int]]],
         closed: int,
     ) -> None:
         await self._trip()
         checkpoint = self._checkpoints[name]
-        for index in done:
+        for index in finished:
             self._check(name, index, sequencer)
         if checkpoint.committed != batch - 1:
             raise Fenced
         checkpoint.committed = batch
         checkpoint.plans.pop(batch - 1, None)
-        for index, (records, outputs) in done.items():
+        for index, (records, outputs) in finished.items():
             self._pipeline.finish(name, index, records, outputs, closed)
         await self._trip()

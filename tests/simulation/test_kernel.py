@@ -56,7 +56,7 @@ def test_a_stuck_simulation_says_who_waits_where(main: object, reason: str, monk
 
 
 def test_nothing_of_a_killed_process_runs_again() -> None:
-    sim, ran, kept = Simulation(1), list[str](), list[AsyncIterator[int]]()
+    sim, ran, generators = Simulation(1), list[str](), list[AsyncIterator[int]]()
 
     async def generate() -> AsyncIterator[int]:
         try:
@@ -72,8 +72,8 @@ def test_nothing_of_a_killed_process_runs_again() -> None:
             ran.append("garbage")
 
     async def program() -> None:
-        kept.append(generate())
-        await anext(kept[0])
+        generators.append(generate())
+        await anext(generators[0])
         asyncio.get_running_loop().call_later(5, ran.append, "timer")
         inner = asyncio.create_task(forever())
         inner.add_done_callback(lambda _: ran.append("callback"))
@@ -93,7 +93,7 @@ def test_nothing_of_a_killed_process_runs_again() -> None:
         await asyncio.sleep(1)
         process.crash()
         task.cancel()
-        kept.clear()
+        generators.clear()
         del task
         gc.collect()
         await asyncio.sleep(10)

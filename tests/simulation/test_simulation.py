@@ -50,22 +50,22 @@ def command(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedP
     [pytest.param(STEPS, 0.75, id="a few"), pytest.param(LONG, ENOUGH, id="many", marks=pytest.mark.long)],
 )
 def test_worlds_under_chaos_keep_every_promise(steps: int, reached: float) -> None:
-    done = command("run", "--seed", "2013", "--steps", str(steps), "--jobs", "1")
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert (done.returncode, told["violations"]) == (0, 0), done.stdout + done.stderr
-    assert told["fault_points_reached"] >= reached * told["fault_points"], done.stdout
-    assert told["faults"] > 1.5 * steps
-    assert told["observations_checked"] > 80 * steps
-    assert told["simulated_hours"] > steps / 2400
+    completed = command("run", "--seed", "2013", "--steps", str(steps), "--jobs", "1")
+    summary = json.loads(completed.stdout.splitlines()[-1])
+    assert (completed.returncode, summary["violations"]) == (0, 0), completed.stdout + completed.stderr
+    assert summary["fault_points_reached"] >= reached * summary["fault_points"], completed.stdout
+    assert summary["faults"] > 1.5 * steps
+    assert summary["observations_checked"] > 80 * steps
+    assert summary["simulated_hours"] > steps / 2400
 
 
 def test_a_world_is_the_same_whatever_the_hash_seed(tmp_path: Path) -> None:
     moves = moves_of(7, 30)
     file = tmp_path / "moves.json"
     file.write_text(chaos.dump(7, moves, chaos.length(moves)))
-    done = command("replay", str(file), hash_seed="1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["digest"] == World(7, moves).run().digest
+    completed = command("replay", str(file), hash_seed="1")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert json.loads(completed.stdout.splitlines()[-1])["digest"] == World(7, moves).run().digest
 
 
 def test_an_output_that_says_too_much_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,17 +121,19 @@ def test_every_planted_bug_has_a_world_that_is_known_to_find_it() -> None:
 
 @pytest.mark.parametrize("name", mutants.finders())
 def test_a_planted_bug_is_found(name: str) -> None:
-    found = mutants.hunt(name, mutants.finders()[name])
-    assert found.seed is not None, found.why
+    hunted = mutants.hunt(name, mutants.finders()[name])
+    assert hunted.seed is not None, hunted.why
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("third", [0, 1, 2])
 def test_every_planted_bug_is_found_whichever_world_is_the_first(third: int) -> None:
     names = list(mutants.MUTANTS)[third::3]
-    done = command("mutants", *names)
-    assert json.loads(done.stdout.splitlines()[-1]) == {"mutants": len(names), "found": len(names)}, done.stdout
-    assert done.returncode == 0
+    completed = command("mutants", *names)
+    assert json.loads(completed.stdout.splitlines()[-1]) == {"mutants": len(names), "found": len(names)}, (
+        completed.stdout
+    )
+    assert completed.returncode == 0
 
 
 def test_a_bug_that_only_fails_itself_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,9 +145,9 @@ def test_a_bug_that_only_fails_itself_is_not_found(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(mutants, "MUTANTS", {plant.__name__: mutants.Mutant(plant) for plant in (harmless, broken)})
     monkeypatch.setattr(mutants, "MOVES", 3)
-    found = {name: mutants.hunt(name, most=1) for name in mutants.MUTANTS}
-    assert all((each.seed, each.worlds) == (None, 1) for each in found.values())
-    assert "TypeError" in found["broken"].why
+    hunts = {name: mutants.hunt(name, most=1) for name in mutants.MUTANTS}
+    assert all((hunt.seed, hunt.worlds) == (None, 1) for hunt in hunts.values())
+    assert "TypeError" in hunts["broken"].why
 
 
 def test_a_failing_world_names_its_seed_and_is_shrunk(
@@ -153,12 +155,12 @@ def test_a_failing_world_names_its_seed_and_is_shrunk(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(program, "shrink", partial(shrink, attempts=12))
-    asked = ["run", "--seed", str(mutants.FIRST), "--steps", "20", "--jobs", "1"]
+    arguments = ["run", "--seed", str(mutants.FIRST), "--steps", "20", "--jobs", "1"]
     with mutants.Planted.context() as planted:
         mutants.silence_counts_as_idle(planted)
-        assert program.run(program.parser().parse_args(asked)) == 1
-        told = capsys.readouterr().out
-        assert f"again: make simulate SEED={mutants.FIRST} STEPS=20" in told
+        assert program.run(program.parser().parse_args(arguments)) == 1
+        output = capsys.readouterr().out
+        assert f"again: make simulate SEED={mutants.FIRST} STEPS=20" in output
         [file] = tmp_path.glob("build/simulation/*.json")
         assert len(chaos.load(file.read_text())[1]) <= 10
         assert program.again(program.parser().parse_args(["replay", str(file)])) == 1
@@ -166,7 +168,7 @@ def test_a_failing_world_names_its_seed_and_is_shrunk(
 
 def test_a_failure_that_does_not_come_again_is_said_to_be_the_simulator_s(capsys: pytest.CaptureFixture[str]) -> None:
     once = Result(3, 0.0, 0, {}, 0, ("once",), "", 0.0)
-    program.tell(once, 1, shrinks=True)
+    program.report_failure(once, 1, shrinks=True)
     assert "broke no promise when it was run again" in capsys.readouterr().out
 
 

@@ -67,11 +67,11 @@ def let_the_clock_go_back(_: Part) -> Part:
 @bug("follow_logged", StageRun)
 def cut_in_mid_batch(logged: Part) -> Part:
     """Another layout is followed when the batch has begun, and was logged with the one before."""
-    wanted = StageRun.follow_wanted
+    follow_wanted = StageRun.follow_wanted
 
     def follow_both(self: StageRun, layouts: Any, batch: int, digest: str) -> None:
         logged(self, layouts, batch, digest)
-        wanted(self, batch, digest)
+        follow_wanted(self, batch, digest)
 
     return follow_both
 
@@ -99,11 +99,11 @@ def take_one_place_for_one_key(_: Part) -> Part:
 
     def find(self: Piece, places: Any, keys: Any) -> Any:
         del keys
-        held = self.column("place")
-        at = np.searchsorted(held, places)
-        there = at < len(held)
-        there[there] = held[at[there]] == places[there]
-        return np.where(there, at, -1)
+        stored = self.column("place")
+        at = np.searchsorted(stored, places)
+        matches = at < len(stored)
+        matches[matches] = stored[at[matches]] == places[matches]
+        return np.where(matches, at, -1)
 
     return find
 
@@ -112,7 +112,7 @@ def take_one_place_for_one_key(_: Part) -> Part:
 def name_segments_of_older_versions(_: Part) -> Part:
     """A version names a segment where it was made, and not by a link of its own: who deletes that version deletes it."""
     named = SimpleNamespace(**{name: getattr(os, name) for name in ("path", "fspath")})
-    named.link = lambda made, here: Path(here).symlink_to(os.path.realpath(made))
+    named.link = lambda source, here: Path(here).symlink_to(os.path.realpath(source))
     return named
 
 
@@ -127,8 +127,8 @@ def merge_to_the_greatest(_: Part) -> Part:
     """The hold of the farthest range counts until the next batch when ranges become one."""
 
     def greatest(shares: Any, values: Sequence[int | None]) -> list[int | None]:
-        each = [[values[share.parent] for share in found] for found in shares]
-        return [None if None in found else max(value or 0 for value in found) for found in each]
+        by_range = [[values[share.parent] for share in parts] for parts in shares]
+        return [None if None in holds else max(value or 0 for value in holds) for holds in by_range]
 
     return greatest
 

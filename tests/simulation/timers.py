@@ -160,16 +160,16 @@ class Key:
     out: list[Produced] = field(default_factory=list)
 
     def turn(self, records: Sequence[tuple[int, int]], low: int, now: int) -> None:
-        left = sorted(records)
+        remaining = sorted(records)
         while True:
             due = sorted(start for start in self.hours if start + HOUR <= low)
-            if left:
-                due = [start for start in due if start + HOUR <= left[0][0]]
+            if remaining:
+                due = [start for start in due if start + HOUR <= remaining[0][0]]
             rings = sorted(ring for ring in self.rings if ring[0] <= now)
             if due:
                 self.out.append(("windows", self.name, due[0], tuple(self.hours.pop(due[0])), self.met))
-            elif left:
-                time, number = left.pop(0)
+            elif remaining:
+                time, number = remaining.pop(0)
                 self.met += 1
                 self.hours.setdefault(time // HOUR * HOUR, []).append(number)
                 if echoes(number):
@@ -231,7 +231,7 @@ class Timers:
             return
         self._oracle.expect(number == self._done, f"batch {number} of {TIMED} is written after {self._done - 1}")
         logged = json.loads((self.checkpoint / "lowwater" / "batches" / f"{number}.json").read_bytes())
-        made = json.loads((self.checkpoint / "lowwater" / "state" / str(number) / "manifest.json").read_bytes())
+        manifest = json.loads((self.checkpoint / "lowwater" / "state" / str(number) / "manifest.json").read_bytes())
         [layout] = [*logged.get("layouts", {}).values()] or [None]  # of the only stage
         if layout != self._layout:
             self._layout = layout
@@ -239,11 +239,13 @@ class Timers:
         about = f"batch {number} of {TIMED}, with {logged['low']},"
         self._oracle.expect(logged["now"] >= self._now, f"{about} begins at {logged['now']}, after {self._now}")
         self._now = logged["now"]
-        self._oracle.expect(made.get("layout") == layout, f"{about} began with {layout}, and has {made.get('layout')}")
+        self._oracle.expect(
+            manifest.get("layout") == layout, f"{about} began with {layout}, and has {manifest.get('layout')}"
+        )
         upto = int(CheckpointLog(self.checkpoint).plan(number).lines[0])  # type: ignore[union-attr]
-        taken, self._offset = self.feed[self._offset : upto], upto
+        records, self._offset = self.feed[self._offset : upto], upto
         by_key: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for cell, record in taken:
+        for cell, record in records:
             by_key[key_of(cell, record.number)[0]].append((record.time, record.number))
             self._owed[record.number] = 1 + echoes(record.number)
         for name, key in self._keys.items():
@@ -251,9 +253,9 @@ class Timers:
             key.turn(by_key[name], logged["low"], logged["now"])
             mine = [row for row in rows if row[1] == name]
             for output in COLUMNS:
-                got = [row for row in mine if row[0] == output]
-                wanted = [row for row in key.out if row[0] == output]
-                self._oracle.expect(got == wanted, f"{about} has {got} of {name}, and {wanted} comes of it")
+                actual = [row for row in mine if row[0] == output]
+                expected = [row for row in key.out if row[0] == output]
+                self._oracle.expect(actual == expected, f"{about} has {actual} of {name}, and {expected} comes of it")
         self._oracle.expect(
             sum(len(key.out) for key in self._keys.values()) == len(rows), f"{about} has rows of nobody: {rows}"
         )
@@ -281,14 +283,14 @@ class Timers:
         for cell, record in self.feed:
             windows[key_of(cell, record.number)[0], floor(record.time, HOUR)].append(record.number)
         rows = [row for batch in self._rows for row in batch]
-        told = sorted((row[1], row[2], sorted(row[3])) for row in rows if row[0] == "windows")
+        produced = sorted((row[1], row[2], sorted(row[3])) for row in rows if row[0] == "windows")
         self._oracle.expect(
-            told == sorted((*window, sorted(numbers)) for window, numbers in windows.items()),
+            produced == sorted((*window, sorted(numbers)) for window, numbers in windows.items()),
             f"the windows of {TIMED} are not those of its records",
         )
         again = sorted(row[2] for row in rows if row[0] == "echoes")
-        wanted = sorted(record.number for _, record in self.feed if echoes(record.number))
-        self._oracle.expect(again == wanted, f"{TIMED} has told other records again than it was to: {again}")
+        expected = sorted(record.number for _, record in self.feed if echoes(record.number))
+        self._oracle.expect(again == expected, f"{TIMED} has told other records again than it was to: {again}")
 
     def close(self) -> None:
         self.over = True
@@ -300,7 +302,7 @@ class Timers:
 
 def _plain(row: Mapping[str, Any]) -> Produced:
     values = [row[f"{row[OUTPUT]}/{name}"] for name in COLUMNS[row[OUTPUT]]]
-    return row[OUTPUT], *(tuple(each) if isinstance(each, list) else each for each in values)
+    return row[OUTPUT], *(tuple(value) if isinstance(value, list) else value for value in values)
 
 
 class Frame:
@@ -346,10 +348,10 @@ class Session:
         return SimpleNamespace(schema=lambda _: SimpleNamespace(parquet=parquet))
 
     def range(self, *_: int) -> Any:
-        one = pa.RecordBatch.from_pydict({"id": [0]})
+        seed = pa.RecordBatch.from_pydict({"id": [0]})
 
         def collect(function: Callable[[Any], Any]) -> list[Any]:
-            return self.driver.task(1, 0, lambda: [*function(iter([one]))])
+            return self.driver.task(1, 0, lambda: [*function(iter([seed]))])
 
         return SimpleNamespace(mapInArrow=lambda function, _: SimpleNamespace(collect=lambda: collect(function)))
 
@@ -435,10 +437,10 @@ def offset_of(line: str | None) -> int:
 
 class Ticks:
     def __init__(self) -> None:
-        self.wanted = False
+        self.requested = False
 
     def force(self, _: Any) -> bool:
-        new, self.wanted = not self.wanted, True
+        new, self.requested = not self.requested, True
         return new
 
     def clean(self, _: Any) -> None:
@@ -474,13 +476,13 @@ class Sync:
         self._target = target
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._target, name)
-        return self._call(found) if callable(found) else _sync(found)
+        attribute = getattr(self._target, name)
+        return self._call(attribute) if callable(attribute) else _sync(attribute)
 
     def _call(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **more: Any) -> Any:
-            made = function(*arguments, **more)
-            return _sync(wait(made) if inspect.isawaitable(made) else made)
+            result = function(*arguments, **more)
+            return _sync(wait(result) if inspect.isawaitable(result) else result)
 
         return call
 
@@ -488,21 +490,21 @@ class Sync:
 class SyncClient(Sync):
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        told = client.settings
-        self.settings = SimpleNamespace(namespace=told.namespace, timeout=told.timeout, client=self)
+        settings = client.settings
+        self.settings = SimpleNamespace(namespace=settings.namespace, timeout=settings.timeout, client=self)
 
     def close(self) -> None:
         """The process closes it."""
 
 
-def _sync(found: Any) -> Any:
-    return Sync(found) if isinstance(found, Batches | Lease | Worker) else found
+def _sync(value: Any) -> Any:
+    return Sync(value) if isinstance(value, Batches | Lease | Worker) else value
 
 
-def wait(something: Any) -> Any:
+def wait(awaitable: Any) -> Any:
     parent = getcurrent().parent
     assert parent is not None
-    return parent.switch(something)
+    return parent.switch(awaitable)
 
 
 class Concurrent(Exception):
@@ -525,10 +527,10 @@ class Driver:
         self.session = Session(self)
         self.attempts = 0
         self.body = greenlet(self.live)
-        self.rivals = any(each.process.alive for each in timers.drivers)
+        self.rivals = any(driver.process.alive for driver in timers.drivers)
         """True if another run works beside it: the slower one of the two may find what the other has made, and ends."""
-        for each in timers.drivers:
-            each.rivals = True
+        for driver in timers.drivers:
+            driver.rivals = True
         timers.drivers.append(self)
 
     def live(self) -> None:
@@ -539,11 +541,13 @@ class Driver:
         planned = log.plan(number)
         digest = b"" if planned is None else bytes.fromhex(planned.digest)
         ordinal = new_ordinal(checkpoint)
-        asked = Registration(TIMED, [READ], (), RANGES, identity(checkpoint), number, ordinal, digest, adopt=False)
+        registration = Registration(
+            TIMED, [READ], (), RANGES, identity(checkpoint), number, ordinal, digest, adopt=False
+        )
         if not self.place.calm and self.random.random() < 0.3:
             wait(asyncio.sleep(self.random.uniform(0, 5)))  # a slow start: another run may be quicker
         part = StageRun(
-            QuickAuthority(self.client, asked, clock=lambda: sim.now),  # type: ignore[arg-type]
+            QuickAuthority(self.client, registration, clock=lambda: sim.now),  # type: ignore[arg-type]
             Keyed("key", "t", RANGES, injector=False, window=timedelta(hours=1)),
             checkpoint,
         )
@@ -579,11 +583,11 @@ class Driver:
     def plan(self, log: CheckpointLog, number: int, hook: TickingHook) -> bool:
         before = log.plan(number - 1)
         offset = 0 if before is None else offset_of(before.lines[0])
-        there = len(self.timers.feed)
-        if there == offset and not hook.ticks.wanted:  # type: ignore[attr-defined]
+        available = len(self.timers.feed)
+        if available == offset and not hook.ticks.requested:  # type: ignore[attr-defined]
             return False
-        hook.ticks.wanted = False  # type: ignore[attr-defined]
-        upto = min(there, offset + self.random.choice([2, 8, 50])) if not self.place.calm else there
+        hook.ticks.requested = False  # type: ignore[attr-defined]
+        upto = min(available, offset + self.random.choice([2, 8, 50])) if not self.place.calm else available
         if not write_once(self.timers.checkpoint / "offsets" / str(number), f'v1\n{{"n": {number}}}\n{upto}'.encode()):
             raise Concurrent
         return True
@@ -591,15 +595,17 @@ class Driver:
     def rows(self, log: CheckpointLog, number: int) -> Frame:
         plan, before = log.plan(number), log.plan(number - 1)
         assert plan is not None
-        taken = self.timers.feed[0 if before is None else offset_of(before.lines[0]) : offset_of(plan.lines[0])]
-        self.random.shuffle(taken)
-        made = []
-        for cell, record in taken:
+        records = self.timers.feed[0 if before is None else offset_of(before.lines[0]) : offset_of(plan.lines[0])]
+        self.random.shuffle(records)
+        rows = []
+        for cell, record in records:
             key, place = key_of(cell, record.number)
-            made.append((key, record.number, key, place, record.time, record.number))
-        columns = [*zip(*made, strict=True)] if made else [()] * len(ROWS)
+            rows.append((key, record.number, key, place, record.time, record.number))
+        columns = [*zip(*rows, strict=True)] if rows else [()] * len(ROWS)
         return Frame(
-            pa.table([pa.array(column, each.type) for column, each in zip(columns, ROWS, strict=True)], ROWS),
+            pa.table(
+                [pa.array(column, schema_field.type) for column, schema_field in zip(columns, ROWS, strict=True)], ROWS
+            ),
             self.session,
         )
 
@@ -640,11 +646,11 @@ async def run(place: Place, process: Process, name: str, share: Share) -> None:
             waits = body.switch()
             while not body.dead:
                 try:
-                    found = await waits
+                    result = await waits
                 except BaseException as failure:  # noqa: BLE001 - it is raised in the driver
                     waits = body.throw(failure)
                 else:
-                    waits = body.switch(found)
+                    waits = body.switch(result)
         except Concurrent:
             place.sim.reach("timers: Spark refused a zombie")
         except (CheckpointMismatch, StateLost, FileNotFoundError) as failure:
@@ -672,9 +678,9 @@ async def lay_out(place: Place, process: Process) -> None:
                 if not view.wanted.starts and view.current is None:
                     continue
                 base = view.base
-                wanted = _changed(base, random.randrange(3), random.choice(range(CELLS)) * slots, random.randrange(4))
-                if wanted is not None:
-                    await lw.change_layout(TIMED, view.incarnation, wanted)
+                layout = _changed(base, random.randrange(3), random.choice(range(CELLS)) * slots, random.randrange(4))
+                if layout is not None:
+                    await lw.change_layout(TIMED, view.incarnation, layout)
                     place.sim.reach("timers: another layout was wanted")
             except _AWAY as error:
                 place.sim.reach(f"layout: {error.reason}")

@@ -70,7 +70,7 @@ class Node:
         parts = self.parts or tuple(enumerate((0, *self.cuts)))
         edges = pairwise((*(first for _, first in parts), len(self.cells)))
         names = [f"{self.name}~{number}" for number, _ in parts]
-        return {name: range(*each) for name, each in zip(names, edges, strict=True)} if self.cuts else {}
+        return {name: range(*ends) for name, ends in zip(names, edges, strict=True)} if self.cuts else {}
 
     def stamp(self, time: int) -> int:
         return time if not self.window or time in (MIN, MAX) else time - time % self.window
@@ -99,7 +99,7 @@ class Pipeline:
         """Callback that brings the slices up to date with the graph in the store: its writer may have died before it heard of that."""
         self._numbers = 0
         self._lows: dict[tuple[str, bool], int] = {}
-        self._held: dict[tuple[str, int, bool], int] = {}
+        self._least: dict[tuple[str, int, bool], int] = {}
         """The least event time that cells hold, of those that have not changed since somebody asked."""
 
     @property
@@ -128,7 +128,7 @@ class Pipeline:
 
     def _touch(self, name: str, index: int) -> dict[int, Record]:
         for fresh in (False, True):
-            self._held.pop((name, index, fresh), None)
+            self._least.pop((name, index, fresh), None)
         return self.nodes[name].cells[index].pending
 
     def low(self, name: str, *, fresh: bool = False) -> int:
@@ -140,7 +140,7 @@ class Pipeline:
             node, cells = self.whole(name), self.cells_of(name)
             if all(node.cells[index].retired for index in cells):
                 # Nobody is left to say that nothing will come.
-                self._lows[name, fresh] = node.stamp(min(self.low(each, fresh=True) for each in node.inputs))
+                self._lows[name, fresh] = node.stamp(min(self.low(upstream, fresh=True) for upstream in node.inputs))
             else:
                 self._lows[name, fresh] = min(self.low_of(name, index, fresh=fresh) for index in cells)
         return self._lows[name, fresh]
@@ -153,11 +153,11 @@ class Pipeline:
             return cell.source.frontier
         if cell.retired:
             return MAX
-        held = self._held.get((name, index, fresh))
-        if held is None:
+        least = self._least.get((name, index, fresh))
+        if least is None:
             times = [r.time for r in cell.pending.values() if not ((fresh and r.again) or r.forgotten)]
-            held = self._held[name, index, fresh] = min(times, default=MAX)
-        return node.stamp(min(held, *[self.low(each, fresh=True) for each in node.inputs]))
+            least = self._least[name, index, fresh] = min(times, default=MAX)
+        return node.stamp(min(least, *[self.low(upstream, fresh=True) for upstream in node.inputs]))
 
     def least_of(self, name: str, cells: Iterable[int]) -> int:
         return min(self.low_of(name, index) for index in cells)
@@ -207,7 +207,7 @@ class Pipeline:
 
     def forget_input(self, name: str, lost: str) -> None:
         node = self.nodes[name]
-        node.inputs = [each for each in node.inputs if each != lost]
+        node.inputs = [upstream for upstream in node.inputs if upstream != lost]
         for index in range(len(node.cells)):
             pending = self._touch(name, index)
             for number, record in pending.items():
@@ -235,9 +235,9 @@ class Pipeline:
     def inject(self, name: str, index: int, count: int) -> None:
         source = self.nodes[name].cells[index].source
         assert source is not None
-        taken = source.times[source.offset : source.offset + count]
-        source.offset += len(taken)
-        self.emit(name, taken)
+        times = source.times[source.offset : source.offset + count]
+        source.offset += len(times)
+        self.emit(name, times)
 
     def finish(self, name: str, index: int, records: Iterable[Record], outputs: Iterable[int], closed: int) -> None:
         cell, pending = self.nodes[name].cells[index], self._touch(name, index)

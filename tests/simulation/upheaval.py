@@ -52,13 +52,13 @@ class Upheaval:
             case "replace a frozen shard":
                 self._world.later(self._replace, move.kind, seat, facts["seconds"])
             case "scale in":
-                if sum(each.wanted for each in self._deployment.seats) > 1 and seat.wanted:
+                if sum(other.wanted for other in self._deployment.seats) > 1 and seat.wanted:
                     seat.wanted = False
                     self._world.later(self._stop, move.kind, seat, 0.0)
             case "scale out":
-                for each in [each for each in self._deployment.seats if not each.wanted][:1]:
+                for idle in [idle for idle in self._deployment.seats if not idle.wanted][:1]:
                     self._acted(move.kind)
-                    each.wanted = True
+                    idle.wanted = True
             case "cut a shard off from clients":
                 self._world.later(self._world.havoc.cut, move.kind, seat.process, facts["seconds"])
             case chaos.DIE_BEHIND:
@@ -146,7 +146,7 @@ class Upheaval:
         self._acted(kind)
         seat.away = True
         seat.stopping.add(str(leaving))
-        seat.asked.set()
+        seat.stop_requested.set()
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await leaving.ended.wait()

@@ -357,6 +357,7 @@ class World:
     async def _arrive(self, where: str, there: Callable[[], bool]) -> None:
         deadline = self.sim.now + ARRIVES_WITHIN
         while not there() and not self.oracle.violations:
+            self._compare_budgets()
             if self.sim.now > deadline:
                 lags = self.oracle.behind(self.pipeline.nodes)
                 misplaced = self.deployment.misplaced(list(self.pipeline.nodes))
@@ -366,6 +367,20 @@ class World:
                 )
                 return
             await asyncio.sleep(0.25)
+
+    def _compare_budgets(self) -> None:
+        """Look whether the lateness budget of a root is behind those of its slices, all of which it has confirmed."""
+        shards = [seat.authority.shard for seat in self.deployment.seats if seat.serving and seat.authority]
+        for root in self.pipeline.nodes.values() if self.place.budgeted else ():
+            slices = [slice_ for shard in shards for name in root.slices if (slice_ := shard.slices.of(name))]
+            reports = [slice_._report for slice_ in slices if slice_._report == slice_._confirmed]
+            views = [view for shard in shards if (view := shard.served.view(root.name))]
+            if reports and len(reports) == len(slices) == len(root.slices) and len(views) == 1:
+                own, least = views[0].budgets[0].micros, min(report.budgets[0][1] for report in reports)
+                same = {views[0].incarnation} == {report.incarnation for report in reports}
+                self.oracle.expect(
+                    own >= least or least == MAX or not same, f"{root.name} has its budget at {own}, not {least}"
+                )
 
 
 class Pauses:

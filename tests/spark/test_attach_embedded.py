@@ -43,6 +43,10 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
 def test_it_ends_with_its_driver_and_leaves_nothing() -> None:
     with subprocess.Popen([sys.executable, "-c", DRIVER], stdin=-1, stdout=-1, text=True) as driver:
         assert driver.stdout is not None
@@ -68,12 +72,14 @@ def test_a_folder_of_ones_own_is_refused_while_it_is_used_and_read_again_afterwa
     # The sessions of a process share the authority until the last has gone.
     one, two = embedded.acquire(tmp_path), embedded.acquire(tmp_path)
     assert one is two
-    one.release()
+    embedded.release(one)
     assert not two.ended
-    assert ask(two.page, "").status == 200, "it has a status page"
+    assert children(two.process.pid) == [], "the process of its page starts when the page is opened"
+    assert ask(two.page_url, "").status == 200
+    assert len(children(two.process.pid)) == 1
     with lowwater.connect(two.address) as lw:
         assert lw.get("c")["c"].low == lowwater.Watermark.of(at(9))
-    two.release()
+    embedded.release(two)
     assert (two.ended, two.process.returncode) == (True, 0)
 
 

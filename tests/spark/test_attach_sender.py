@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import lowwater
+from lowwater.core.causes import Cause, cause_of
 from lowwater.watermark import MIN
 from lowwater_spark.attach import sender as sender_module
 from lowwater_spark.attach.book import Book, QueryStatus
@@ -43,8 +44,8 @@ class Driver:
     def batch(self, query: str, watermark: int | None, run: str = "r1", *, name: str = "hourly") -> None:
         self.book.progressed(BatchProgress(query, run, name, 0, watermark, 1, 1.0, 0, 0, 0.1))
 
-    def end(self, query: str, run: str = "r1") -> None:
-        self.book.terminated(query, run, None)
+    def end(self, query: str, run: str = "r1", failure: str | None = None) -> None:
+        self.book.terminated(query, run, failure)
 
     def status(self, query: str) -> QueryStatus:
         return next(each for each in self.book.queries() if each.query == query)
@@ -98,8 +99,11 @@ def test_a_restart_goes_on_and_a_new_checkpoint_must_catch_up(
     again.batch("q1", None, run="r2")
     eventually(lambda: again.sender.delivered, "claimed again")
     assert view(lw).low.micros == micros(12), "no watermark yet takes nothing back"
-    again.end("q1", "r2")
+    again.end("q1", "r2", "it broke\nat line 1")
     leave(lw, "q1")
+    holder = view(lw).holder
+    assert holder is not None
+    assert holder.remarks == lowwater.Remarks(ended=True, failure="it broke"), "so it is not shown as stopped"
     with caplog.at_level(logging.WARNING, "lowwater.spark"):
         again.batch("fresh", micros(9))
         reported(again, "fresh", micros(9))
@@ -132,6 +136,7 @@ def test_the_second_query_of_a_name_is_refused_until_the_first_has_left(
     assert two.status("q2").reported.micros == MIN
     one.end("q1")
     leave(lw, "q1")
+    assert cause_of(view(lw), time.time_ns() // 1000) is Cause.STOPPED
     two.later(SILENCE)
     reported(two, "q2", micros(10))
     assert (two.status("q2").problem, view(lw).low.micros) == ("", micros(13))

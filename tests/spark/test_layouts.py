@@ -17,10 +17,12 @@ from lowwater import Layout, errors
 from lowwater.cli import main
 from lowwater_pipeline.computation import start
 from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.rows.cut import Cut
 from lowwater_spark.track.run.authority import Authority, Registration
 from lowwater_spark.track.run.batch_log import BatchLog
-from tests.kit.times import MIN, at, mark, micros
+from tests.kit.eventually import PATIENCE
+from tests.kit.times import MAX, MIN, at, mark, micros
 from tests.spark.computations import Counts
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, low, row
@@ -39,6 +41,7 @@ class Counted:
 
     def start(self, **options: Any) -> lws.TrackedQuery:
         def write(outputs: Mapping[str, DataFrame], batch: lws.Batch) -> None:
+            assert not batch._own_facts().layouts, "each task gets these facts"
             for name, rows in outputs.items():
                 batch.write(rows, self.flow.folder / name)
 
@@ -172,6 +175,21 @@ def test_a_zombie_takes_no_ranges_by_another_layout(lw: lowwater.Client) -> None
     assert len(newer.lease.live) == 3
     for query in (zombie, newer):
         query.close()
+
+
+def test_ranges_of_another_cut_are_finished_although_those_before_were(lw: lowwater.Client) -> None:
+    injector = Authority(lw, Registration("one", (), (), 2, "here", 1, 1, b"", adopt=False))
+    injector.register()
+    injector.claim([MIN, MIN])
+    injector.renew(Reading(MAX), [MAX, micros(9)])
+    injector.drop_lease()
+    injector.cut = Cut(2, Layout(1, (0, 0x4000, 0x8000)))
+    injector.claim([MIN] * 3)
+    injector.renew(Reading(MAX), [MAX] * 3)
+    assert injector.lease is not None
+    injector.lease.flush(PATIENCE)
+    assert low(lw, "one") == lowwater.Watermark(MAX)
+    injector.close()
 
 
 def split(base: Layout) -> Layout:

@@ -113,7 +113,7 @@ def test_a_query_that_ends_says_so_once(book: Book) -> None:
     book.progressed(progress())
     book.terminated("q1", "r1", "it broke")
     book.idle("q1", "r1")
-    assert book.take() == Saying("q1", "q1", NINE, ended=True)
+    assert book.take() == Saying("q1", "q1", NINE, ended=True, failure="it broke")
     assert book.take() is None
     assert (book.queries()[0].state, book.queries()[0].failure) == ("ended", "it broke")
 

@@ -36,8 +36,8 @@ def test_rule8_a_made_up_turn_leaves_room_for_those_that_the_owner_will_count() 
 
 
 @planted(8, switches.SendersForgotten)
-def test_rule8_no_sender_is_forgotten(made: type[Computation]) -> None:
-    d = Driver(made=made)
+def test_rule8_no_sender_is_forgotten(computation_class: type[Computation]) -> None:
+    d = Driver(computation_class=computation_class)
     owner = d.claim(b"", b"").sequencer
     d.report(owner, 14, sender=b"owner", number=(1, 9))
     for index in range(SENDERS_KEPT - 1):
@@ -68,8 +68,8 @@ def refusal(core: Computation, claim: ClaimRequest) -> tuple[str, str]:
 
 
 @planted(8, switches.AnyClaimRepeats)
-def test_rule8_a_request_id_names_one_request(made: type[Computation]) -> None:
-    d = Driver(made=made)
+def test_rule8_a_request_id_names_one_request(computation_class: type[Computation]) -> None:
+    d = Driver(computation_class=computation_class)
     first = d.claim(b"", b"m", b"", request_id=b"1", bound=[5]).sequencer
     from_records = recovery.recover(d.spec, None, d.records, epoch_base=0)
     from_snapshot = recovery.recover(d.spec, recovery.snapshot(d.core), [], epoch_base=0)
@@ -109,9 +109,9 @@ def test_only_ranges_whose_own_values_are_refused_wait_for_the_clock() -> None:
 
 
 @planted(8, switches.LoweringsTooFarAhead)
-def test_rule8_a_lowering_counts_also_while_the_clock_is_back(made: type[Computation]) -> None:
+def test_rule8_a_lowering_counts_also_while_the_clock_is_back(computation_class: type[Computation]) -> None:
     """The clock is an hour behind for a while. What was accepted before may stand ahead of it, and an owner has to go back."""
-    d = Driver(made=made)
+    d = Driver(computation_class=computation_class)
     me, now = d.claim(b"", b"m", b"").sequencer, d.now
     back = now - 3600 * SECOND
     d.report(me, now, now - 100 * SECOND, number=(1, 1))

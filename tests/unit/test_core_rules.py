@@ -20,8 +20,8 @@ HALF = 500_000
 
 
 @planted(1, switches.SilenceCountsAsIdle)
-def test_rule1_unknown_holds_through_silence(made: type[Computation]) -> None:
-    d = Driver(made=made)
+def test_rule1_unknown_holds_through_silence(computation_class: type[Computation]) -> None:
+    d = Driver(computation_class=computation_class)
     quiet, busy = d.claim(b"", b"g"), d.claim(b"g", b"")
     d.report(quiet.sequencer, 10)
     d.report(busy.sequencer, 20)
@@ -34,8 +34,8 @@ def test_rule1_unknown_holds_through_silence(made: type[Computation]) -> None:
 
 
 @planted(3, switches.NoRatchet)
-def test_rule3_monotone(made: type[Computation]) -> None:
-    d = Driver(Spec("c", heuristics=(HALF,), max_skew=10**9), made=made)
+def test_rule3_monotone(computation_class: type[Computation]) -> None:
+    d = Driver(Spec("c", heuristics=(HALF,), max_skew=10**9), computation_class=computation_class)
     owner = d.claim(b"", b"")
     shown: list[tuple[int, int]] = []
     for value, at in ((10, 30), (20, 40), (5, 15), (25, 12), (MIN, MIN)):
@@ -50,8 +50,8 @@ def test_rule3_monotone(made: type[Computation]) -> None:
 
 
 @planted(4, switches.Unfenced)
-def test_rule4_fenced(made: type[Computation]) -> None:
-    d = Driver(made=made)
+def test_rule4_fenced(computation_class: type[Computation]) -> None:
+    d = Driver(computation_class=computation_class)
     old = d.claim(b"", b"d", b"h", b"")
     d.report(old.sequencer, 10, 10, 10)
     new = d.claim(b"d", b"h")
@@ -125,8 +125,8 @@ def test_rule5_off_the_newest_input_is_folded() -> None:
 
 
 @planted(8, switches.ClaimsNotRepeatable)
-def test_rule8_claims_are_repeatable(made: type[Computation]) -> None:
-    d = Driver(made=made)
+def test_rule8_claims_are_repeatable(computation_class: type[Computation]) -> None:
+    d = Driver(computation_class=computation_class)
     first = d.claim(b"", b"", request_id=b"1")
     d.report(first.sequencer, 5)
     again = d.claim(b"", b"", request_id=b"1")
@@ -134,9 +134,9 @@ def test_rule8_claims_are_repeatable(made: type[Computation]) -> None:
 
 
 @planted(9, switches.AnyIncarnation)
-def test_rule9_incarnation_of_an_input(made: type[Computation]) -> None:
+def test_rule9_incarnation_of_an_input(computation_class: type[Computation]) -> None:
     """C5b: a fold over another incarnation of an input counts as MIN, its frontiers too."""
-    d = Driver(Spec("c", ("a",), (HALF,), max_skew=10**9), made=made)
+    d = Driver(Spec("c", ("a",), (HALF,), max_skew=10**9), computation_class=computation_class)
     now, before = Fold(1, (2,)), Fold(1, (1,))
     owner = d.claim(b"", b"").sequencer
     d.report(owner, 10, fold=now, required=now, mass=mass(recent=5, frontiers={HALF: 10}))

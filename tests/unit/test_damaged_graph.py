@@ -16,6 +16,7 @@ import pytest
 from lowwater import errors
 from lowwater_authority.cluster.pace import BEATS
 from lowwater_authority.core.topology import Spec
+from lowwater_authority.engine.confirmation import GRAPH_REST_SECONDS
 from lowwater_authority.engine.graph_log import replayed
 from lowwater_authority.engine.shard import Shard
 from lowwater_authority.journal import GRAPH, JournalCorrupt, LoadedLog, Ownership, frames
@@ -216,6 +217,22 @@ async def test_what_is_damaged_and_lost_is_written_again_from_memory(deployment:
     assert one.shard.topology == other.shard.topology
 
 
+async def test_what_was_put_back_is_written_again_when_it_is_damaged(deployment: Deployment) -> None:
+    one = await deployment.start("one:1")
+    for name in ("a", "b"):
+        await one.shard.graph.register(Spec(name))
+    forget(deployment, 1)
+    one.faults.ends["restore"] = [Outcome.FAILED]
+    for _ in range(2):
+        assert await refused(one.shard.confirmation.confirm(())), "it rests behind the first"
+    deployment.clock.now += GRAPH_REST_SECONDS
+    await one.shard.confirmation.confirm(())
+    deployment.disk.logs[GRAPH].damage_snapshot()
+    one.shard.confirmation.doubt_graph()
+    await one.shard.confirmation.refresh()
+    assert await stored_graph(one) == {"a", "b"}
+
+
 async def test_rule10_a_damaged_graph_is_written_again_with_what_others_have_added(deployment: Deployment) -> None:
     one, other = await two(deployment)
     rot(deployment, back=1)
@@ -349,6 +366,7 @@ async def test_a_graph_that_cannot_be_written_again_stops_only_what_needs_it(dep
     assert name in held(one), "who cannot read the graph takes nothing"
     with pytest.raises(errors.Unavailable, match="cannot put the graph right in its store yet"):
         await other.shard.confirmation.refresh()
+    assert other.shard.held.graph.doubted, "so that all of it is read next time"
     for process in (one, other):
         process.faults.ends.clear()
     await deployment.settle(one, other, seconds=6)

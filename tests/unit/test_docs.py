@@ -18,6 +18,7 @@ PAGES = (
     *sorted((ROOT / "monitoring/runbooks").glob("*.md")),
     *sorted((ROOT / "benchmarks").glob("*.md")),
     ROOT / "conformance/README.md",
+    ROOT / "examples/README.md",
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
 )

@@ -12,6 +12,7 @@ from lowwater import errors
 from lowwater_authority.core.requests import Fenced, Grant
 from lowwater_authority.core.times import MIN
 from lowwater_authority.core.topology import Spec, Topology
+from lowwater_authority.engine.endings import ENDED_AT_ONCE
 from lowwater_authority.engine.graph_log import ReadGraph, needs_newest, whole
 from lowwater_authority.journal import LoadedLog
 from lowwater_authority.journal.copy import Copy, survey
@@ -249,7 +250,9 @@ async def test_only_this_shards_own_is_dropped_while_it_is_unwritten(deployment:
 
 async def test_a_shard_that_comes_shortens_what_its_last_owner_did_not_come_to(deployment: Deployment) -> None:
     one, other = await two(deployment)
-    name = min(held(other))
+    short, name = min(held(one)), min(held(other))
+    await one.shard.graph.drop(short, force=True)
+    await one.shard.held.endings.ended(short)
     await other.claim(name)
     other.faults.ends["restore"] = [Outcome.FAILED] * 1000
     await other.shard.graph.drop(name, force=True)
@@ -259,6 +262,30 @@ async def test_a_shard_that_comes_shortens_what_its_last_owner_did_not_come_to(d
     await deployment.settle(one, seconds=3)
     await turns()
     assert not deployment.disk.logs[name].records
+
+
+async def test_a_log_that_is_still_to_be_shortened_is_taken_over_behind_that(deployment: Deployment) -> None:
+    one, other = await two(deployment)
+    name, *before = sorted(held(other))[: ENDED_AT_ONCE + 1]
+    other.faults.held["restore"] = asyncio.Event()
+    drops = [asyncio.create_task(other.shard.graph.drop(dropped, force=True)) for dropped in (*before, name)]
+    await turns()
+    await one.shard.confirmation.confirm(())
+    await one.shard.graph.register(Spec(name))  # this shard has shortened the log by itself
+    await other.shard.confirmation.confirm(())
+    taking = asyncio.create_task(other.shard.takeover.serve(name))
+    await turns()
+    assert name in other.shard.held.endings
+    other.faults.let("restore")
+    assert await taking
+    await asyncio.gather(*drops)
+
+
+async def test_why_no_more_logs_are_shortened_is_logged(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    await running.shard.graph.drop("b", force=False)
+    running.shard.held.endings.begin_all(dict[str, bool]().__getitem__)
+    await turns()
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [KeyError]
 
 
 async def end_behind_the_next_incarnation(deployment: Deployment, one: One, other: One, name: str) -> None:

@@ -344,9 +344,11 @@ async def test_half_a_change_ends_with_a_new_incarnation(deployment: Deployment)
 
 async def test_what_is_read_back_is_not_called_unreadable(deployment: Deployment) -> None:
     one, grants = await serving(deployment, "x", "y")
+    subscription = one.shard.hub.subscribe(["x"])
     one.faults.unreadable.add("load")
     failing = asyncio.create_task(half_a_change(one, grants, "x", "y"))
     await turns()
+    assert await subscription.take(0) == {"x": None}
     with pytest.raises(errors.Unavailable, match="x is read back from the store first: try again in a moment"):
         await one.shard.confirmation.confirm(["x"])
     one.faults.unreadable.clear()
@@ -415,6 +417,33 @@ async def test_what_a_heal_has_put_back_before_it_failed_is_not_called_unchanged
     assert await report(one, grants, "y") == []
 
 
+async def test_a_heal_that_a_reader_begins_shares_its_round_with_no_claim(deployment: Deployment) -> None:
+    one, _ = await serving(deployment, "x")
+    deployment.disk.lose(1)  # the report
+    _, grant = await in_one_round(one, one.shard.confirmation.confirm(["x"]), one.claim("x"))
+    assert isinstance(grant, Grant)
+    await one.shard.held.recovered_in_pieces(one.shard.topology.get("x"), await one.shard.journal.load("x"))
+
+
+async def test_what_a_heal_may_have_written_is_not_called_unchanged(deployment: Deployment) -> None:
+    one, _ = await serving(deployment, "x")
+    deployment.disk.lose(1)
+    one.faults.ends["restore"] = [Outcome.WRITTEN, Outcome.FAILED]
+    with pytest.raises(errors.Unavailable, match="not known whether the write took effect"):
+        await one.claim("x")
+
+
+async def test_a_drop_of_unknown_outcome_is_not_staged_again(deployment: Deployment) -> None:
+    one, _ = await serving(deployment, "x")
+    one.faults.unknown("append", Outcome.WRITTEN)
+    dropping = asyncio.ensure_future(one.shard.graph.drop("x", force=True))
+    await turns()
+    await taken_over(deployment, "x")
+    one.faults.let("append")
+    with pytest.raises(errors.Unavailable, match="not known whether"):
+        await dropping
+
+
 async def test_callers_are_told_of_a_round_not_undone(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     one, grants = await serving(deployment, "x")
 
@@ -452,11 +481,13 @@ async def test_rule4_nothing_is_held_by_an_ownership_that_is_over(ownership: Own
 
 def test_a_snapshot_that_was_refused_is_tried_again_later() -> None:
     log = Log("x", 1000)
+    assert not log.changed(0)
     log.behind = 1001
-    assert log.due(0)
+    assert (log.due(0), log.changed(0)) == (True, True)
     log.snapshot_refused(log.behind, 1000, now=0)
     assert not log.due(SNAPSHOT_AGAIN - 1)
-    assert log.due(SNAPSHOT_AGAIN)
+    assert not log.changed(1)
+    assert (log.due(SNAPSHOT_AGAIN), log.changed(SNAPSHOT_AGAIN)) == (True, True)
     log.snapshot_taken(7, log.behind, 10)
     assert (log.behind, log.snapshot_position, log.refused, log.due(SNAPSHOT_AGAIN)) == (0, 7, 0, False)
 

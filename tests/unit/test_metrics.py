@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 from lowwater.core.events import Limited, event
 from lowwater.core.text import without_passwords, without_secrets
 from lowwater.views import NO_REMARKS, Remarks
+from lowwater_authority.core.columns import BLOCK
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.requests import NO_FOLD, ClaimRequest, Grant, GroupReport
@@ -183,13 +184,15 @@ async def test_a_holder_is_stopped_only_if_no_other_worker_holds_too(one: Metere
     grants = [await one.claim("a", b"", b"m"), await one.claim("a", b"m", b"")]
     one.now += SECOND
     told: list[list[str]] = []
-    for ended in ((False, False), (True, False), (False, True), (True, True)):
-        for number, (grant, remark) in enumerate(zip(grants, ended, strict=True)):
+    for ended in ((False, False), (True, False), (False, True), (True, True), ()):
+        for grant in [] if ended else grants:
+            await one.shard.owners.release("a", grant.sequencer)
+        for number, (grant, remark) in enumerate(zip(grants, ended, strict=False)):
             report = GroupReport(grant.sequencer, np.array([HOUR]), remarks=Remarks(ended=remark))
             await one.shard.owners.report([("a", report)], sender=bytes([number] * 16), number=(1, len(told) + 1))
         await one.survey.survey()
         told.append([labels["state"] for labels, _ in one.samples("lowwater_holder_state")])
-    assert told == [[], [], [], ["stopped"]]
+    assert told == [[], [], [], ["stopped"], ["stopped"]], "also after they have released all that they own"
 
 
 def recounted(computation: Computation) -> tuple[Counter[str], int, int]:
@@ -288,6 +291,7 @@ async def test_rounds_and_appends_are_those_of_the_journal(one: Metered) -> None
         await one.report(grant, hour)
     await one.survey.survey()
     await one.shard.reads.ranges("a", below=None, limit=10)
+    assert one.value("lowwater_held_bytes", what="ranges") == 16 * BLOCK
     journal = one.shard.journal.statistics()
     assert one.value("lowwater_rounds_total") == 7, "a registration, a claim, five reports; and no question"
     assert one.value("lowwater_round_requests_count") == one.value("lowwater_round_requests_sum") == 7

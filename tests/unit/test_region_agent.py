@@ -39,7 +39,8 @@ from lowwater_regions.references import Agent, References, Session
 from lowwater_regions.registry import Registry
 from lowwater_regions.servicer import RegionServicer
 from lowwater_server.audit import Audit
-from lowwater_server.http import HttpServer, listen, listen_at
+from lowwater_server.http import HttpServer
+from lowwater_server.sockets import listen, listen_at
 from lowwater_server.tokens import digest
 from tests.kit.memory_journal import MemoryDisk, MemoryJournal
 from tests.kit.served import served

@@ -148,6 +148,19 @@ async def test_T4_breaks_when_a_snapshot_forgets_the_version(reader: Tree, monke
     await test_T4_a_granted_version_of_the_inputs_is_not_told_of_older_folds(reader, "a snapshot")
 
 
+async def test_a_finished_range_stays_finished_when_the_same_inputs_are_set_again(reader: Tree) -> None:
+    for keys in ((b"", b"\x40"), (b"\x40", KEY)):
+        grant = await reader.below.claim("a~0", *keys)
+        assert await reader.below.report("a~0", grant, MAX if not keys[0] else 40, finish=not keys[0]) == []
+    await until(lambda: reader.stands(0) == 40)
+    await reader.top.shard.graph.set_inputs("a", ["x"])
+    await reader.below.shard.confirmation.refresh()
+    slice_ = reader.below.shard.held.computation("a~0")
+    assert slice_ is not None
+    await until(lambda: slice_.input_version == 2)
+    assert [held.value for held in slice_.map.all_ranges(2)[0]] == [40 * HOUR, MAX]
+
+
 async def test_T4_an_output_says_nothing_before_the_root_knows(reader: Tree) -> None:
     first, _ = await reader.both(10, 10)
     fold = reader.below.shard.topology.required("a~0")
@@ -466,9 +479,12 @@ async def test_an_idle_slice_hears_of_a_reset_without_waiting_for_its_beat(tree:
 async def test_a_retirement_that_the_store_has_lost_is_made_again(tree: Tree) -> None:
     await tree.fail_over(slice_beat_seconds=0.0, slice_look_seconds=0.0)
     await tree.both(10, 12)
-    stored = tree.disk.logs["a"].copy()
+    stored, closed = tree.disk.logs["a"].copy(), tree.way.closed
     await tree.below.shard.owners.retire("a~0", b"", KEY, force=True)
-    await until(lambda: tree.state(0) is GroupState.RETIRED and tree.low() == 12)
+    await until(lambda: tree.state(0) is GroupState.RETIRED and tree.low() == 12 and tree.way.closed > closed)
+    for away, unheard in ((True, 2), (False, 0)):
+        tree.top.ended = away
+        await until(lambda unheard=unheard: tree.below.shard.slices.unheard == unheard)  # type: ignore[misc]
     claims = len(tree.way.sent("claim"))
     await rest()
     assert len(tree.way.sent("claim")) == claims, "as long as one process has it in memory, nothing is lost"
@@ -804,19 +820,24 @@ async def test_a_cut_that_a_reset_leaves_as_it_is_is_noticed(wide: Tree, monkeyp
 
 
 async def test_records_are_counted_once_though_a_new_half_is_first_and_retired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root also keeps the budget of its slowest slice, and both over a fail-over."""
     wide = await Tree(MemoryDisk(), beside=True).start(budgets=(100_000,))
     for i, grant in enumerate(await wide.both()):
-        late = Lateness({0: 1000}, 9 * HOUR, 9 * HOUR, {100_000: (3, MIN)})
+        newest = wide.now + (i - 2) * HOUR  # within max_skew of the clock
+        late = Lateness({0: 1000}, newest, newest, {100_000: (3, MIN)})
         report = GroupReport(grant.sequencer, np.array([7 * HOUR]), lateness=late)
         assert await wide.below.shard.owners.report([(f"a~{i}", report)], sender=b"s" * 16, number=(1, i + 1)) == []
-    await wide.below.shard.owners.retire("a~1", AT, b"", force=True)
 
-    def counted() -> list[tuple[int, int]]:
-        view = wide.top.shard.served.view("a")
+    def budget(name: str) -> tuple[int, int, int]:
+        view = wide.owner(name).shard.served.view(name)
         assert view is not None
-        return [(budget.records, budget.behind) for budget in view.budgets]
+        [kept] = view.budgets
+        return kept.micros, kept.records, kept.behind
 
-    await until(lambda: counted() == [(2000, 6)])
+    least = min(budget(name)[0] for name in ("a~0", "a~1"))
+    assert least > 7 * HOUR
+    await wide.below.shard.owners.retire("a~1", AT, b"", force=True)
+    await until(lambda: budget("a") == (least, 2000, 6))
     real = wide.way.claim
 
     async def claim(request: SliceClaim) -> Range:
@@ -828,7 +849,10 @@ async def test_records_are_counted_once_though_a_new_half_is_first_and_retired(m
     monkeypatch.setattr(wide.way, "claim", claim)
     await wide.split("a~1", AT)
     await settled(wide, "a~1", "a~2")
-    assert counted() == [(2000, 6)]
+    assert budget("a") == (least, 2000, 6)
+    wide.way.hold("say")
+    await wide.fail_over(top=True)
+    assert budget("a") == (least, 2000, 6)
     await wide.stop()
 
 

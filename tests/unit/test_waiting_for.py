@@ -12,7 +12,7 @@ from lowwater.core.columns import Column
 from lowwater.core.fold import Fold
 from lowwater.core.lease import LeaseState, Report
 from lowwater.v1 import workers_pb2
-from lowwater.views import NO_REMARKS, Remarks
+from lowwater.views import NO_REMARKS, RangeState, Remarks
 from lowwater.watermark import MAX, MIN
 from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
@@ -83,7 +83,7 @@ def lease_of(count: int) -> LeaseState:
     return LeaseState("c", 7, Column(count, 0), reference=0)
 
 
-def test_remarks_reach_the_reader_of_the_watermark_and_go_with_their_worker() -> None:
+def test_remarks_reach_the_reader_of_the_watermark_and_of_a_worker_that_left_its_end_stays() -> None:
     lease, driver = lease_of(1), Driver()
     owner = driver.claim(b"", b"").sequencer
     for number, remarks in enumerate((REMARKS, REMARKS._replace(untimed_rows=4), NO_REMARKS), 1):
@@ -105,9 +105,23 @@ def test_remarks_reach_the_reader_of_the_watermark_and_go_with_their_worker() ->
         GroupReport(owner, column([10]), remarks=REMARKS), sender=b"s", number=(1, 9), required=NO_FOLD, now=driver.now
     )
     driver.settle()
+
+    def freed() -> tuple[RangeState, Remarks]:
+        [range_], _ = driver.core.map.all_ranges(10)
+        view = wire.range_view(codec.key_range_message(range_))
+        return view.state, view.remarks
+
+    end = RangeState.UNOWNED, Remarks(ended=True, failure=REMARKS.failure)
     driver.release(owner)
-    [freed], _ = driver.core.map.all_ranges(10)
-    assert wire.range_view(codec.key_range_message(freed)).remarks == NO_REMARKS
+    assert freed() == end
+    driver.crash()
+    assert freed() == end, "the log has it"
+    driver.records = []
+    driver.crash(snapshot=recovery.snapshot(driver.core))
+    assert freed() == end, "and so does a snapshot"
+    driver.claim(b"", b"m")
+    rest = max(driver.core.map.all_ranges(10)[0], key=lambda entry: entry.start)
+    assert wire.range_view(codec.key_range_message(rest)).remarks == NO_REMARKS
 
 
 @pytest.mark.parametrize("user", ["etl:", "u:"])

@@ -54,8 +54,9 @@ class EmbeddedAuthority:
         """Start it, and wait until it serves.
 
         ``data`` is the folder of its journal; None: a temporary folder, which is removed with it.
-        ``port``: 0 takes a free one. ``page`` starts a status page, on a free port. Raises
-        RuntimeError with the end of its log when it does not start. An interrupt stops it again.
+        ``port``: 0 takes a free one. ``page``: a status page is at a free port, whose process
+        starts when a browser first opens it. Raises RuntimeError with the end of the authority's
+        log when it does not start. An interrupt stops it again.
         """
         self.temporary: bool = data is None
         """True if its folder is removed with it."""
@@ -137,7 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from lowwater_authority.serve import main as serve
 
         page = "127.0.0.1:0" if args.page else "off"
-        flags = ["--data", str(args.data), "--listen", f"127.0.0.1:{args.port}", "--http", "off", "--page", page]
+        flags = ["--data", str(args.data), "--listen", f"127.0.0.1:{args.port}", "--http", "off"]
+        flags += ["--page", page, "--page-on-visit"]
         code = serve(flags)
     except SystemExit:
         _remove(args.data, temporary=args.temporary)

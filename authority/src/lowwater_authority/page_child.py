@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater.core.events import event
-from lowwater_server.http import url_of
+from lowwater_server.sockets import url_of
 
 if TYPE_CHECKING:
     import argparse
@@ -40,7 +40,8 @@ class PageChild:
     The page gets the socket, and a pipe whose other end only this process has. It ends when the
     pipe closes, which happens even if this process is killed. A failure of the page is a line in
     the log. ``arguments`` are those of ``python -m lowwater_page``. ``encrypted``: they make the
-    page speak TLS. ``again_seconds``: see ``AGAIN_SECONDS``.
+    page speak TLS. ``on_visit``: the page starts only when a browser connects. ``again_seconds``:
+    see ``AGAIN_SECONDS``.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class PageChild:
         environment: Mapping[str, str],
         *,
         encrypted: bool,
+        on_visit: bool = False,
         again_seconds: tuple[float, float] = AGAIN_SECONDS,
     ) -> None:
         self.url: str = url_of(listening, encrypted=encrypted)
         self._listening = listening
         self._arguments = tuple(arguments)
         self._environment = dict(environment)
+        self._on_visit = on_visit
         self._again_seconds = again_seconds
 
     async def run(self) -> None:
@@ -64,6 +67,8 @@ class PageChild:
             first, longest = self._again_seconds
             wait = first
             while True:
+                if self._on_visit:
+                    await self._visited()
                 began = asyncio.get_running_loop().time()
                 reason = await self._once()
                 if asyncio.get_running_loop().time() - began > longest:
@@ -78,6 +83,16 @@ class PageChild:
                 wait = min(2 * wait, longest)
         finally:
             self._listening.close()
+
+    async def _visited(self) -> None:
+        """Wait until a connection waits to be accepted."""
+        visited = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._listening, visited.set)
+        try:
+            await visited.wait()
+        finally:
+            loop.remove_reader(self._listening)
 
     async def _once(self) -> str:
         """Run one page to its end. Returns why it has ended."""

@@ -35,7 +35,6 @@ from lowwater_authority.engine.writes import StoreState
 from lowwater_authority.files.secret import secret
 from lowwater_authority.files.table import BadFile
 from lowwater_authority.journal import JournalError, JournalFailed, JournalUnknown
-from lowwater_authority.ops.endpoint import Endpoint
 from lowwater_authority.ops.metrics import Metrics
 from lowwater_authority.ops.otlp import begin as begin_pushes
 from lowwater_authority.ops.resources import FILES, MEMORY, Watch
@@ -47,8 +46,8 @@ from lowwater_authority.rpc.health import HealthServicer
 from lowwater_authority.rpc.interceptors import Decoding, Timing
 from lowwater_authority.stores.folder import Folder
 from lowwater_authority.stores.store import store_at
-from lowwater_server.http import listen
 from lowwater_server.logging import set_up
+from lowwater_server.sockets import listen
 from lowwater_server.tls import BadCertificate, Certificates, Files
 
 if TYPE_CHECKING:
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from lowwater_authority.access.policy import Limits
     from lowwater_authority.core.topology import Topology
     from lowwater_authority.journal import Journal
+    from lowwater_authority.ops.endpoint import Endpoint
     from lowwater_authority.stores.store import SharedStore, Store
 
 MESSAGE_BYTES: Final = 64 << 20
@@ -321,6 +321,8 @@ def endpoint_of(
     except OSError as error:
         msg = f"cannot serve metrics on {args.http}: {error.strerror}. Choose another with --http, or 'off'."
         raise CannotServe(msg) from error
+    from lowwater_authority.ops.endpoint import Endpoint  # aiohttp is a fifth of all imports of this process
+
     access = None if door is None else door.access
     return Endpoint(
         listening, metrics.render, journal, certificates=certificates, access=access, on_not_http=metrics.not_http
@@ -357,7 +359,13 @@ def _page(
         _refuse_page(args, f"{host}:{port}: {error.strerror or error}", "Choose another with --page, or 'off'.")
         return None
     environment = environment_of(os.environ, door)
-    return PageChild(listening, arguments_of(args, reach, server_token), environment, encrypted=reach.encrypted)
+    return PageChild(
+        listening,
+        arguments_of(args, reach, server_token),
+        environment,
+        encrypted=reach.encrypted,
+        on_visit=args.page_on_visit,
+    )
 
 
 def _refuse_page(args: argparse.Namespace, why: str, fix: str) -> None:

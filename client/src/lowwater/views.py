@@ -129,7 +129,8 @@ class RangeView:
     """Text in which its worker says what it waits for, at most 200 bytes; empty for none, or
     without an owner."""
     remarks: Remarks = NO_REMARKS
-    """Remarks of its worker; no remarks without an owner."""
+    """Remarks of its worker; without an owner only that the worker has ended, if it has released
+    the range."""
     claimed_micros: int = 0
     """Processing time at which its owner claimed it; 0 without an owner, or when unknown. While it
     equals ``last_report_micros``, the owner has reported nothing."""

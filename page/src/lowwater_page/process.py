@@ -31,8 +31,9 @@ from lowwater_page.hosts import Hosts
 from lowwater_page.page import Page
 from lowwater_page.rights import AskedRights
 from lowwater_page.sessions import SignedIn
-from lowwater_server.http import HttpServer, listen, url_of
+from lowwater_server.http import HttpServer
 from lowwater_server.logging import FORMATS, set_up
+from lowwater_server.sockets import listen, url_of
 from lowwater_server.tls import BadCertificate, Certificates, Files
 
 if TYPE_CHECKING:

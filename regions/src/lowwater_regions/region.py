@@ -27,8 +27,9 @@ from lowwater_authority.files.table import BadFile
 from lowwater_regions.agent import FATAL, RegionAgent
 from lowwater_regions.config import BadConfig, ReferenceConfig, StateFolder, positive_duration, read_config
 from lowwater_regions.questions import Pipelines, Questions
-from lowwater_server.http import HttpServer, listen, listen_at
+from lowwater_server.http import HttpServer
 from lowwater_server.logging import add_logging, set_up
+from lowwater_server.sockets import listen, listen_at
 from lowwater_server.tls import BadCertificate, Certificates, Files
 from lowwater_server.tokens import LEAST_TOKEN, warn_in_clear
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import resource
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 
 from lowwater.core.events import Limited, event, shortened
+from lowwater_server.sockets import file_limit
 
 if TYPE_CHECKING:
     import socket
@@ -59,12 +59,6 @@ PAUSE_SECONDS: Final = 1.0
 """Pause before connections are accepted again, after the system could not open one."""
 
 log = logging.getLogger(__name__)
-
-
-def file_limit() -> float:
-    """Return how many files this process may have open; infinity: any number."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return math.inf if files == resource.RLIM_INFINITY else files
 
 
 def most_connections() -> int:

@@ -18,7 +18,9 @@ with the reason. Importing the package starts nothing and needs no PySpark.
 from lowwater.notebook import install
 from lowwater_spark import notebook
 
-# attach, drive and track are folders as well; these imports bind the names to the functions.
+# The package also has folders named attach, drive and track. Python binds each of these names to
+# the folder when the folder is first imported. The imports below come after that, and bind the name
+# to the function: in the other order lws.track(...) would call a folder, and fail.
 from lowwater_spark.attach.attachment import Attachment, AttachStatus, attach
 from lowwater_spark.complete.mark import Completeness, OutputWriter
 from lowwater_spark.complete.sql import register_function

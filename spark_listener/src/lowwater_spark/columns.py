@@ -128,7 +128,8 @@ def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
     from pyspark.sql import functions as sf
     from pyspark.sql.types import TimestampType
 
-    # A column that the frame names needs no plan.
+    # The frame's schema, which PySpark keeps, has the type of a plainly named column. For any other
+    # one select() makes Spark analyse a plan: with Spark Connect, a call of the server.
     if isinstance(event_time, str) and event_time.isidentifier() and frame.schema.names.count(event_time) == 1:
         field = frame.schema[event_time]
     else:

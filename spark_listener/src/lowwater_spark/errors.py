@@ -18,7 +18,7 @@ AWAY: Final = (
     errors.Timeout,
     errors.Unavailable,
 )
-"""The client's errors that mean no answer, or "later": the request is repeated."""
+"""Errors of the client after which a request is repeated: no answer came, or "later"."""
 
 
 class Unsupported(ValueError):

@@ -1,6 +1,7 @@
 """How attachments and tracked queries look: one line in Python, tables in a notebook.
 
-:func:`lowwater.notebook.install` gives these looks to the types. Nothing here asks the authority.
+:func:`lowwater.notebook.install` gives these looks to the types. No function here asks the
+authority.
 """
 
 from __future__ import annotations

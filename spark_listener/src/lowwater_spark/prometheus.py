@@ -59,14 +59,14 @@ _TRACKED: Final[dict[Figure, Callable[[Status], float | None]]] = {
         "Input low watermark, of an injector the frontier, that the committed batches have reached, while it is a time.",
     ): lambda s: _moment(s.low),
     _gauge(
-        "reported_watermark_timestamp_seconds", "The least that the key ranges report, while it is a time."
+        "reported_watermark_timestamp_seconds", "Least watermark that the key ranges report, while it is a time."
     ): lambda s: _moment(s.reported),
-    _gauge("holding", "1 while the stage reports nothing new, for a reason that its status has."): (
+    _gauge("holding", "1 while the stage reports nothing new; `holding` of its status is the reason."): (
         lambda s: bool(s.holding)
     ),
     _counter(
         "late_rows",
-        "Rows below what the inputs had promised before: broken promises. Of a query with a sink of Spark's own, the batches that had any.",
+        "Rows below what the inputs had promised before: broken promises. For a query with a sink of Spark's own it is the number of batches that had any.",
     ): lambda s: s.late_rows,
     _counter("untimed_rows", "Rows without an event time: they hold no watermark, and are in no window."): lambda s: (
         s.untimed_rows
@@ -77,11 +77,11 @@ _TRACKED: Final[dict[Figure, Callable[[Status], float | None]]] = {
     ): lambda s: s.unsent_rows,
     _gauge(
         "unsent_since_timestamp_seconds",
-        "When the first of these rows was produced, by the clock of its batch; absent without any.",
+        "When the first unsent row was produced, by the clock of its batch; absent without any.",
     ): lambda s: s.unsent_since,
 }
 
-_FIRST: Final = " Of a query of several stages: under the name of the first."
+_FIRST: Final = " Of a query of several stages it has the name of the first."
 
 _WHOLE: Final[dict[Figure, Callable[[Status], float]]] = {
     _counter(
@@ -101,7 +101,7 @@ _WHOLE: Final[dict[Figure, Callable[[Status], float]]] = {
         "removed_batches",
         "Handed-over batches whose files were removed (`keep=`)." + _FIRST,
     ): lambda s: s.removed_batches,
-    _counter("removed_bytes", "Bytes of these files." + _FIRST): lambda s: s.removed_bytes,
+    _counter("removed_bytes", "Bytes of the files of removed batches (`keep=`)." + _FIRST): lambda s: s.removed_bytes,
     _gauge(
         "removal_held_back_seconds",
         "How long the oldest handed-over batch has been kept beyond `keep=` because a reader has not read it; 0 when there was none at the last write."
@@ -122,14 +122,17 @@ _ATTACHED: Final[dict[Figure, Callable[[QueryStatus], float | None]]] = {
         "attached_watermark_timestamp_seconds", "Spark's watermark that the last batch ran with, while it is a time."
     ): lambda q: _moment(q.watermark),
     _gauge(
-        "attached_reported_timestamp_seconds", "What the authority has taken over of it, durably, while it is a time."
+        "attached_reported_timestamp_seconds",
+        "Watermark of the query that the authority has acknowledged, durably, while it is a time.",
     ): lambda q: _moment(q.reported),
     _gauge("attached_running", "1 while the query runs, idle or not."): lambda q: q.state != "ended",
 }
 
 _ATTACHMENT: Final[dict[Figure, Callable[[AttachStatus], float]]] = {
     _counter("attach_delivered", "Values that the authority has answered.", ()): lambda s: s.delivered,
-    _counter("attach_failures", "Values that it has not; they are said again.", ()): lambda s: s.failures,
+    _counter("attach_failures", "Attempts to report a value without an answer; they are repeated.", ()): lambda s: (
+        s.failures
+    ),
     _counter("attach_conflated", "Values that a newer one of the same query replaced before they were sent.", ()): (
         lambda s: s.conflated
     ),
@@ -153,9 +156,10 @@ FIGURES: Final[tuple[Figure, ...]] = (*_TRACKED, *_WHOLE, *_ATTACHED, *_ATTACHME
 class Collector(BaseCollector):
     """Reads the status of queries and attachments at each scrape, on the scrape's thread.
 
-    No call of the JVM, and no network. But a status waits while its query reports a batch or
-    claims. In an outage that lasts until those calls time out, some seconds at the worst, so a
-    scrape may time out then. A status that fails is logged and left out; the others are exported.
+    A scrape calls neither the JVM nor the network. But the status of a query waits while the query
+    reports a batch or claims. While the authority is away, these calls take some seconds to time
+    out, so a scrape may time out as well. A status that fails is logged and left out; the others
+    are exported.
     """
 
     def __init__(self) -> None:
@@ -164,7 +168,7 @@ class Collector(BaseCollector):
         self._attachments: list[Attachment] = []
 
     def add(self, *watched: TrackedQuery | Attachment) -> None:
-        """Export these too; attachments are summed up."""
+        """Export these queries and attachments too. Figures of all attachments are added up."""
         for item in watched:
             if isinstance(item, Attachment):
                 with self._lock:
@@ -178,7 +182,7 @@ class Collector(BaseCollector):
                     self._queries = {**self._queries, item: name}
 
     def remove(self, *watched: TrackedQuery | Attachment) -> None:
-        """Stop exporting these. Until then an ended one keeps its last values."""
+        """Stop exporting these. Until then a query that has ended keeps its last values."""
         with self._lock:
             self._queries = {query: name for query, name in self._queries.items() if query not in watched}
             self._attachments = [attachment for attachment in self._attachments if attachment not in watched]
@@ -200,7 +204,9 @@ class Collector(BaseCollector):
             whole |= {labels: status for labels, status in present.items() if labels[1] == query.stages[0]}
         answers = [_status("an attachment", attachment.status) for attachment in attachments]
         statuses = [status for status in answers if status is not None]
-        # Of queries with one name the newest counts: Spark frees a name when its query ends.
+        # Spark frees a query's name when the query ends, so two queries may have equal labels. Only
+        # the one that was first seen later is exported: of two samples with equal labels in one
+        # scrape Prometheus would drop one.
         attached = {
             (query.name or query.query, query.computation): query for status in statuses for query in status.queries
         }

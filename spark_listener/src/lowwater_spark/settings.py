@@ -75,7 +75,8 @@ def connection(conf: Callable[[str], str | None], address: str | None = None) ->
     if bool(files["key"]) != bool(files["certificate"]):
         msg = f"{_CONF}key and {_CONF}certificate belong together: set both, or neither"
         raise ValueError(msg)
-    # The client knows the environment variable and the default.
+    # connect() sends nothing. The client only shows which address it takes when none is given, so
+    # that a query reaches the same authority as the user's own lowwater.connect().
     with lowwater.connect(setting("address") or None if address is None else address) as base:
         resolved = base.settings.address
     return SparkSettings(

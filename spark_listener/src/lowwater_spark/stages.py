@@ -299,8 +299,8 @@ class Stage:
     retention: timedelta | None = None
     max_skew: timedelta | None = field(default=None, kw_only=True)
     event_time: str | Column = field(default="", kw_only=True)
-    """Event time of the frame that it reads. ``keyed`` has what stamps its output, by which rows
-    are counted."""
+    """Event time of the frame that the stage reads. ``keyed.event_time`` stamps its output, and is
+    the time by which rows are counted."""
     lateness_budgets: tuple[float, ...] = field(default=(), kw_only=True)
     default_ranges: bool = field(default=False, kw_only=True)
     """True when the number of key ranges was not declared."""
@@ -430,8 +430,11 @@ class Stage:
         writer_options = writer_of(df, checkpoint=checkpoint, output_mode=output_mode, trigger=trigger, name=name)
         writer_options.check_no_sink()
         frame, query_name = writer_options.frame, writer_options.name or self.name
-        # Stages that the frame's plan bounds. A later stage that stamps by the times of an earlier
-        # stage's rows is bounded by that one, and an injector reports its own frontier.
+        # ``stamped``: the stages for which _check() refuses the query unless its plan or a declared
+        # retention shows that no row is stamped below the watermark. An injector is none of them:
+        # it reports its own frontier. Nor is a later stage without a ``stamp`` column: it stamps
+        # its rows by the event time of an earlier stage's rows, which that stage's watermark
+        # bounds. The frame may lack that column, so a sound query would be refused.
         stamped = [
             stage
             for stage, inner in zip(stages, earlier, strict=True)
@@ -460,7 +463,9 @@ class Stage:
         with self._beginning(client, [run.authority for run in stage_runs], driving) as begin:
             hook = Hook(write_batch, probe)
             run = Run(folder, checked, stage_runs, hook, skip_removed=skip_removed)
-            # Spark lists the ticks whenever it looks for rows.
+            # Whenever Spark looks for rows, it lists the directory of ticks in the checkpoint. On a
+            # remote store a listing is a request, on S3 one that costs money: with_pause() leaves
+            # some time between two of them.
             stream_writer = writer_options.with_pause(glance(folder)).onto(ticking, folder, query_name)
             return begin(run, stream_writer.foreachBatch(hook.run_batch), query_name)
 
@@ -566,7 +571,7 @@ class Stage:
         """
         frame = options.frame
         check_session(self.spark)
-        check_session(frame.sparkSession)  # the query runs with its settings
+        check_session(frame.sparkSession)  # the query runs with this one's settings, if it is another
         if not function:
             options.check_sink()
         self._check_time(frame)
@@ -755,7 +760,7 @@ def _other_checkpoint(refused: errors.IdentityMismatch, checkpoint: Location) ->
 
 
 def _check_bounds(df: DataFrame, checked: Checked, declared: Sequence[Bounds]) -> Checked:
-    """Return the plan with the injectors' needs. Raises Unsupported, and what Spark raises."""
+    """Return the plan with what injectors need of it. Raises Unsupported, and Spark's errors."""
     for bounds in declared:
         if bounds.producer is None:
             checked.check_parts(df, PARTITION, paced=bounds.skew is not None)

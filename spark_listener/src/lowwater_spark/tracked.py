@@ -16,8 +16,9 @@ _starting: Final[list[str]] = []
 returns the query, and so its id."""
 
 _runs: Final[dict[str, deque[str]]] = {}
-"""Spark's ids of the newest tracked runs of each checkpoint, by the query's id, which is the
-checkpoint's: another run of it may be without a stage. Events may come after the end of a run."""
+"""Spark's ids of the newest tracked runs, by the query's id, which its checkpoint keeps: another
+run of the same checkpoint may have no stage. Several runs are remembered, because events may come
+after the end of a run."""
 
 _KEPT_RUNS: Final = 4
 """Number of runs of a checkpoint that are remembered."""

@@ -31,7 +31,7 @@ _FIT: Final[set[tuple[str, str]]] = set()
 def check_workers(spark: SparkSession, what: str, package: str = "lowwater_spark") -> None:
     """Raise Unsupported when Spark's Python workers are known to lack a package.
 
-    That is known only of workers that run on this machine and are sent no files. On a cluster the
+    Only workers that run on this machine and are sent no files can be checked. On a cluster the
     interpreter is another machine's, and archives may bring the package.
     """
     context = spark.sparkContext

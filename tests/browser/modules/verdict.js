@@ -49,7 +49,7 @@ export function what_never_began_is_told_before_what_is_well() {
 export function an_input_that_is_not_registered_holds_by_its_name() {
   const waiting = computation("hourly", "unknown", { inputs: ["missing"] });
   equal(culprits(board([waiting]).computations, NOW).get("hourly"), { guilty: "missing", by: "missing", trouble: true, lag: Infinity });
-  equal(said([waiting]), "hourly has no watermark yet, held by missing, which is not registered.");
+  equal(said([waiting]), "hourly has no watermark yet, held by missing, which is not registered or may not be read.");
 }
 
 export function stuck_is_told_before_it_is_late() {

@@ -225,12 +225,12 @@ class UnaryCall(Call):
             self.network.arrived_late(self._request)
         self._arrive(None)
 
-    def _arrive(self, meant: SimServer | None) -> None:
-        server = self.network.listener(self.client, self.channel.address, sent=meant is None)
-        if server is not None and meant in (None, server):
+    def _arrive(self, target: SimServer | None) -> None:
+        server = self.network.listener(self.client, self.channel.address, sent=target is None)
+        if server is not None and target in (None, server):
             server.accept(self, self._payload)
-        elif meant is not None and meant.process.alive and not self.severed:
-            self.reply(meant.process, STOPPING)
+        elif target is not None and target.process.alive and not self.severed:
+            self.reply(target.process, STOPPING)
 
     def reply(self, server: Process, status: Status, message: Any = None, payload: bytes | None = None) -> None:
         if payload is not None:
@@ -303,8 +303,8 @@ class StreamCall(Call):
             self.requests.open(lambda: self._arrive(server, payload))
 
     def _arrive(self, server: SimServer, payload: bytes) -> None:
-        gone = self.severed or self.status is not None
-        if (gone and not self.lingers) or not server.process.alive:
+        over = self.severed or self.status is not None
+        if (over and not self.lingers) or not server.process.alive:
             return
         if self.network.listener(self.client, self.channel.address) is server:
             server.accept(self, payload)

@@ -275,10 +275,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def failed(self) -> list[str]:
         """Return the tasks of living processes that have failed, and whose error nobody has fetched."""
-        tasks = [each for each in gc.get_objects() if isinstance(each, SimTask) and each.get_loop() is self]
-        living = [each for each in tasks if each.process is not None and each.process.alive]
-        failed = [each for each in living if each.done() and each._log_traceback]
-        return [f"{each.process}: {each.get_coro()} with {each.exception()!r}" for each in sorted(failed, key=hash)]
+        tasks = [task for task in gc.get_objects() if isinstance(task, SimTask) and task.get_loop() is self]
+        living = [task for task in tasks if task.process is not None and task.process.alive]
+        failed = [task for task in living if task.done() and task._log_traceback]
+        return [f"{task.process}: {task.get_coro()} with {task.exception()!r}" for task in sorted(failed, key=hash)]
 
     def bury(self, process: Process) -> None:
         self._graveyard += [task for task in self._tasks() if task.process is process]
@@ -298,8 +298,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _dispose(self) -> None:
         self._closed = True
         closed: set[int] = set()
-        while left := [task for task in [*self._graveyard, *self._tasks()] if task.number not in closed]:
-            for task in left:
+        while remaining := [task for task in [*self._graveyard, *self._tasks()] if task.number not in closed]:
+            for task in remaining:
                 closed.add(task.number)
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 _close(task.get_coro())

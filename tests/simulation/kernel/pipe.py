@@ -32,7 +32,7 @@ class Pipe:
         self._writers: deque[asyncio.Future[None]] = deque()
         self._unread = 0
         self._due = 0.0
-        self._held: bytes | None = None
+        self._delayed: bytes | None = None
 
     def sever(self) -> None:
         self.severed = True
@@ -56,13 +56,13 @@ class Pipe:
 
     def hold(self, payload: bytes, seconds: float) -> None:
         self.release()
-        self._held = payload
+        self._delayed = payload
         self._network.sim.loop.call_later(seconds, self.release, context=KERNEL)
 
     def release(self) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            self._send(held)
+        delayed, self._delayed = self._delayed, None
+        if delayed is not None:
+            self._send(delayed)
 
     def finish(self, last: Any) -> None:
         self.release()

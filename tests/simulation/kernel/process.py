@@ -38,7 +38,7 @@ class Process:
         self.context = Context()
         self.context.run(PROCESS.set, self)
         self._main: asyncio.Task[Any] | None = None
-        self._kept: deque[Callback] = deque()
+        self._deferred: deque[Callback] = deque()
 
     def __repr__(self) -> str:
         return f"{self.name}#{self.generation}"
@@ -74,7 +74,7 @@ class Process:
         self.alive = self.paused = False
         self.halted = True
         self.sim.loop.bury(self)
-        self._kept.clear()
+        self._deferred.clear()
         self.sim.network.died(self)
         self.ended.set()
 
@@ -89,15 +89,15 @@ class Process:
 
     def resume(self) -> None:
         if self.paused:
-            self.sim.trace("resume", process=str(self), kept=len(self._kept))
+            self.sim.trace("resume", process=str(self), kept=len(self._deferred))
             self.paused = self.halted = False
-            kept, self._kept = self._kept, deque()
-            self.sim.loop.again(kept)
+            deferred, self._deferred = self._deferred, deque()
+            self.sim.loop.again(deferred)
             self.sim.network.changed()
 
     def keep(self, callback: Callback) -> None:
         if self.alive:
-            self._kept.append(callback)
+            self._deferred.append(callback)
 
     def restarted(self) -> Process:
         """A fresh process of the same name and clock, which from now on is the one that goes by the name.

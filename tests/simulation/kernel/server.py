@@ -59,8 +59,8 @@ class SimServer:
     def _method(self, path: str) -> Any:
         if path not in self._methods:
             details = SimpleNamespace(method=path, invocation_metadata=())
-            found = (generic.service(details) for generic in self._generic)
-            self._methods[path] = next((handler for handler in found if handler is not None), None)
+            handlers = (generic.service(details) for generic in self._generic)
+            self._methods[path] = next((handler for handler in handlers if handler is not None), None)
         return self._methods[path]
 
 

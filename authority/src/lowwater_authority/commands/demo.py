@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 TURN: Final = 0.25
 """Seconds between two turns of the workers."""
 
+FIRST_TURN: Final = 0.02
+"""The same until the first watermark, for which somebody waits."""
+
 WINDOW: Final = timedelta(seconds=10)
 """Length of the windows of ``revenue``, and time between two uploads of paris."""
 
@@ -204,6 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         authority = EmbeddedAuthority(None, port=args.port, page=find_spec("lowwater_page") is not None)
         try:
+            _say(_begun(authority))
             with lowwater.connect(authority.address) as lw:
                 revenue = run(lw, authority, stop, args.seconds)
         finally:
@@ -239,18 +243,23 @@ def run(lw: lowwater.Client, authority: EmbeddedAuthority, stop: Stop, seconds: 
             lw.wait("revenue", until=revenue.low, timeout=START)
             _say(_to_type(authority, revenue.low.datetime()))
             told, end = True, None if seconds is None else time.monotonic() + seconds
-        time.sleep(TURN)
+        time.sleep(TURN if told else FIRST_TURN)
     return revenue
 
 
-def _to_type(authority: EmbeddedAuthority, low: datetime) -> str:
-    """Return what to look at and to type, for people."""
-    address = f"--address {authority.address}"
+def _begun(authority: EmbeddedAuthority) -> str:
+    """Return what to look at, for people."""
     page = authority.page_url or "none: lowwater-page is not installed"
     return f"""\
 lowwater demo: three shops send orders, and paris is forty minutes late. Ctrl-C ends it.
 
-the status page: {page}
+the status page: {page}"""
+
+
+def _to_type(authority: EmbeddedAuthority, low: datetime) -> str:
+    """Return what to type, for people."""
+    address = f"--address {authority.address}"
+    return f"""\
 to type in another terminal:
   lowwater status {address}
   lowwater why revenue {address}

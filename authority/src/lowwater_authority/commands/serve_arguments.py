@@ -75,6 +75,8 @@ def parser() -> CommandParser:
         help="names by which browsers reach the page, as behind a proxy; *.example.org stands for all that end so, * for all (default: its addresses, "
         "localhost, and the names of --page and of this machine)",
     )
+    # For an authority beside another program, which mostly ends before anybody looks at the page.
+    parse.add_argument("--page-on-visit", action="store_true", help=argparse.SUPPRESS)
     add_tls(parse)
     parse.add_argument(
         "--peer-ca",

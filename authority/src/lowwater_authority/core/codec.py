@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from lowwater.views import NO_REMARKS, Remarks
 from lowwater_authority.core.bounds import SHORT, Bounds
 from lowwater_authority.core.budget import MEMORIES, Arrivals, Budget, Memory
 from lowwater_authority.core.groups import NO_RECORDS, Group, GroupState, Mass, RecentSlots
@@ -216,6 +217,7 @@ def group(group: Group, values: Int64s, since: Int64s) -> tuple[bytes, bytes]:
 
     So its bounds do not become objects.
     """
+    released = group.state is GroupState.UNOWNED and group.remarks.ended
     message = pb.Group(
         sequencer=group.sequencer,
         live=b"" if group.live is None else group.live.astype(np.uint8).tobytes(),
@@ -238,6 +240,8 @@ def group(group: Group, values: Int64s, since: Int64s) -> tuple[bytes, bytes]:
         generation=group.order[0],
         ordinal=group.order[1],
         kept=slice_budgets(group.slice_budgets),
+        released=released,
+        failure=group.remarks.failure if released else "",
     )
     if group.arrived_before is not None:
         message.arrived_before.frontier_micros, message.arrived_before.recent = group.arrived_before
@@ -268,6 +272,7 @@ def group_from(message: pb.Group, bounds: Iterable[bytes]) -> tuple[Group, Int64
         arrivals=arrivals_from(message.arrivals) if message.HasField("arrivals") else None,
         order=(message.generation, message.ordinal),
         slice_budgets=slice_budgets_from(message.kept),
+        remarks=Remarks(ended=True, failure=message.failure) if message.released else NO_REMARKS,
     )
     if message.HasField("arrived_before"):
         group.arrived_before = message.arrived_before.frontier_micros, message.arrived_before.recent

@@ -21,6 +21,7 @@ import numpy as np
 
 from lowwater import errors
 from lowwater.core.text import duration
+from lowwater.views import NO_REMARKS, Remarks
 from lowwater.watermark import Watermark
 from lowwater_authority.core import codec
 from lowwater_authority.core.batches import ALL_PART_BYTES, MAX_PART_BYTES, BatchParts
@@ -434,13 +435,14 @@ class Computation:
         """Leave a claim's ranges unowned, holding their values. Raises StaleSequencer."""
         self._owned(sequencer)
         self.staged.flush(self.map)
-        op = pb.Release(sequencer=sequencer)
+        op = pb.Release(sequencer=sequencer, failure=self.map.groups[sequencer].remarks.failure)
         self._apply_release(op)
         self.staged.append(pb.Op(release=op))
 
     def _apply_release(self, op: pb.Release) -> None:
         group = self.map.groups[op.sequencer]
         group.state = GroupState.UNOWNED
+        group.remarks = Remarks(ended=True, failure=op.failure)
         self.masses.changed(group)
         self._forget_dead_batches()
 
@@ -493,6 +495,8 @@ class Computation:
     def _apply_revoke(self, op: pb.Revoke, now: int) -> None:
         self.input_version = op.input_version
         for group in self.map.groups.values():
+            if group.state is GroupState.OWNED:
+                group.remarks = NO_REMARKS  # a replay does not have them
             group.state = GroupState.UNOWNED
             self.masses.changed(group)
         self._forget_dead_batches()

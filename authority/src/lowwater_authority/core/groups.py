@@ -163,7 +163,8 @@ class Group:
     """Handles, ascending, of the ranges whose values were refused as too far ahead of the clock and
     not accepted since. None: there are none."""
     remarks: Remarks = NO_REMARKS
-    """Newest remarks that its worker reported about itself, for people. Not journaled."""
+    """Newest remarks that its worker reported about itself, for people. Only those of a worker that
+    has released its ranges are journaled."""
     mass: Mass | None = None
     mass_known: bool = False
     """True when ``mass``, or else ``stand_ins``, describes exactly the live ranges."""

@@ -68,7 +68,8 @@ class Owner(NamedTuple):
     waiting_for: str = ""
     """Cause for which the worker waits, for people; empty once it does not own the range."""
     remarks: Remarks = NO_REMARKS
-    """Remarks of the worker about itself, for people; empty once it does not own the range."""
+    """Remarks of the worker about itself, for people; once it does not own the range, only that it
+    has ended."""
     claimed: int = 0
     """Processing time at which the worker claimed the range; 0: not known, or not its owner now."""
 
@@ -214,7 +215,7 @@ class IntervalMap:
                 group.host,
                 group.last_report,
                 (group.ahead_at(place) or group.waiting_for) if owned else "",
-                group.remarks if owned else NO_REMARKS,
+                group.remarks if owned or group.remarks.ended else NO_REMARKS,
                 group.claimed if owned else 0,
             ),
         )

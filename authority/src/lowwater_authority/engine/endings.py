@@ -110,6 +110,7 @@ class Endings:
         self._walk_again = True
         if self._walk is None or self._walk.done():
             self._walk = asyncio.create_task(self._begin_all(mine))
+            self._walk.add_done_callback(_log_failure)
 
     async def _begin_all(self, mine: Callable[[str], bool]) -> None:
         while self._walk_again:
@@ -238,6 +239,12 @@ class Endings:
         except JournalCorrupt as damage:
             _log_damage(name, damage)
             return None
+
+
+def _log_failure(walk: asyncio.Task[None]) -> None:
+    if not walk.cancelled() and (error := walk.exception()) is not None:
+        msg = "the logs of dropped computations are not shortened: this failed in a way it never should"
+        log.error(msg, exc_info=error, extra=event("internal_error"))
 
 
 def _has_ended(loaded: LoadedLog, incarnation: int) -> bool:

@@ -6,20 +6,22 @@ import time
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from lowwater.core import wire
 from lowwater.core.causes import Cause, cause_of_range
 from lowwater.core.lag import lag_seconds, root_lows, upstream_first
 from lowwater.core.text import describe_range
 from lowwater.prometheus import Figure
+from lowwater.views import RangeState, RangeView
+from lowwater.watermark import Watermark
+from lowwater_authority.core.groups import GroupState
 from lowwater_authority.core.heuristics import PPM
 from lowwater_authority.core.times import MAX, MIN
 from lowwater_authority.promises import NOTHING, Promises
-from lowwater_authority.rpc.codec import key_range_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from lowwater_authority.core.computation import View
+    from lowwater_authority.core.interval_map import Range
     from lowwater_authority.core.tasks import GroupFigures
     from lowwater_authority.engine.shard import Shard
     from lowwater_authority.ops.range_survey import RangeSurvey
@@ -232,7 +234,7 @@ class Reading:
         if view.holder is None or view.low == MAX:
             return
         # The wall clock: a scrape is on another thread than the shard's processing time.
-        cause = cause_of_range(wire.range_view(key_range_message(view.holder)), 0, time.time_ns() // 1000)
+        cause = cause_of_range(_holder_view(view.holder), 0, time.time_ns() // 1000)
         if cause is Cause.STOPPED and not (view.name in self._counts and self._counts[view.name].stopped):
             return  # a worker that holds too may have died, of which an alert must tell
         if cause in {Cause.STOPPED, Cause.FAILED, Cause.NOT_BEGUN}:
@@ -297,6 +299,33 @@ class Reading:
         """Return the low watermark of a computation; MIN if no shard has answered lately."""
         here = self._shard.served.view(name)
         return self._upstream.low(name) if here is None else here.low
+
+
+_STATES: Final = {
+    GroupState.NEVER: RangeState.NEVER_CLAIMED,
+    GroupState.OWNED: RangeState.OWNED,
+    GroupState.UNOWNED: RangeState.UNOWNED,
+    GroupState.RETIRED: RangeState.RETIRED,
+}
+
+
+def _holder_view(holder: Range) -> RangeView:
+    """Return the key range that holds a low watermark below MAX, as a client sees it."""
+    owner = holder.owner
+    return RangeView(
+        holder.start,
+        holder.end,
+        Watermark(holder.value),
+        _STATES[owner.state],
+        owner.worker,
+        owner.host,
+        owner.sequencer,
+        holder.since,
+        owner.last_report,
+        owner.waiting_for,
+        owner.remarks,
+        owner.claimed,
+    )
 
 
 def _budgets(read: Callable[[Any], float]) -> Callable[[Reading, View], Iterator[Sample]]:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import hdrs, web
 
 from lowwater import Identity, errors
-from lowwater_server.http import HttpServer, url_of
+from lowwater_server.http import HttpServer
+from lowwater_server.sockets import url_of
 from lowwater_server.visitors import EVERYBODY, METRICS, KnownVisitors
 
 if TYPE_CHECKING:

@@ -71,9 +71,7 @@ def counted(ranges: IntervalMap, low: int, recovered: int) -> RangeCounts:
         return RangeCounts(states, 0, 0, stopped=False)
     holding, groups = ranges.holding(low)
     reports = (group.last_report or (recovered if group.state is GroupState.OWNED else 0) for group in groups)
-    stopped = all(
-        group.state is GroupState.OWNED and group.remarks.ended and not group.remarks.failure for group in groups
-    )
+    stopped = all(group.remarks.ended and not group.remarks.failure for group in groups)
     return RangeCounts(states, holding, min((time for time in reports if time), default=0), stopped)
 
 

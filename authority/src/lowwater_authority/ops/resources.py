@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater.core.events import event
-from lowwater_server.connections import file_limit
+from lowwater_server.sockets import file_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

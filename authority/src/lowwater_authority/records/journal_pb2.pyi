@@ -644,14 +644,18 @@ class Release(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SEQUENCER_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
     sequencer: builtins.int
     """Sequencer of the claim."""
+    failure: builtins.str
+    """First line of the error that ended its worker; empty: it was stopped in good order."""
     def __init__(
         self,
         *,
         sequencer: builtins.int = ...,
+        failure: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["sequencer", b"sequencer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failure", b"failure", "sequencer", b"sequencer"]) -> None: ...
 
 Global___Release: typing_extensions.TypeAlias = Release
 
@@ -1511,6 +1515,8 @@ class Group(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     ORDINAL_FIELD_NUMBER: builtins.int
     KEPT_FIELD_NUMBER: builtins.int
+    RELEASED_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
     sequencer: builtins.int
     """Sequencer of the claim; 0 for an unclaimed part."""
     live: builtins.bytes
@@ -1543,6 +1549,12 @@ class Group(google.protobuf.message.Message):
     """Highest generation with which any of its ranges was claimed."""
     ordinal: builtins.int
     """Highest ordinal of that generation."""
+    released: builtins.bool
+    """True when its worker has released it."""
+    failure: builtins.str
+    """First line of the error that ended the worker that has released it; empty: it was stopped in
+    good order.
+    """
     @property
     def bounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """Bounds of the ranges: n + 1 of n ranges."""
@@ -1601,9 +1613,11 @@ class Group(google.protobuf.message.Message):
         generation: builtins.int = ...,
         ordinal: builtins.int = ...,
         kept: collections.abc.Iterable[Global___Kept] | None = ...,
+        released: builtins.bool = ...,
+        failure: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["arrivals", b"arrivals", "arrived_before", b"arrived_before", "mass", b"mass"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "arrived_before", b"arrived_before", "bounds", b"bounds", "generation", b"generation", "granted", b"granted", "handles", b"handles", "host", b"host", "kept", b"kept", "last_report_micros", b"last_report_micros", "live", b"live", "mass", b"mass", "mass_known", b"mass_known", "micros", b"micros", "oldest_operation_micros", b"oldest_operation_micros", "ordinal", b"ordinal", "recent", b"recent", "request_id", b"request_id", "senders", b"senders", "sequencer", b"sequencer", "since", b"since", "stand_ins", b"stand_ins", "state", b"state", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "arrived_before", b"arrived_before", "bounds", b"bounds", "failure", b"failure", "generation", b"generation", "granted", b"granted", "handles", b"handles", "host", b"host", "kept", b"kept", "last_report_micros", b"last_report_micros", "live", b"live", "mass", b"mass", "mass_known", b"mass_known", "micros", b"micros", "oldest_operation_micros", b"oldest_operation_micros", "ordinal", b"ordinal", "recent", b"recent", "released", b"released", "request_id", b"request_id", "senders", b"senders", "sequencer", b"sequencer", "since", b"since", "stand_ins", b"stand_ins", "state", b"state", "worker", b"worker"]) -> None: ...
 
 Global___Group: typing_extensions.TypeAlias = Group
 

@@ -374,7 +374,14 @@ class Client:
         return IntervalView(full, first, last, view, tuple(gaps), self._explain(full, published))
 
     def intervals(
-        self, name: str, every: timedelta, start: EventTime, *, incarnation: int = 0, until: EventTime | None = None
+        self,
+        name: str,
+        every: timedelta,
+        start: EventTime,
+        *,
+        incarnation: int = 0,
+        until: EventTime | None = None,
+        progress: bool = False,
     ) -> Iterator[Interval]:
         """Yield the intervals ``[start + k * every, start + (k + 1) * every)`` once complete.
 
@@ -388,19 +395,23 @@ class Client:
         first that is seen. Raises IncarnationChanged when another one begins, because its data is
         computed again; EstimatedInput for a computation whose watermark no worker promises;
         InvalidArgument.
+
+        ``progress``: a wait of more than two seconds is shown, as by :meth:`wait`.
         """
         closings = Closings(self._full(name), every, start, incarnation=incarnation, until=until)
         runtime = self._runtime()
         watcher = runtime.watcher
         changes, subscription = Changes([closings.name]), watcher.subscribe([closings.name])
         view, interval = WatermarkView(closings.name), None
+        monotonic = self._surroundings.monotonic
+        shown = Progress(closings.name, closings.end, monotonic, wanted=progress)
         try:
             while not closings.over and self._runtimes.existing() is runtime:
                 with watcher.changed:
                     # The newest view is used for each interval: the caller may have taken long, and
                     # a reset may have come.
                     if interval is None or changes.come(watcher.state, subscription):
-                        deadline = runtime.deadline(ASK_SECONDS if closings.asks(view) else None)
+                        deadline = shown.before(runtime.deadline(ASK_SECONDS if closings.asks(view) else None))
                         if watcher.wait(lambda: changes.come(watcher.state, subscription), subscription, deadline):
                             view = changes.take(watcher.state)
                 interval = closings.closed(view)
@@ -411,10 +422,18 @@ class Client:
                         closings.tell(runtime.call(runtime.calls.history(closings.name, None, 1)))
                         interval = closings.closed(view)
                 if interval is not None:
+                    shown.end(reached=True)
                     yield interval
+                    shown = Progress(closings.name, closings.end, monotonic, wanted=progress)
+                elif shown.is_due(None):
+                    why = None
+                    with suppress(errors.LowwaterError):
+                        why = self._why(closings.name, ASK_SECONDS)
+                    shown.show(view.low, f"it is {view.low}" if why is None else why.sentence.rstrip("."))
         except errors.Closed:
             return
         finally:
+            shown.end(reached=False)
             if self._runtimes.existing() is runtime:
                 watcher.unsubscribe(subscription)
 

@@ -41,7 +41,13 @@ def advice(lw: Client, args: argparse.Namespace) -> int:
         since=MIN if args.since is None else args.since.micros,
     )
     if args.picture is not None:
-        args.picture.write_text(picture(result), "utf-8")
+        drawn = picture(result)
+        try:
+            args.picture.write_text(drawn, "utf-8")
+        except OSError as error:
+            raise errors.InvalidArgument(
+                f"{args.picture} cannot be written: {error.strerror}; name another file"
+            ) from None
     lines = [str(result), *counted_behind(view)]
     why = None
     with suppress(errors.LowwaterError):  # the answer is complete without the holder

@@ -247,7 +247,7 @@ def _culprit(view: WatermarkView, state: State) -> str:
     if guilty.computation == view.computation:
         return _holder(view, state.now)
     if not guilty.registered:
-        return f"{guilty.computation}, not registered"
+        return f"{guilty.computation}, not registered or not readable"
     return f"{guilty.computation} {_holder(guilty, state.now)}".rstrip()
 
 

@@ -370,7 +370,10 @@ def publish(lw: Client, args: argparse.Namespace) -> int:
                 closings.tell(lw.history(view.computation, limit=1))
             return publisher.run(iter(lambda: closings.closed(view), None))
         try:
-            return publisher.run(lw.intervals(view.computation, every, at, incarnation=cursor.incarnation, until=until))
+            intervals = lw.intervals(
+                view.computation, every, at, incarnation=cursor.incarnation, until=until, progress=True
+            )
+            return publisher.run(intervals)
         except errors.IncarnationChanged as error:
             raise cursor.ended(int(error.metadata["incarnation"])) from None
 

@@ -31,11 +31,12 @@ class Cause(Enum):
     NEVER_CLAIMED = "never claimed"
     """A key range that no worker has ever claimed."""
     UNOWNED = "unowned"
-    """A key range that its worker released and no other took over."""
+    """A key range that its worker lost and no other took over."""
     SILENT = "silent"
     """A key range whose worker has stopped reporting: it hangs, died, or is cut off."""
     STOPPED = "stopped"
-    """A key range whose worker was stopped in good order, as its last report says."""
+    """A key range whose worker was stopped in good order: its last report says that, or it has
+    released the range."""
     FAILED = "failed"
     """A key range whose worker ended by an error, as its last report says."""
     NOT_BEGUN = "not begun"
@@ -89,12 +90,12 @@ def cause_of_range(holder: RangeView, oldest_operation: int, now_micros: int) ->
     """Return why a key range does not move. ``oldest_operation``: processing time; 0 for none."""
     if holder.state is RangeState.NEVER_CLAIMED:
         return Cause.NEVER_CLAIMED
-    if holder.state is RangeState.UNOWNED:
-        return Cause.UNOWNED
-    if holder.state is not RangeState.OWNED:
+    if holder.state not in {RangeState.OWNED, RangeState.UNOWNED}:
         return Cause.MOVED_ON
     if holder.remarks.ended:
         return Cause.FAILED if holder.remarks.failure else Cause.STOPPED
+    if holder.state is RangeState.UNOWNED:
+        return Cause.UNOWNED
     if not holder.last_report_micros:
         return Cause.UNHEARD
     if seconds_since(holder.last_report_micros, now_micros) > _SILENT:

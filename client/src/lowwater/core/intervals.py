@@ -165,6 +165,11 @@ class Closings:
         """True when no interval will close any more."""
         return self.next >= self._until
 
+    @property
+    def end(self) -> Watermark:
+        """End of the next interval, as long as the computation has not finished."""
+        return Watermark(min(self.next.micros + self.every, _LAST))
+
     def closed(self, view: WatermarkView) -> Interval | None:
         """Return the next interval, if it has closed.
 
@@ -183,7 +188,7 @@ class Closings:
         if self.over or self.asks(view):
             return None
         endless = self._complete_before is not None and self.next.micros >= min(self._complete_before, _LAST)
-        end = Watermark(MAX if endless else min(self.next.micros + self.every, _LAST))
+        end = Watermark.FINISHED if endless else self.end
         if end > view.low:
             return None
         start, self.next = self.next, end

@@ -217,6 +217,8 @@ def describe_owner(view: RangeView) -> str:
     match view.state:
         case RangeState.NEVER_CLAIMED:
             return "which no worker ever claimed"
+        case RangeState.UNOWNED if view.remarks.ended:
+            return f"left by {worker}"
         case RangeState.UNOWNED:
             return f"which nobody owns since {worker} left it"
         case RangeState.RETIRED:

@@ -695,7 +695,7 @@ def _adds(name: str, own_lag: int | None, graph: _Graph, now_micros: int) -> str
 
 def _briefly(view: WatermarkView | None, name: str) -> str:
     if view is None or not view.registered:
-        return f"{name} (not registered)"
+        return f"{name} (not registered, or not readable)"
     holder = view.holder
     if holder is None:
         return name
@@ -703,7 +703,7 @@ def _briefly(view: WatermarkView | None, name: str) -> str:
 
 
 def _on(holder: RangeView) -> str:
-    if holder.state is not RangeState.OWNED:
+    if holder.state is not RangeState.OWNED and not holder.remarks.ended:
         return ""
     return on_one_line(f" on {holder.worker or 'an unnamed worker'}" + (f" ({holder.host})" if holder.host else ""))
 

@@ -104,15 +104,20 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._place is None:
+        self.end(reached=kind is None)
+
+    def end(self, *, reached: bool) -> None:
+        """Remove the line from the terminal; in a notebook show how the wait ended. Repeatable."""
+        place, self._place = self._place, None
+        if place is None:
             return
         try:
             took = duration(self._monotonic() - self._began)
             with suppress(Exception):  # as above
-                if kind is None:
-                    self._place.end(self._name, str(self._until), 1.0, f"reached after {took}")
+                if reached:
+                    place.end(self._name, str(self._until), 1.0, f"reached after {took}")
                 else:
-                    self._place.end(self._name, str(self._until), None, f"ended after {took}; {self._sentence}")
+                    place.end(self._name, str(self._until), None, f"ended after {took}; {self._sentence}")
         finally:
             _shown.release()
 

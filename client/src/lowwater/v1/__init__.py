@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 6cc7a2645c5c7c25a8c0cdb6fe55d86ad75ca75d2a162429e752ebffd6d48737
+Made from: sha256 c8c22efe1c69baa555a7188dbe111c56d26a66307e76ec59d91169685c8f9e1e
 """

@@ -243,7 +243,9 @@ class Range(google.protobuf.message.Message):
     """
     @property
     def remarks(self) -> Global___Remarks:
-        """Remarks of its worker; absent when the worker has sent none, or no worker owns the range."""
+        """Remarks of its worker; absent when the worker has sent none, or no worker owns the range. If its
+        worker has released it, they say that the worker has ended.
+        """
 
     def __init__(
         self,

@@ -53,9 +53,8 @@ class IntervalTrigger(BaseEventTrigger):
         self.every = every.total_seconds() if isinstance(every, timedelta) else every
         self.start = start.isoformat() if isinstance(start, datetime) else start
         self.lowwater_conn_id = lowwater_conn_id
-        lowwater.Watermark.of(
-            datetime.fromisoformat(self.start)
-        )  # refuses one without a time zone where the Dag is parsed
+        # Watermark.of() refuses a start without a time zone, and does so when the Dag is parsed.
+        lowwater.Watermark.of(datetime.fromisoformat(self.start))
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """See BaseTrigger."""
@@ -70,7 +69,7 @@ class IntervalTrigger(BaseEventTrigger):
         )
 
     def shared_stream_key(self) -> Hashable:
-        """One stream per trigger: only streams are told what was persisted."""
+        """Return a key of this trigger alone: only a stream learns what Airflow has persisted."""
         return tuple(self.serialize()[1].values())
 
     @classmethod
@@ -81,7 +80,8 @@ class IntervalTrigger(BaseEventTrigger):
     async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
         """See BaseEventTrigger."""
         assert self.asset_state_store is not None, "the triggerer gives it to whoever watches an asset"
-        # Before the stream begins: nothing is awaited until here.
+        # The producer of the stream needs the state store as soon as it runs. It has not run yet,
+        # because nothing was awaited before this line.
         _Intervals.states[self.shared_stream_key()] = self.asset_state_store
         async for event in shared_stream:
             yield TriggerEvent(event)
@@ -89,7 +89,7 @@ class IntervalTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """See BaseTrigger.
 
-        Airflow runs the stream instead, since this tells nobody what was persisted.
+        Airflow runs the stream instead, since a plain trigger does not learn what was persisted.
         """
         msg = "IntervalTrigger needs the shared streams of the triggerer of Airflow 3.3"
         raise NotImplementedError(msg)
@@ -100,8 +100,8 @@ class _Intervals(SharedStreamProducer):
     """The events of one trigger, and the cursor behind them."""
 
     states: ClassVar[dict[Hashable, AssetStateStoreAccessors]] = {}
-    """The state of the asset by the key of the stream. Its subscriber has it; a producer is not
-    given it."""
+    """State store of the asset, by the key of the stream. The stream's subscriber puts it here,
+    because Airflow gives none to a producer."""
 
     def __init__(self, trigger: IntervalTrigger) -> None:
         self._trigger = trigger
@@ -121,7 +121,7 @@ class _Intervals(SharedStreamProducer):
         async with await LowwaterHook(trigger.lowwater_conn_id).aget_conn() as lw:
             every, begin = timedelta(seconds=trigger.every), lowwater.Watermark(cursor["next_micros"])
             if begin.finished:
-                await asyncio.Event().wait()  # nothing will ever come, and a stream may not end
+                await asyncio.Event().wait()  # for ever: no interval can come, and a stream may not end
             intervals = lw.intervals(trigger.computation, every, begin, incarnation=cursor["incarnation"])
             async with aclosing(intervals):
                 async for interval in intervals:
@@ -145,10 +145,10 @@ class _Intervals(SharedStreamProducer):
                             "server_token": lw.server_token,
                         },
                     )
-            await asyncio.Event().wait()  # as above
+            await asyncio.Event().wait()  # for ever: all intervals have come, and a stream may not end
 
     async def advance(self, batch: Sequence[AdvanceItem]) -> None:
-        """See SharedStreamProducer: these are in the database."""
+        """See SharedStreamProducer. Airflow's database has the events of ``batch``."""
         for item in batch:
             if item.outcome.failed or not item.outcome.acked:
                 msg = "an event was not written into Airflow's database: it is made again"

@@ -144,7 +144,8 @@ class Codec(Generic[S]):
     def decode(self, data: bytes) -> S:
         """Return the state of these bytes. O(state). Raises ValueError for another type's bytes."""
         try:
-            # Not decode(), which would look for blanks: encode() writes none.
+            # raw_decode() takes no blanks around the value, as decode() would: encode() writes
+            # none.
             value, end = _DECODER.raw_decode(text := data.decode())
             if end != len(text):
                 msg = f"there is more than one value, up to {end} of {len(text)}"
@@ -410,7 +411,7 @@ def _shown(value: Any) -> str:
         text = repr(value)
     except (ValueError, RecursionError):  # for example an int with too many digits
         text = f"a {type(value).__name__}"
-        # A message may be logged or sent, which lone surrogates would prevent.
+    # Lone surrogates are escaped: a message with one could be neither logged nor sent.
     text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 

@@ -331,7 +331,8 @@ _producers: Final[OrderedDict[str, Any]] = OrderedDict()
 def _producer(settings: Mapping[str, str]) -> Any:
     key = json.dumps(dict(settings), sort_keys=True)
     if key not in _producers:
-        # Copies are told by their ids, so the order of messages that are sent again is irrelevant.
+        # The producer is not idempotent, so that it may send a message twice and in another order.
+        # Readers drop copies by the id of each message.
         _producers[key] = confluent().Producer({**settings, "acks": "all", "linger.ms": 1})
     _producers.move_to_end(key)
     while len(_producers) > _PRODUCERS:

@@ -353,7 +353,8 @@ def checked(computation: Computation, rows: pa.Table, named: Sequence[tuple[str,
                 )
                 raise ValueError(msg)
     for i, field in enumerate(rows.schema):
-        # Spark uses the session's time zone, which may have been another one in an earlier run.
+        # The type of a timestamp has the session's time zone, which may have been another one in an
+        # earlier run. In UTC the types of all runs are equal.
         kind = _in_utc(field.type)
         if kind != field.type:
             rows = rows.set_column(i, field.name, rows[field.name].cast(kind))

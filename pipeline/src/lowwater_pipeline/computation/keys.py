@@ -429,7 +429,8 @@ class Keys:
         ``hidden``, sorted, are the rows that stop counting with this batch.
         """
         values = self.pieces[number].column(name)
-        # Many rows usually have the same value, and one of the first of them counts.
+        # First look for ``floor`` itself: usually many rows have that value, and one of the first
+        # of them counts.
         for start in range(0, len(values), _BLOCK):
             rows = start + np.flatnonzero(values[start : start + _BLOCK] == floor)[:_FEW]
             if len(hidden):
@@ -491,7 +492,8 @@ def sorted_keys(places: Places, keys: pa.Array, *more: NDArray[Any]) -> tuple[ND
         return np.diff(places[order]) != 0, np.asarray(pc.not_equal(ranked[1:], ranked[:-1]))
 
     other_place, other_key = differ(order)
-    if (other_key & ~other_place).any():  # two keys have one place
+    # If two keys have one place, the order by place alone may mix their rows: sort by key as well.
+    if (other_key & ~other_place).any():
         named = {"place": pa.array(places), "key": keys, **{f"{i}": pa.array(values) for i, values in enumerate(more)}}
         table = pa.table({**named, "row": pa.array(np.arange(len(places)))})
         # The row number comes last, so that rows equal in all other columns keep their order.

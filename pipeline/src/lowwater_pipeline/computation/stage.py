@@ -509,7 +509,8 @@ def start(
             read = rows if name not in feeds else produced[feeds[name][0]][feeds[name][1]]
             own = batch if name not in feeds else batch.of(name)
             produced[name] = part.run(read, own)
-        # All are computed before the first is written: a mark says how far an output is complete.
+        # All parts are computed before the first output is written. A write leaves a mark of how
+        # far its output is complete, which follows from what the parts hold after the batch.
         for name, call in writes.items():
             if call is not None:
                 call(produced[name], batch if name not in feeds else batch.of(name))

@@ -288,7 +288,8 @@ class Context:
         return doing.hold if doing.wall else max(doing.at, doing.hold)
 
     def _set(self, timers: Held, tag: str, at: int, hold: int, *, wall: bool) -> None:
-        # Every record may call this: one condition accepts what is right.
+        # Every record may call this method, so that one condition accepts a correct timer. Only for
+        # a wrong one _check_timer() finds out what is wrong.
         if not (
             self._fires
             and type(tag) is str

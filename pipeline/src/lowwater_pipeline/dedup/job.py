@@ -211,7 +211,8 @@ class Job:
     def poll(self, seconds: float) -> None:
         """Handle the group's messages, and start and stop workers. Call it all the time."""
         message = self._member.poll(seconds)
-        # Read here, because another thread would have to wait until no thread polls.
+        # The lanes need the metadata. They are read in this thread, because another one would have
+        # to wait for a moment in which no thread polls.
         self._membership = self._member.consumer_group_metadata()
         coming, self._coming = self._coming, []
         for partition in coming:
@@ -222,7 +223,8 @@ class Job:
 
     def _assigned(self, member: Consumer, partitions: list[TopicPartition]) -> None:
         member.incremental_assign(partitions)
-        member.pause(partitions)  # the lanes read
+        # The group's member gets no messages: each lane reads its partition by its own consumer.
+        member.pause(partitions)
         self._coming += [place.partition for place in partitions]
 
     def _start(self, partition: int) -> None:

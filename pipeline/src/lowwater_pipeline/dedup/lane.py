@@ -216,8 +216,8 @@ class Lane:
         stored = committed(reader, settings.input, self._partition, settings.patience)
         self._has_offset = stored.offset >= 0
         if not self._has_offset:
-            # A first offset is committed before anything is read. So a missing offset means later
-            # that the offset has expired.
+            # ``_dirty`` makes the lane commit a first offset before it reads any row. So if a later
+            # run finds rows in the output and no offset, the offset has expired.
             self._dirty = True
             self._position = self._reached = first
             mark = Mark(pins.input.id, pins.output.id, pins.partitions, settings.rule, NO_FLOOR, 0)
@@ -415,8 +415,8 @@ class Lane:
             since = rows[0].timestamp()[1] if since < 0 else since
             rest += len(rows)
         missing = self._mark.next - start.ordinal - rest
-        # By count the mark shows whether the lost rows are forgotten anyway. By time and watermark
-        # it does not, so they count as remembered.
+        # In a window by count the mark shows whether the lost rows would be forgotten anyway. In a
+        # window by time or watermark it does not, so the lost rows count as remembered.
         by_count = self._settings.window.kind is WindowKind.COUNT
         if missing > 0 and not (by_count and start.ordinal + missing <= self._mark.floor):
             problem = f"{self._settings.output} [{self._partition}] begins at offset {first} ({_moment(since)}), and the window reaches back to offset {start.offset}"

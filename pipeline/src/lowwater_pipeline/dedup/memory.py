@@ -52,7 +52,7 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How much of the output a memory has."""
+    """How far a memory has read the output, and by which rule."""
 
     output: str
     """Id of the output topic."""
@@ -122,7 +122,7 @@ class Memory:
 
     @property
     def standing(self) -> Standing | None:
-        """How much of the output it has; None while it is empty."""
+        """How far the memory has read the output; None while it is empty."""
         return self._standing
 
     @property

@@ -236,7 +236,8 @@ class Seen:
         """Return the names of the slices of event times: a start plus a width's logarithm."""
         if not len(times):
             return times
-        # Before anything is forgotten, distances begin at the oldest id.
+        # A slice is the wider, the further its times are above the floor. While there is no floor,
+        # because nothing was forgotten yet, the oldest id takes its place.
         end = (
             min([int(times.min()), *(piece.facts.least for piece in self.pieces)]) if self.floor == MIN else self.floor
         )

@@ -168,7 +168,7 @@ def _within(micros: int, field: str) -> int:
 
 
 class Verdict(enum.Enum):
-    """What becomes of a message."""
+    """Decision about a message."""
 
     ADMITTED = enum.auto()
     """The first message with its id, as far as ids are remembered: it goes into the output."""

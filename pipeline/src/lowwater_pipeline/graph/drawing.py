@@ -220,7 +220,7 @@ def _layout(boxes: Mapping[str, _Box], arrows: Sequence[_Arrow]) -> tuple[dict[s
     A box is to the right of all boxes that point to it, and at their middle if there is room.
     """
     layers: dict[str, int] = {}
-    for name in boxes:  # each behind the boxes that point to it
+    for name in boxes:  # a box is in a later layer than each box that points to it
         layers[name] = max((layers[arrow.start] + 1 for arrow in arrows if arrow.end == name), default=0)
     placed: dict[str, _Placed] = {}
     x, height = float(_MARGIN), 0.0

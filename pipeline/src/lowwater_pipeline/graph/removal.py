@@ -123,12 +123,14 @@ def remove(
                 _check_finished(name, view)
         if view.registered:
             _check_silent(name, client, silence)
-        # From here on the removal goes on, also in another call after a crash.
+        # Once the file ``begun`` exists, the removal is decided: after a crash the next call
+        # completes it.
         make_directory(begun.parent)
         write_once(begun, b"")
         if view.registered:
             try:
-                # Its worker has stopped, and key ranges wait for the next start, which never comes.
+                # force: the worker has stopped, but the computation still has its key ranges, which
+                # would wait for a next start.
                 client.drop(name, force=True)
             except errors.StillRead as failure:
                 begun.unlink()

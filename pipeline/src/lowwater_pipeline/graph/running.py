@@ -46,7 +46,8 @@ def start(
         raise ValueError(msg)
 
     for write in pipeline.writes:
-        # Also for computations that do not start now: their readers begin before the first row.
+        # Outputs of computations that do not start now are prepared too, because their readers may
+        # start before the first row is written.
         if write.computation in names or any(write.computation in pipeline.upstream_of(name) for name in names):
             write.place.prepare(spark, _at(root, write.path), write.declared.schema)
     frames = _frames(pipeline, spark, root, names)

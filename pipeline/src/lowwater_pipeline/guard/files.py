@@ -115,11 +115,13 @@ class FileGuard:
             self.probe("filled")
             _, named = self._append(change, directory.name)
         except BaseException:
-            # An entry may have its name even though it could not be made durable.
+            # _append() may have failed after the entry got its name. A directory that an entry
+            # names must stay: readers would miss its rows.
             if not self._names(directory.name):
                 shutil.rmtree(directory, ignore_errors=True)
             raise
-        # Over NFS a link may exist although the call reported a failure.
+        # Over NFS the entry may exist although link() reported a failure: then the batch is
+        # written.
         if not named and not (named := self._names(directory.name)):
             shutil.rmtree(directory, ignore_errors=True)
         return named

@@ -254,7 +254,8 @@ class PostgresGuard:
             return True
 
         def check(rows: Mapping[int, Row | None], life: str) -> None:
-            # The batch before may not be committed yet: only the locked read tells what follows.
+            # This check reads without the lock, and the batch before may not be committed yet. So a
+            # rewound row counts for nothing here; the read under the lock decides.
             with suppress(Rewound):
                 judge(rows, claim, life, steps, digest, self.name)
 
@@ -290,7 +291,8 @@ class PostgresGuard:
             return self._once(work)
         except _Held:
             logger.warning("guard %s: its row is held for more than %g s", self.name, self.patience)
-        # A zombie or a stranger, which is refused anyway, must not end the owner's session.
+        # look() raises for a writer that is refused anyway, such as a zombie: that one must not end
+        # the session of the owner.
         look(self._connected())
         self._holders = holders = _Holders(self.dsn, look if ends else None)
         try:
@@ -495,7 +497,7 @@ class _Holders:
         except psycopg.Error as failure:
             self.problem = str(failure)
         except GuardError as refused:
-            # The waiting writer raises this itself when its wait is over.
+            # No raise here: the waiting writer raises the same refusal when its wait is over.
             self.problem = str(refused)
 
     def _look(self, connection: _Connection, waiting: int) -> None:

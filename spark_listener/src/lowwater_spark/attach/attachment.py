@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import lowwater
 from lowwater.core.advice import DELAYS, Advice, advise
 from lowwater_spark.attach.book import Book, QueryStatus
-from lowwater_spark.attach.embedded import Embedded, acquire
+from lowwater_spark.attach.embedded import acquire, release
 from lowwater_spark.attach.progress import computation_name, read_progress
 from lowwater_spark.attach.sender import Sender
 from lowwater_spark.attach.settings import AttachSettings, resolve
@@ -33,6 +33,8 @@ from lowwater_spark.tracked import is_tracked
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryListener
+
+    from lowwater_authority.embedded import EmbeddedAuthority
 
 __all__ = ["AttachStatus", "Attachment", "QueryStatus", "attach"]
 
@@ -148,8 +150,8 @@ class Attachment:
         self.settings = settings
         self.address: str = ""
         """Address of the authority; empty when nothing is attached."""
-        self.embedded: Embedded | None = None
-        """The authority that was started for it, if any."""
+        self.embedded: EmbeddedAuthority | None = None
+        """Authority that was started for this attachment; None: an address was given."""
         self._spark = spark
         self._session = _session_of(spark)
         self._book = Book(
@@ -195,12 +197,16 @@ class Attachment:
             if reporting is not None:
                 reporting.close()
             if self.embedded is not None:
-                self.embedded.release()
+                release(self.embedded)
             raise
         self._sender.start()
-        for query in self._spark.streams.active:  # queries that started before the listener
+        # Spark sends no start event for queries that ran before the listener was added. If the book
+        # did not get them here, a query without new rows would be missing until its next batch.
+        for query in self._spark.streams.active:
             self._book.started(str(query.id), str(query.runId), query.name)
-            if not query.isActive:  # its end may have come before its start was noted
+            # If the query has just ended, its end event may have come before the line above, and
+            # was ignored: the book would show the query as running for ever.
+            if not query.isActive:
                 self._book.terminated(str(query.id), str(query.runId), None)
         atexit.register(self.stop)
 
@@ -209,16 +215,17 @@ class Attachment:
         if not _is_connect(self._spark):
             streams.addListener(listener)
             return
-        # Spark Connect handles events in a thread made here, which inherits the daemon flag. So a
-        # program that does not stop its session still ends.
+        # In Spark Connect addListener() starts the thread that handles events, which is a daemon
+        # only if its starter is one. With a thread that is none, a program that does not stop its
+        # session would never end.
         thread = threading.Thread(target=streams.addListener, args=(listener,), daemon=True)
         thread.start()
         thread.join()
 
     @property
     def page(self) -> str:
-        """URL of the status page of the authority that was started for it; empty without one."""
-        return "" if self.embedded is None else self.embedded.page
+        """URL of the status page of the authority in :attr:`embedded`; empty without one."""
+        return "" if self.embedded is None else self.embedded.page_url
 
     def of(self, spark: SparkSession) -> bool:
         """Return True if this is the live attachment of a session."""
@@ -305,8 +312,9 @@ class Attachment:
             self._stopped = True
             _attached[:] = [attachment for attachment in _attached if attachment is not self]
         atexit.unregister(self.stop)
-        # In Spark Connect the listener stays, inactive: removing it would deadlock with a thread
-        # that waits for the remover's lock.
+        # In Spark Connect the listener stays, and ignores events. removeListener() there holds the
+        # lock of the listener bus while it waits for the thread that handles events, and that
+        # thread may wait for the same lock.
         if self._listener is not None and not _is_connect(self._spark):
             try:
                 self._spark.streams.removeListener(self._listener)
@@ -315,7 +323,7 @@ class Attachment:
         if self._sender is not None:
             self._sender.stop()
         if self.embedded is not None:
-            self.embedded.release()
+            release(self.embedded)
 
     def __enter__(self) -> Attachment:
         return self

@@ -74,14 +74,16 @@ class Saying:
     watermark: int | None
     """Watermark, microseconds; None while it is unknown."""
     ended: bool
+    failure: str = ""
+    """Error that ended the query; empty for none."""
 
 
 class Book:
     """The statuses and waiting reports of all queries. Thread-safe.
 
     ``clock`` is monotonic, in seconds; ``most`` queries are remembered. ``left_out`` says
-    whether events of a run are passed over, by the ids of query and run and by the name. Every
-    method is O(1), but :meth:`take` is O(waiting queries).
+    whether events of a run are passed over, by the ids of query and run and by the name. A method
+    costs O(1), or O(queries).
     """
 
     def __init__(
@@ -107,9 +109,11 @@ class Book:
         self._left_out = left_out
         self._queries: dict[str, QueryStatus] = {}
         self._times: dict[str, EventTimes] = {}
-        # Earliest times of sending by query, in the order in which queries began to wait.
         self._waiting: dict[str, float] = {}
+        """By the id of a waiting query: the time from which it may be reported, in seconds of
+        ``clock``. The query that began to wait first is the first."""
         self._ended: dict[str, None] = {}
+        """Ids of the ended queries. The one that ended first is the first."""
 
     # -- Spark's side ------------------------------------------------------------------------------
 
@@ -128,8 +132,8 @@ class Book:
                 return
             if progress.times is not None:
                 self._times.setdefault(progress.query, EventTimes()).note(progress.times)
-            # Events of a replaced run may come late: they count, but do not tell the new run's
-            # state.
+            # After a restart of the query, progress events of its earlier run may still come. Their
+            # rows count, but their state must not replace that of the new run.
             counted = replace(
                 status,
                 batches=status.batches + 1,
@@ -221,7 +225,11 @@ class Book:
                     status = self._queries[query]
                     micros = status.watermark.micros
                     return Saying(
-                        status.computation, query, None if micros == MIN else micros, ended=status.state == "ended"
+                        status.computation,
+                        query,
+                        None if micros == MIN else micros,
+                        ended=status.state == "ended",
+                        failure=status.failure,
                     )
         return None
 
@@ -258,10 +266,10 @@ class Book:
     def _note(self, query: str, **changes: Watermark | str) -> None:
         with self.changed:
             if query not in self._queries:
-                # The query had ended, and a new query took its room in the book while the end was
-                # being reported.
+                # The book was full, and a new query took the room of this one, which had ended.
+                # That happened while the sender reported the end.
                 return
-            self._queries[query] = replace(self._queries[query], **changes)  # type: ignore[arg-type]  # by name
+            self._queries[query] = replace(self._queries[query], **changes)  # type: ignore[arg-type]  # fields by name
 
     def queries(self) -> tuple[QueryStatus, ...]:
         """Return the statuses of all queries, in the order in which they were first seen."""

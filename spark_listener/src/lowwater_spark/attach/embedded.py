@@ -1,66 +1,33 @@
-"""The authority of a driver that has none: a child process, which the sessions of it share."""
+"""The authority of a driver without an address: a child process that all its sessions share."""
 
 from __future__ import annotations
 
 import importlib.util
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import subprocess
+    from lowwater_authority.embedded import EmbeddedAuthority
 
-__all__ = ["Embedded", "acquire"]
-
-
-class Embedded:
-    """A running authority over a folder of its own, and the number of its users."""
-
-    def __init__(self, data: Path | None) -> None:
-        from lowwater_authority.embedded import EmbeddedAuthority
-
-        self._authority = EmbeddedAuthority(data, page=importlib.util.find_spec("lowwater_page") is not None)
-        self._users = 0
-        self.address: str = self._authority.address
-        self.data: Path = self._authority.data
-        self.page: str = self._authority.page_url
-        """URL of its status page; empty when lowwater-page is not installed."""
-        self.process: subprocess.Popen[str] = self._authority.process
-
-    @property
-    def ended(self) -> bool:
-        """True when the process is gone, though it is still used."""
-        return self._authority.ended
-
-    def use(self) -> None:
-        """Add a user."""
-        self._users += 1
-
-    def release(self) -> None:
-        """Remove a user, and stop after the last one. Waits some seconds at most."""
-        with _lock:
-            self._users -= 1
-            if self._users:
-                return
-            key = _key(None if self._authority.temporary else self.data)
-            if _running.get(key) is self:  # after it died, the next user has started another one
-                del _running[key]
-        self._authority.stop()
-
+__all__ = ["acquire", "release"]
 
 _lock = threading.Lock()
-_running: dict[str, Embedded] = {}
+_running: dict[str, EmbeddedAuthority] = {}
 """Authorities by folder; all sessions of a process share the one over a temporary folder."""
+_users: Counter[EmbeddedAuthority] = Counter()
+"""Number of users of each."""
 
 
 def _key(data: Path | None) -> str:
     return "" if data is None else str(data.resolve())
 
 
-def acquire(data: Path | None) -> Embedded:
+def acquire(data: Path | None) -> EmbeddedAuthority:
     """Return the authority over a folder, None for a temporary one; start it if needed.
 
-    Call ``release`` when done. Raises ModuleNotFoundError when the authority is not installed,
+    Call :func:`release` when done. Raises ModuleNotFoundError when the authority is not installed,
     RuntimeError when it does not start.
     """
     if importlib.util.find_spec("lowwater_authority") is None:
@@ -70,13 +37,30 @@ def acquire(data: Path | None) -> Embedded:
             "lowwater. Or pass the address of an authority."
         )
         raise ModuleNotFoundError(msg, name="lowwater_authority")
+    from lowwater_authority.embedded import EmbeddedAuthority
+
     with _lock:
-        embedded = _running.get(_key(data))
-        if embedded is None or embedded.ended:
+        authority = _running.get(_key(data))
+        if authority is None or authority.ended:
             try:
-                embedded = _running[_key(data)] = Embedded(data)
+                page = importlib.util.find_spec("lowwater_page") is not None
+                authority = _running[_key(data)] = EmbeddedAuthority(data, page=page)
             except RuntimeError as error:
                 msg = f"{error}\nName another folder, or the address of an authority."
                 raise RuntimeError(msg) from None
-        embedded.use()
-        return embedded
+        _users[authority] += 1
+        return authority
+
+
+def release(authority: EmbeddedAuthority) -> None:
+    """Stop an authority after its last user. Waits some seconds at most."""
+    with _lock:
+        _users[authority] -= 1
+        if _users[authority]:
+            return
+        del _users[authority]
+        # If the process of this authority had died, acquire() may have started another one over the
+        # same folder, which must stay in _running.
+        for key in [key for key, running in _running.items() if running is authority]:
+            del _running[key]
+    authority.stop()

@@ -21,6 +21,8 @@ from typing import Final
 import lowwater
 from lowwater import RangeState, errors
 from lowwater.core.calls import full_name
+from lowwater.core.events import shortened
+from lowwater.core.text import on_one_line
 from lowwater.watermark import MIN
 from lowwater_spark.attach.book import Book, Saying
 from lowwater_spark.errors import AWAY
@@ -35,6 +37,9 @@ IDENTITY: Final = "spark-attach"
 SILENCE: Final = 15.0
 """Seconds after which an owner without a report counts as gone; live ones report every few
 seconds."""
+
+_MOST_FAILURE: Final = 200
+"""Bytes of a failure that the authority takes."""
 
 RETRY: Final = 1.0
 """Seconds before a report without an answer is repeated, while the breaker is closed."""
@@ -56,9 +61,11 @@ class _Speaker:
     last_owner: tuple[int, int] | None = None
     """Sequencer and last report of another owner of the name, at the last look; None without."""
     looked_at: float = 0.0
+    """Time at which ``last_owner`` was first seen so, in seconds of the sender's clock."""
     registered: bool = False
     """True after this query has been registered once."""
     warned: set[str] = field(default_factory=set)
+    """Reasons of refusals that were logged since the last claim."""
 
 
 class Sender:
@@ -129,15 +136,21 @@ class Sender:
         speaker = self._speakers.setdefault(saying.query, _Speaker())
         try:
             self._deliver(saying, speaker)
-        except AWAY as failure:  # counts for the breaker; every other refusal is an answer about one query
+        except AWAY as failure:
+            # The authority gave no answer, which counts for the breaker. A refusal below is an
+            # answer: if it counted, one query with a refused report could open the breaker, and
+            # stop the reports of all other queries.
             self._away(saying, failure)
         except errors.TooFarAhead as refusal:
             self._answered()
             self._warn(saying, speaker, refusal)
-            self._book.refused(saying.query, _words(refusal))  # the lease repeats it until it is accepted
+            # The book must not repeat the report, because the lease sends it with each heartbeat
+            # until the authority's clock allows it: a second repetition would be refused each time.
+            # Once the query has ended, its lease is released, and the report is given up.
+            self._book.refused(saying.query, _words(refusal))
         except errors.LowwaterError as refusal:
-            # Another query owns the name, or it is registered in another way. That may change while
-            # this query runs, so it is tried again.
+            # For example, another query owns the computation, or the computation is registered with
+            # other inputs. That may change while this query runs, so the report is tried again.
             self._answered()
             self._forget(speaker)
             self._warn(saying, speaker, refusal)
@@ -146,10 +159,13 @@ class Sender:
             else:
                 self._book.failed(saying.query, _words(refusal), again=SILENCE)
         except Exception as failure:
-            # The thread must go on: other queries, and this one's next value, are not affected.
+            # A bug in this report must not end the thread, nor open the breaker: the reports of all
+            # other queries go through both.
             logger.exception("an attached query could not be reported")
             self._book.swallow(failure)
-            self._away(saying, failure)
+            self.failures += 1
+            self.problem = _words(failure)
+            self._book.failed(saying.query, self.problem, again=RETRY)
         else:
             self._answered()
         if saying.ended and speaker.lease is None and not self._book.waits(saying.query):
@@ -176,24 +192,28 @@ class Sender:
             speaker.warned.add(refusal.reason)
             logger.warning("query %s is not reported as %s: %s", saying.query, saying.computation, refusal)
 
-    # -- what is said ------------------------------------------------------------------------------
+    # -- reports to the authority ------------------------------------------------------------------
 
     def _deliver(self, saying: Saying, speaker: _Speaker) -> None:
         """Report the newest watermark; a repeat goes on from there. Raises LowwaterError."""
         lease = speaker.lease or self._claim(saying, speaker)
-        # A query without a watermark promises nothing and takes nothing back: it stays where its
-        # last run left it.
+        # A query without a watermark, as before its first rows, reports what its range had at the
+        # claim, so the published watermark stays. A finished range had MAX, which advance() refuses
+        # as a frontier. MIN does no harm there, because a published watermark never goes down.
         before = lease.watermarks[0]
         watermark = saying.watermark if saying.watermark is not None else MIN if before.finished else before.micros
         reads = bool(self._inputs.get(saying.computation))
         inputs = speaker.worker.inputs() if reads and speaker.worker is not None else None
         stands = watermark if inputs is None else min(watermark, inputs.low.micros)
         try:
-            if speaker.reported != stands:
+            if speaker.reported != stands or saying.failure:
+                # Released without the error, the query would be shown as stopped in good order.
+                failure = shortened(on_one_line(saying.failure.partition("\n")[0]), _MOST_FAILURE)
+                remarks = lowwater.Remarks(ended=saying.ended, failure=failure)
                 if inputs is None:
-                    lease.advance(None, oldest=None, frontier=watermark)
+                    lease.advance(None, oldest=None, frontier=watermark, remarks=remarks)
                 else:
-                    lease.advance(inputs, oldest=watermark)
+                    lease.advance(inputs, oldest=watermark, remarks=remarks)
                 lease.flush()
                 self._took_over(saying, speaker, stands)
         except errors.TooFarAhead:
@@ -203,7 +223,9 @@ class Sender:
         if saying.ended:
             self._give_back(lease, speaker)
         elif stands < watermark:
-            self._book.look_again(saying.query, RETRY)  # its inputs hold it, and Spark does not report their moves
+            # The inputs hold the computation below Spark's watermark. Spark sends no event when an
+            # input moves, so the query is reported again soon.
+            self._book.look_again(saying.query, RETRY)
 
     def _took_over(self, saying: Saying, speaker: _Speaker, watermark: int) -> None:
         speaker.reported = watermark

@@ -27,7 +27,7 @@ class AttachSettings:
     """Settings of one session's attachment."""
 
     enabled: bool
-    """False starts, listens to and sends nothing."""
+    """False: nothing is started, nothing listened to, nothing sent."""
     address: str | None
     """Address of the authority; None for an embedded one."""
     namespace: str
@@ -78,7 +78,8 @@ def resolve(
 def _graph(prefix: str, inputs: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
     """Return the inputs of each computation.
 
-    An input that is a query of the mapping becomes its computation; another is one by its own name.
+    An input that is a key of the mapping becomes the computation of that query. Any other input is
+    the name of a computation.
     """
 
     def computation(query: str) -> str:

@@ -60,7 +60,8 @@ def write_once(path: Location, data: bytes) -> bool:
             fresh = True
         except FileExistsError:
             fresh = False
-    # An existing name may not be durable yet: its writer may have been killed before the sync.
+    # An existing name is synced as well: the process that created it may have been killed before
+    # its own sync, and a power cut would then take the name.
     sync_directory(path.parent)
     return fresh
 
@@ -109,7 +110,8 @@ def boot_of(folder: Path) -> str:
     except OSError:
         return ""
     number = f"{os.major(device)}:{os.minor(device)}"
-    # "36 35 98:0 / /mnt rw,noatime shared:1 - ext4 /dev/sda1 rw": the type follows the dash.
+    # A line of mountinfo has the device in third place, and the file system's type after the dash:
+    # "36 35 98:0 / /mnt rw,noatime shared:1 - ext4 /dev/sda1 rw".
     types = {line.partition(" - ")[2].split(" ")[0] for line in lines_of(mounts) if line.split(" ")[2] == number}
     return f"{boot} {number}" if types and types <= _LOCAL else ""
 
@@ -120,7 +122,9 @@ def sync_file(path: Location) -> None:
     Raises NotDurable, and OSError when the file cannot be opened.
     """
     if isinstance(path, HadoopPath):
-        path.stat()  # a closed file there cannot be synced any more, and need not be
+        # Hadoop cannot sync a closed file; checkpoint/hadoop.py says what such a file survives. For
+        # a missing file stat() raises an error, as open() does below.
+        path.stat()
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -145,7 +149,7 @@ def sync_tree(path: Location) -> None:
     quarter of the time.
     """
     if isinstance(path, HadoopPath):
-        return  # see sync_file
+        return  # Hadoop cannot sync closed files, see sync_file()
     folders = [(Path(folder), [Path(folder, name) for name in names]) for folder, _, names in os.walk(path)]
     files = [file for _, names in folders for file in names]
     if len(files) > 1:
@@ -178,7 +182,8 @@ def rename_once(path: Location, to: Location) -> bool:
     try:
         path.rename(to)
     except OSError:
-        # A rename never replaces a directory that is not empty.
+        # rename() never replaces a directory with content. If ``to`` exists, that counts as the
+        # reason of the failure.
         if not to.exists():
             raise
         return False

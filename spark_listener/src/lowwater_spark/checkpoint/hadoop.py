@@ -85,7 +85,8 @@ class HadoopFiles:
         self.paths: Any = hadoop.fs.FileUtil.stat2Paths
         self.text: Any = jvm.scala.runtime.ScalaRunTime.stringOf
         flag: Any = hadoop.fs.CreateFlag
-        # When the file is closed, each data node syncs its replica and the replica's directory.
+        # SYNC_BLOCK: when a file of lowwater is closed, each data node syncs its replica and the
+        # replica's directory. Otherwise a power cut could take a file that has its name already.
         self.flags: Any = jvm.java.util.EnumSet.of(flag.CREATE, flag.SYNC_BLOCK)
         permission: Any = hadoop.fs.permission.FsPermission
         self.permission: Any = permission.getFileDefault().applyUMask(permission.getUMask(system.getConf()))
@@ -119,7 +120,8 @@ class HadoopFiles:
 
     def entries(self, path: Any) -> str:
         """Return the entries of a directory as one text: py4j needs a call for each element."""
-        # For a single path the client of S3 makes an array of its own class, which no method takes.
+        # listStatus() gets an array of one path. For a bare path the client of S3 returns an array
+        # of its own subclass of FileStatus, for which py4j finds no method stat2Paths().
         one = self.gateway.new_array(self.path, 1)
         one[0] = path
         return str(self.text(self.paths(self.system.listStatus(one))))
@@ -218,7 +220,8 @@ class HadoopPath:
         """Return the entries of the directory. Raises FileNotFoundError."""
         with _as_os_error(self.uri):
             text = self._files.entries(self._path())
-        # No name has a slash, so this text is between two names and nowhere else.
+        # The text is like "Array(hdfs://one/ck/1, hdfs://one/ck/2)". No name has a slash, so
+        # ``between`` cannot be a part of a name.
         between = f", {self.uri}/"
         names = text.removeprefix(f"Array({self.uri}/").removesuffix(")").split(between) if text != "Array()" else []
         return (self / name for name in names)
@@ -262,7 +265,7 @@ class HadoopPath:
 
     def unlink(self, *, missing_ok: bool = False) -> None:
         """Delete a file. Raises FileNotFoundError."""
-        if not self._call("delete", False) and not missing_ok:  # noqa: FBT003 - Hadoop's own order
+        if not self._call("delete", False) and not missing_ok:  # noqa: FBT003 - methods of Java take no keywords
             raise FileNotFoundError(errno.ENOENT, "there is no such file", self.uri)
 
     def write_once(self, data: bytes) -> bool:
@@ -284,7 +287,8 @@ class HadoopPath:
         assert not self._files.puts
         try:
             with _as_os_error(to.uri):
-                # Without the option a directory would be moved into an existing one of that name.
+                # ``once`` is the option Rename.NONE. Hadoop's rename() without an option would move
+                # the directory into an existing directory ``to``.
                 self._files.system.rename(self._path(), to._path(), self._files.once)
         except FileExistsError:
             return False
@@ -292,7 +296,7 @@ class HadoopPath:
 
     def remove_tree(self) -> None:
         """Delete a file or a directory with its content, if it exists."""
-        self._call("delete", True)  # noqa: FBT003 - Hadoop's own order
+        self._call("delete", True)  # noqa: FBT003 - methods of Java take no keywords
 
     def write_over(self, data: bytes) -> None:
         """Create or replace a whole file."""
@@ -309,8 +313,9 @@ class HadoopPath:
         try:
             self._put(data, over=False)
         except OSError:
-            # The store refused the request because the name exists; or the answer was lost, and the
-            # request may have put the file.
+            # If the name exists, the store refused the request for that reason; or the request has
+            # put the file, and the store's answer was lost. The result is False for both, so the
+            # caller must read the file before it takes the file for another run's.
             if not self.exists():
                 raise
             return False
@@ -323,13 +328,15 @@ class HadoopPath:
         """
         with _as_os_error(self.uri):
             builder = self._files.system.createFile(self._path()).overwrite(over)
-            # A client that does not know the option ignores it.
-            file = (builder if over else builder.opt(_UNLESS_THERE, True)).build()  # noqa: FBT003 - Hadoop's own order
+            # With the option the store refuses to put when the name exists. Hadoop's client before
+            # 3.4.2 ignores the option: of two writers at the same moment the later one would win.
+            file = (builder if over else builder.opt(_UNLESS_THERE, True)).build()  # noqa: FBT003 - methods of Java take no keywords
             try:
                 if data:
                     file.write(data)
             except BaseException:
-                # On S3 a close would store the bytes that are written so far as the whole file.
+                # close() on S3 would store the bytes that were written before the failure as the
+                # whole file. abort() stores nothing.
                 file.abort()
                 raise
             file.close()

@@ -49,7 +49,7 @@ def new_ordinal(checkpoint: Location) -> int:
         runs_before = sorted(int(entry.name) for entry in runs.iterdir() if entry.name.isdecimal())
         ordinal = runs_before[-1] + 1 if runs_before else 1
         if not create(runs / str(ordinal)):
-            continue  # another run was faster
+            continue  # another run has just taken this number
         for old in runs_before[:-_KEPT]:
             (runs / str(old)).unlink(missing_ok=True)
         return ordinal

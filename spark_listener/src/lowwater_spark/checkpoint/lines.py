@@ -53,8 +53,8 @@ def _backwards(end: int, read: Callable[[int, int], bytes]) -> Iterator[bytes]:
     block, pieces = _BLOCK, list[bytes]()
     while end > 0:
         start = max(0, end - block)
-        # The first line of a block begins in an earlier block, unless that one ends with a line
-        # feed.
+        # ``first`` may be only the end of a line, whose beginning is in an earlier block. So it
+        # waits in ``pieces`` until that block is read.
         first, *lines = read(start, end - start).split(b"\n")
         end, block = start, min(2 * block, _LARGEST)
         if not lines:

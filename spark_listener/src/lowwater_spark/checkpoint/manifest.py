@@ -146,7 +146,8 @@ class Manifest:
             try:
                 self.save()
             except BaseException:
-                # The next reader of the section must not take a lost change for a durable one.
+                # save() has failed, so the change is dropped: whoever reads the section next must
+                # not take it for durable.
                 self._noted.pop(section, None)
                 raise
 
@@ -181,8 +182,9 @@ class Manifest:
         with self._lock:
             if not self._is_decided():
                 make_directory(self._folder)
-                # Versions in the folder are of a take-over that did not complete. They do not
-                # count: the seven files may have changed since.
+                # If an earlier take-over was killed before it wrote query.json, its versions are in
+                # the folder. Their content does not count, because an older release may have
+                # changed the seven files since. The new version only needs a higher number.
                 self._version = max(self._numbers(), default=0)
                 self._create({**self._content, **self._noted})
                 self._probe("created")
@@ -207,13 +209,13 @@ class Manifest:
             number = self._version + 1
             entry = {"format": _FORMAT, "version": number, "run": self.run, **content}
             created = write_once(self._path(number), json.dumps(entry, indent=1).encode())
-            # The number must also be the greatest. If others have written and deleted newer
-            # versions meanwhile, a version with an old number does not count.
+            # The version counts only if its number is the greatest. For example, this run has read
+            # version 5, and another run then wrote 6 to 9 and deleted 6: a new 6 would be ignored.
             if created and max(self._numbers()) == number:
                 break
             self._version, theirs = self._newest()
-            # Another session that was refused at its begin, or an older run, has written. Its
-            # sections stay where this run has changed nothing.
+            # Another run has written a newer version: an older run that still goes on, or a second
+            # start that was refused. Its sections stay, but for those that this run has changed.
             content = {**theirs, **self._noted}
         self._version, self._content, self._noted = number, content, {}
         for old in self._numbers():
@@ -230,7 +232,7 @@ class Manifest:
             if number == 0:
                 msg = f"{self._folder} is empty, though the checkpoint was begun; restore the checkpoint as a whole"
                 raise CheckpointMismatch(msg)
-            with contextlib.suppress(FileNotFoundError):  # a newer version replaced this one meanwhile
+            with contextlib.suppress(FileNotFoundError):  # a newer version was written, and this one deleted
                 return number, self._read(self._path(number))
 
     def _read(self, path: Location) -> dict[str, Any]:
@@ -257,7 +259,7 @@ class Manifest:
     def _numbers(self) -> list[int]:
         return numbers_in(self._folder, suffix=".json")
 
-    # -- the seven files ---------------------------------------------------------------------------
+    # -- the seven files of earlier releases -------------------------------------------------------
 
     def _is_decided(self) -> bool:
         """Return whether the manifest counts, and not the seven files.
@@ -272,12 +274,13 @@ class Manifest:
 
     def _read_old(self) -> dict[str, Any]:
         if not isinstance(self.home, Path) or self.home != self.checkpoint:
-            return dict.fromkeys(SECTIONS)  # those releases kept checkpoints on local file systems alone
+            # The releases with seven files had neither sidecars nor checkpoints on HDFS or S3.
+            return dict.fromkeys(SECTIONS)
         query, stages, reading, roots, sink, read = (
             self._old(f"lowwater/{name}.json") for name in ("query", "stages", "reading", "roots", "sink", "read")
         )
         return {
-            **dict.fromkeys(SECTIONS),  # in their order, in which the file has them
+            **dict.fromkeys(SECTIONS),  # first, so that a version has its sections in this order
             "query": query,
             "stages": stages and stages["stages"],
             "reading": reading,
@@ -302,7 +305,7 @@ class Manifest:
             content = _loaded(path)
         except FileNotFoundError:
             return None
-        # stages.json and state.json had no format.
+        # stages.json and state.json had no field "format": without one a file is of format 1.
         if content.pop("format", _OLD) != _OLD:
             raise _other(path, "another")
         return content

@@ -50,7 +50,7 @@ class SparkPath:
 
     @classmethod
     def of_text(cls, text: str) -> SparkPath:
-        """Return the path that Hadoop's ``Path(text)`` is: nothing in it is unescaped.
+        """Return the path that Hadoop makes of a text, which unescapes nothing.
 
         >>> SparkPath.of_text("file:///data/a%20b#1").path, SparkPath.of_text("/data/a:b").scheme
         ('/data/a%20b#1', '')

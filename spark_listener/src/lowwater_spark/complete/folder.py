@@ -67,9 +67,9 @@ def say(folder: Location, computation: str, batch: int, since: int, standing: St
 
 
 def first_of(folder: Location, batch: int) -> int:
-    """Return the first batch of a directory whose manifest does not note it.
+    """Return the first batch of a directory, when the checkpoint's manifest does not note it.
 
-    That is ``batch``, about to be written, in an empty directory; else 0.
+    If the directory has no other batch, that is ``batch``, which is about to be written; else 0.
     """
     return 0 if {*numbers_in(folder, "batch=")} - {batch} else batch
 

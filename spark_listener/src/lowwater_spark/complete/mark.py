@@ -47,7 +47,7 @@ COMPLETE: Final = "complete"
 
 
 class ClaimEpoch(NamedTuple):
-    """Which claim of a computation a mark was written under."""
+    """Claim of a computation under which a mark was written."""
 
     life: int
     """Incarnation of the computation."""
@@ -168,7 +168,9 @@ class History:
         """
         if at <= mark.checked:
             return f"{self.named(at)} was made when the table had {self.number(mark.checked)} already: it was put back meanwhile"
-        # The places alone may fit: other writers may have added as many versions as were lost.
+        # The place alone does not show every loss. For example, somebody put back a copy of the
+        # table without its last three versions, and other writers have added three since: the place
+        # ``mark.before`` then has a version of theirs.
         before = self.log(mark.before) if mark.before >= 0 else None
         if before is not None and app not in before.writes:
             return f"{self.named(mark.before)} is not that of this writer, as it was when {self.number(at)} was made: the table was put back meanwhile"
@@ -195,13 +197,16 @@ def follow(app: str, standing: Standing, history: History) -> tuple[Mark, str]:
     lives: dict[str, int] = {}
     while at >= 0:
         unchecked = app in apps and (previous is None or at > previous.checked)
-        # A mark from before the claim has no life to compare with the others'.
+        # When the writer left its previous mark, it compared its life with those in the marks of
+        # the other apps: a higher one would have ended it. Without a claim (life 0) it could not.
+        # If their marks were not read now, a run that was replaced would go on writing here.
         compared_lives = app in apps and (previous is None or previous.life > 0)
         if not unchecked and (compared_lives or not pending):
             break
         version = log(at)
         if version is None:
-            # Before the writer's own first version only the lives of other writers matter.
+            # If the writer had checked this version, or writes its first batch now, the version was
+            # wanted only for the lives in other apps' marks. Its loss hides no removal of rows.
             rewound = rewound or (f"{history.gone(at)}, {_UNKNOWN}" if unchecked else "")
             break
         if unchecked:
@@ -314,7 +319,10 @@ def read(history: History, writers: Sequence[str], *, ignore_deletes: bool = Fal
         if mark is None:
             return OutputWriter(lowwater.Watermark(MIN), _silent(apps_of[name], marks[name], history, expired), version)
         others = sorted(apps_of[name] - marks[name].keys() - set(mark.after))
-        # Batches of an earlier checkpoint may be lost, unless that one went on in a later life.
+        # ``history.lost``: the checkpoints whose last batch is not in the table any more, for
+        # example after a rollback. For an earlier checkpoint that does not count, because this one
+        # has replaced it. But if its last batch is of a higher life than the mark, it went on after
+        # this one: if that loss were ignored, the table would read as complete without those rows.
         earlier = {app for app in mark.after if history.lives.get(app, 0) <= mark.life}
         lost = [history.lost[app] for app in sorted(apps_of[name] - earlier) if app in history.lost]
         newer = [what for place, what in rewinds if place > mark.checked]

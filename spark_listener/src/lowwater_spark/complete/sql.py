@@ -4,7 +4,7 @@ SQL has no function that reads Delta's log (a ``SELECT`` from ``DESCRIBE HISTORY
 and a Python function of SQL runs in a process without a Spark session. So the registered function
 is written in SQL: it reads the log as text files, and gives the lines to a Python table function,
 which applies the rules of :func:`lowwater_spark.complete_through`. Each query that calls it reads
-the log again. Of an Iceberg table it reads the metadata tables.
+the log again. For an Iceberg table it reads the metadata tables.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def register_function(
                 "Ask with lws.complete_through(), which reads no pattern; or keep the table in a directory without a colon in its path.",
             )
         path = location.pattern
-        # Lines of added files are most of a log, and their content is not needed.
+        # Most lines of a log are long "add" actions, whose content decides nothing for
+        # completeness. Spark passes {} in their place, to send less to Python. If it left them out,
+        # a commit of such lines only would be missing, and the table's watermark unknown.
         rows = f"""
           SELECT _metadata.file_name AS file, IF(value LIKE '{{"add"%', '{{}}', value) AS line
           FROM text.`{path.replace("`", "``")}/_delta_log/*.json`

@@ -31,8 +31,9 @@ def version_of(commit: Commit) -> Version:
     what = f"{commit} takes rows away"
     if commit.operation == "DELETE":
         return Version(writes, deletes=what)
-    # RESTORE, CLONE and REPLACE set a whole state, which may lack older rows although the commit
-    # removes no file: a DELETE may have removed all files before. Version 0 has no older rows.
+    # RESTORE, CLONE and REPLACE set the whole content of the table. It may lack older rows although
+    # the commit removes no file, for example when a DELETE had removed all files before. Only
+    # version 0 has no older rows to lose.
     anew = commit.operation in ("RESTORE", "CLONE") or "REPLACE" in commit.operation
     return Version(writes, rewinds=what if commit.removes or (anew and commit.version > 0) else "")
 

@@ -1,4 +1,4 @@
-"""The question to an output how far it is complete."""
+"""``complete_through()``: how far an output is complete, by the marks in it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def complete_through(
     if "/" in os.fspath(table) and not _is_table(spark, path):
         return complete_folder(location_of(spark, path, "The directory"), names, ignore_deletes=ignore_deletes)
     log = DeltaLog(spark, path)
-    # The apps first: a writer that begins after this is found in the versions.
+    # The apps are read before the newest version. A writer that begins in between is then found by
+    # the mark in its first version. In the other order the table would have an app of it and no
+    # version up to the newest one, and the answer would be "unknown".
     apps = log.apps()
     return read(history_of(log, log.table().version, apps), names, ignore_deletes=ignore_deletes)
 

@@ -49,9 +49,9 @@ __all__ = ["control_time", "drive", "drive_of"]
 _MARK: Final = "__lowwater_control"
 
 _drives: Final[dict[str, Drive]] = {}
-"""Declarations of this process by directory, the only name that a plan has. They stay, some hundred
-bytes a call, because a frame may be started again after its query has ended. The directory exists
-only while a query is driven."""
+"""Declarations of this process by directory, the only name that a plan has. A declaration stays,
+some hundred bytes a call, because a frame may be started again after its query has ended. The
+directory exists only while a query is driven."""
 
 _registered: Final[weakref.WeakSet[SparkSession]] = weakref.WeakSet()
 """Sessions in which the control source is registered."""
@@ -89,9 +89,9 @@ def drive(
         approximate: Share, for example 0.99, of the heuristic watermark to follow instead. Rows
             then come late, so it needs ``late``, and the computation is marked as approximate.
         lateness_budget: Share, for example 0.01, of the inputs' lateness budget to follow instead:
-            in the long run at most about that share of their records comes behind it. Of an input
-            with only a smaller budget that one is followed, of one without any its low watermark.
-            It needs ``late`` and marks the computation as approximate, likewise.
+            in the long run at most about that share of their records comes behind it. If an input
+            has only a smaller budget, the frame follows that one; if it has none, its low
+            watermark. It needs ``late``, and marks the computation as approximate, too.
         late: Directory on a file system that driver and executors share. Rows that Spark drops as
             late in batch N are in ``late/batch=N``, as Parquet, with the watermark that each row
             met in the column ``lowwater_watermark``. Without ``approximate`` and
@@ -117,8 +117,8 @@ def drive(
     _drives[declared.directory] = declared
     data = observe_untimed(df, event_time)
     data = data if declared.late is None else keep_late(data, declared)
-    # Spark subtracts the delay again, so its watermark is the value. Only keys of duplicates stay
-    # longer.
+    # The control row's time is the value plus the delay of withWatermark, which Spark subtracts
+    # again. So Spark's watermark is the value, and the delay only keeps the keys of duplicates.
     control = spark.readStream.format(FORMAT).option(DIRECTORY, declared.directory).load()
     value = control_time(control["value"], delay)
     fields = df.schema.fields
@@ -126,7 +126,10 @@ def drive(
         value.alias(field.name) if field.name == event_time else null
         for field, null in zip(fields, nulls_of(fields), strict=True)
     ]
-    mark = control["value"].isNotNull().alias(_MARK)  # no literal, for the reason that nulls_of() gives
+    # The mark is no literal. In a batch that has only the control row on one side of a join, Spark
+    # could infer from a literal that no row of the other side has a match, and drop those rows
+    # before the join has stored them, see nulls_of().
+    mark = control["value"].isNotNull().alias(_MARK)
     marked = control.select(*columns, mark).withWatermark(quoted(event_time), f"{delay} milliseconds")
     united = _unite(marked, data.withColumn(_MARK, sf.lit(col=False)))
     return united.where(_data_rows(event_time)).drop(_MARK)
@@ -135,9 +138,9 @@ def drive(
 def control_time(value: Column, delay: int) -> Column:
     """Return the event time of the control row: its value plus the delay, both milliseconds.
 
-    It adds numbers, because Spark adds an interval of a day or more in the calendar of the
-    session's time zone. If the clocks changed in between, the watermark would be an hour beside the
-    value, and WatermarkLost would end the query.
+    The function adds numbers, because Spark adds an interval of a day or more in the calendar of
+    the session's time zone. If the clocks changed in between, the watermark would be an hour beside
+    the value, and WatermarkLost would end the query.
     """
     from pyspark.sql import functions as sf
 
@@ -168,8 +171,9 @@ def _data_rows(event_time: str) -> Column:
     """Return the filter that removes the control row, and that Spark can push nowhere."""
     from pyspark.sql import functions as sf
 
-    # One comparison only: of two joined by AND, Spark would take the one without the partition for
-    # a fact about the rows.
+    # ``never`` is one comparison. If it were two with an AND, Spark would take the one without
+    # spark_partition_id() for a fact about the rows, and could drop the control row by it before
+    # its time counts. Then the watermark would never move.
     micros = sf.unix_micros(quoted(event_time))
     never = micros + sf.spark_partition_id() < -(1 << 56)
     data = sf.lit(col=True)

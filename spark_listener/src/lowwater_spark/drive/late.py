@@ -64,7 +64,9 @@ class LateRule:
 
         late = times <= watermark if self.at else np.zeros(len(times), dtype=np.bool_)
         for length, slide, start in self.windows:
-            # End of the row's first window: the least time above the row's at which a window ends.
+            # first_end is the end of the first window that has the row: the least time after the
+            # row's at which a window ends. Once the watermark is there, Spark drops the row from
+            # that window, though maybe not from later ones: the file must show this loss as well.
             first_end = times - (times - start - length) % slide + slide
             late |= first_end <= watermark
         return late
@@ -126,7 +128,8 @@ def keep_late(df: DataFrame, drive: Drive) -> DataFrame:
 
 def _step(late: str, rule_path: str, event_time: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def keep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        # Executors need only the package, because the closure holds plain values.
+        # The classes are imported in the task, so that the closure holds three texts and no code of
+        # the driver: an executor needs nothing but the installed package.
         from lowwater_spark.drive.late import LateFile, LateRule
 
         entry = json.loads(Path(rule_path).read_text(encoding="utf-8"))

@@ -116,7 +116,7 @@ def _check_inputs(drives: Mapping[int, Drive], inputs: Sequence[str]) -> None:
 
 
 def _check_covered(plan: Any, controls: int) -> None:
-    """Raise Unsupported for rows without a control, and for controls where drive() puts none."""
+    """Raise Unsupported for a source that no control drives, and for a drive() below another."""
     leaves = list(_leaves(plan, covered=False))
     if any(not covered for leaf, covered in leaves if not is_control(leaf)):
         raise Unsupported(
@@ -176,7 +176,7 @@ def steps_for(checked: Checked, drive: Drive) -> Steps:
 def holdback_of(checked: Checked, steps: Steps, window: timedelta | None = None) -> int:
     """Return how far below its inputs a healthy driven stage can be at most, microseconds.
 
-    The control, by which the stage sets Spark's watermark, goes up in steps. So this is the
+    The control, by which the stage sets Spark's watermark, goes up in steps. So the result is the
     distance to the next step, plus the distance from there down to the oldest row that Spark still
     holds. ``window``: width to which the stage rounds its stamps down. 0 for a query that holds no
     rows.
@@ -187,7 +187,9 @@ def holdback_of(checked: Checked, steps: Steps, window: timedelta | None = None)
     if checked.retention is None:
         return 0
     before = 1_000 if steps.before else 0
-    whole = steps.length % 1_000 == 0 == steps.origin % 1_000  # else the value is rounded down to the millisecond
+    # ``whole``: each step is a whole number of milliseconds. If it is none, Steps.value() rounds it
+    # down, by up to 999 microseconds.
+    whole = steps.length % 1_000 == 0 == steps.origin % 1_000
     apart, origin, ahead = (steps.length, steps.origin, before) if whole else (1_000, 0, before + 999)
 
     def rounded(distance: int, stamp: int, period: int) -> int:
@@ -207,7 +209,8 @@ def holdback_of(checked: Checked, steps: Steps, window: timedelta | None = None)
         if cut is not None:
             length, period, at = _micros(cut.length), _micros(cut.slide), _micros(cut.start + stamp.shift)
             common = gcd(period, apart)
-            # Spark holds most rows at the step that is nearest before an end.
+            # The worst case is the last step before a window's end: Spark still holds the whole
+            # window there. The distance from that step to the end is taken off.
             lag -= (_micros(cut.start + cut.length + stamp.lag) - origin + before) % common or common
             lag, at = (lag + length, at) if stamp.kind == "start" else (lag, at + length)
         if stamp.truncated:

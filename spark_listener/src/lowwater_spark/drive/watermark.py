@@ -95,7 +95,8 @@ class _Driven:
             return view.at_share(round(self.drive.share * _PPM)).micros
         if self.drive.budget is not None:
             return view.at_budget(round(self.drive.budget * _PPM)).micros
-        # An estimated watermark may pass rows that are still on their way.
+        # The watermark of an estimated input may pass rows that are still on their way, and Spark
+        # would drop these as late. So the control holds.
         return MIN if view.estimated else view.low.micros
 
 
@@ -104,14 +105,14 @@ class Driving:
     """Moves the controls of one query. :meth:`of` makes it, the query's clock calls :meth:`look`.
 
     A run begins in two steps. :meth:`reserve` comes before the claim, and finds what would be
-    refused. :meth:`open` comes after it, reads, and sets the controls: until the claim an older run
-    may still plan a batch. Without a lease no value is given out, because only the authority's
-    answer confirms that the inputs are what this query may follow.
+    refused. :meth:`open` comes after the claim, reads, and sets the controls: until the claim an
+    older run may still plan a batch. Without a lease no value is given out, because only the
+    authority's answer confirms that the inputs are what this query may follow.
 
     The sources belong to the run, and so does the lock of readings that wait for them.
 
-    Each tick reads every control's question, the newest offset and the last commit. It also lists
-    the sources when a reading allows a higher value; the run has that listing as well.
+    Each look reads every control's question, the newest offset and the last commit. It also lists
+    the sources when a reading allows a higher value; the run uses that listing as well.
     """
 
     checkpoint: Location
@@ -127,7 +128,7 @@ class Driving:
     _reader: lowwater.InputReader | None = field(default=None, init=False)
     """Reader of all inputs of all controls."""
     _guessed: set[str] = field(default_factory=set, init=False)
-    """Estimated inputs, found so far, of frames that are not approximate."""
+    """Estimated inputs of frames that are not approximate, about which a warning was logged."""
     _driven: dict[int, _Driven] = field(default_factory=dict, init=False)
     _incarnations: dict[str, int] = field(default_factory=dict, init=False)
     _listed_reading: _Reading | None = field(default=None, init=False)
@@ -135,6 +136,7 @@ class Driving:
     _last_reading: _Reading | None = field(default=None, init=False)
     """The newest reading of the inputs."""
     _listed: float = field(default=0.0, init=False)
+    """Time of the last listing of the sources, in seconds of ``clock``."""
     _synced: int = field(default=NOTHING, init=False)
     """The last batch whose plan is durable."""
     _followed: int = field(default=NOTHING, init=False)
@@ -160,7 +162,8 @@ class Driving:
         drives = {number: drive_of(control.directory) for number, control in checked.controls.items()}
         if drives:
             if any(drive.late is not None for drive in drives.values()):
-                # Tasks read there the watermark by which Spark drops rows.
+                # Each task opens a file of the checkpoint, which says by which watermark Spark
+                # drops rows. So the checkpoint must be a local path.
                 fix = "Put it on a local file system or NFS, or drive the query without late=."
                 local(checkpoint, "The checkpoint of a query that keeps its late rows in", fix)
             check_ending(trigger)
@@ -178,7 +181,7 @@ class Driving:
 
         Call :meth:`close` also when it raises. ``heads`` are the run's. Raises ValueError when
         another query uses the frame, or its directory for late rows; CheckpointMismatch when a
-        frame follows an input of which the checkpoint's watermark knows nothing.
+        frame follows an input that is new to the checkpoint.
         """
         self._heads, self._candidates = heads, Candidates(heads.sources)
         given_offsets(self.log, self.drives)
@@ -190,7 +193,7 @@ class Driving:
                 reserve_late(drive, run.identity)
 
     def open(self, authority: Authority) -> None:
-        """Begin the run, after the claim and before the query starts: now its sources may ask.
+        """Begin the run, after the claim. From now on the query's control sources may ask.
 
         Raises IncarnationChanged when an input's incarnation is not the one that the checkpoint's
         watermark was read from, and what a first read of the authority raises.
@@ -210,7 +213,8 @@ class Driving:
             driven.newest = ClockValue(Offset(offsets[number].watermark, offsets[number].incarnations, run))
             driven.control.write_value(driven.newest)
         self._reader = authority.follow(sorted({name for drive in self.drives.values() for name in drive.inputs}))
-        # The first batch may carry the present value, if no rows are there that it could pass.
+        # After this look the first batch already has the inputs' present value, unless the sources
+        # have unread rows. Without it the first batch would have that of the last run.
         self.look()
 
     def silence(self) -> None:
@@ -246,7 +250,7 @@ class Driving:
 
     @property
     def asked(self) -> bool:
-        """True when the query may ask, as one does before it ends by itself."""
+        """True for a query that ends by itself: before that, its control sources ask the clock."""
         return self.pinned
 
     def hear(self) -> Iterator[object]:
@@ -265,7 +269,8 @@ class Driving:
         While the authority is away, earlier readings may still be given out. Raises
         IncarnationChanged, WatermarkLost, and what the client raises once it is closed.
         """
-        # Questions are read first: their answer must rest on what is read after them.
+        # The questions of the control sources are read before the inputs. If an answer rested on
+        # inputs from before its question, the query could end though they had moved on.
         questions = {number: driven.control.asked() for number, driven in self._driven.items()}
         self._check_followed()
         if self._follows:
@@ -282,7 +287,9 @@ class Driving:
                 and self._listed_reading is not None
                 and self._listed_reading.values[number] <= offset.watermark
             )
-            # The value may wait for the evidence of a batch that was committed before the question.
+            # While ``lags`` is true, the newest committed batch does not count yet. Once it counts,
+            # the value may be higher. If questions were answered before, the query could end
+            # without that value, and its last windows would stay open.
             value = ClockValue(offset, driven.newest.answered if lags else questions[number], final)
             if value != driven.newest:
                 driven.control.write_value(value)
@@ -342,7 +349,7 @@ class Driving:
         return {name for drive in self.drives.values() if not drive.guesses for name in drive.inputs}
 
     def _reached(self) -> _Reading | None:
-        """Return the newest reading whose head is planned, of Kafka committed.
+        """Return the newest reading whose head is planned, or for Kafka committed.
 
         The plans on which it rests are durable then.
         """
@@ -353,7 +360,7 @@ class Driving:
         if batch is not None and reached is not None:
             self._sync(batch)
         with self._heads.lock:
-            # Forgotten only after the sync: if it fails, the reading must be found again.
+            # The reading is forgotten only after _sync(): if that raises, the next look needs it.
             return self._candidates.newest_reached(lines, forget=True)
 
     def read_plans(self) -> tuple[int | None, Sequence[Line]]:
@@ -365,7 +372,10 @@ class Driving:
         return None if plan is None else plan.batch, lines
 
     def _lags(self) -> bool:
-        """Return True if a committed batch counts for a source only after the run settles it."""
+        """Return True while a source does not count the newest committed batch as read.
+
+        For Kafka that is so until the run has confirmed the batch.
+        """
         plan = self.log.newest_committed()
         return plan is not None and self._heads.lags(plan.lines)
 
@@ -378,7 +388,9 @@ class Driving:
             return
         for plan in self.log.plans_after(self._synced, newest):
             for file in self._heads.evidence(self.log, plan):
-                with contextlib.suppress(FileNotFoundError):  # Spark has cleaned up: newer entries replace it
+                # Spark may have deleted an old entry of its log: then a newer entry, which is
+                # synced as well, repeats it.
+                with contextlib.suppress(FileNotFoundError):
                     sync_file(file)
                 sync_directory(file.parent)
         self._synced = newest
@@ -396,7 +408,8 @@ class Driving:
             return
         offsets = [Offset.of_line(plan.lines[number]) for number in self.drives]
         expected = min(offset.watermark for offset in offsets)
-        # Of several controls Spark knows only those that gave a row in this run.
+        # With several controls, Spark's watermark stays low after a restart until each control has
+        # given a row in this run. Only then a watermark below ``expected`` is an error.
         complete = len(offsets) == 1 or all(
             offset.run == driven.newest.offset.run
             for offset, driven in zip(offsets, self._driven.values(), strict=True)

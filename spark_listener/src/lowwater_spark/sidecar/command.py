@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for thread in threads:
         thread.start()
     while running := [thread for thread in threads if thread.is_alive()]:
-        running[0].join(1.0)  # a signal is taken in between
+        running[0].join(1.0)  # not longer: signals and the heartbeat need the main thread
         heartbeat.look(
             {watch.name: watch.turn for watch, thread in zip(watches, threads, strict=True) if thread in running}
         )
@@ -158,7 +158,7 @@ def describe(checkpoint: str, session: Any) -> str:
     where: Location = (
         Path(checkpoint)
         if checkpoint.startswith("/")
-        # The answer is no report, so no promise is needed.
+        # describe() only reads and reports no watermark, so it needs no promise of a single driver.
         else checkpoint_of(session(), checkpoint, single_driver=True, looked_at=True)
     )
     query = query_id(where)
@@ -173,7 +173,7 @@ def describe(checkpoint: str, session: Any) -> str:
     sources = "\n".join(f'    "<{guess(line)}>",  # {line[:200]}' for line in lines) or '    "<files:/data/in>",'
     state = "It keeps nothing in Spark's state."
     if kinds:
-        state = f"In Spark's state: {', '.join(operator or 'an operator without a name' for operator in kinds.values())}. Its retention is needed but for deduplication."
+        state = f"In Spark's state: {', '.join(operator or 'an operator without a name' for operator in kinds.values())}. Declare its retention, unless it is deduplication."
     unless = "" if set(kinds.values()) - ON_ARRIVAL else "# "
     promised = [*needed(checkpoint), *([] if last is None else [HISTORY])]
     promises = "\n".join(f'    # {PROMISES[name]}\n    # "{name}",' for name in promised)
@@ -231,8 +231,9 @@ def declared(args: argparse.Namespace) -> list[dict[str, Any]]:
 class Heartbeat:
     """A file whose age shows that a process hangs.
 
-    It is touched when each query has finished a look, or a step of its start, since the last touch.
-    Without a file nothing is done. Raises OSError at the start if the file cannot be written.
+    The file is touched when each query has finished a look, or a step of its start, since the last
+    touch. Without a file nothing is done. Raises OSError at the start if the file cannot be
+    written.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -242,23 +243,23 @@ class Heartbeat:
             file.touch()
 
     def look(self, turns: Mapping[str, tuple[int, int]]) -> None:
-        """Touch the file if every query has moved on; ``turns`` has those still tracked."""
+        """Touch the file if every query has moved on; ``turns`` are of the tracked queries."""
         if self._file is None or turns.items() & self._turns.items():
             return
         self._turns = dict(turns)
-        with contextlib.suppress(OSError):  # the file's age then shows the problem
+        with contextlib.suppress(OSError):  # the file then grows old, which is the alarm
             self._file.touch()
 
 
 class QueryWatch:
-    """One of several queries; its failures do not affect the others."""
+    """One query of the command, tracked by a thread of its own, which may fail alone."""
 
     def __init__(self, query: Mapping[str, Any], state: str, address: str | None, session: Any) -> None:
         self.name: str = query["name"]
         self.refused = False
         self.turn = (0, 0)
-        """Numbers of steps of its starts, and of looks since the last start. They stand still when
-        the query hangs."""
+        """Numbers of steps of its starts, and of looks since the last start. Both stand still
+        while the query hangs."""
         self._query = query
         self._state = state
         self._address = address
@@ -307,7 +308,7 @@ class QueryWatch:
 def may_pass(failure: Exception) -> bool:
     """Return True if another try may help: the cause is an outage or a file being replaced."""
     in_file = isinstance(failure, errors.InvalidArgument) and "file" in failure.metadata
-    # Timeout is an OSError.
+    # lowwater's Timeout is a TimeoutError of Python, and so an OSError.
     return in_file or isinstance(failure, errors.Unavailable | errors.Unauthenticated | OSError)
 
 

@@ -111,7 +111,7 @@ class Declaration:
         """
         if not isinstance(table, Mapping):
             msg = f"a query is a table [[query]] with its keys, not {table!r}"
-            raise ValueError(msg)  # noqa: TRY004 - a value in a file
+            raise ValueError(msg)  # noqa: TRY004 - the file is wrong, not the caller's type
         keys = set(cls.__dataclass_fields__)
         if unknown := sorted(table.keys() - keys):
             msg = f"{unknown[0]} is no key of a query; there are {', '.join(sorted(keys))}{did_you_mean(unknown[0], keys)}"
@@ -150,7 +150,7 @@ class Declaration:
             raise ValueError(msg)
         if not isinstance(adopt, bool):
             msg = f"{where}: adopt is true or false, not {adopt!r}"
-            raise ValueError(msg)  # noqa: TRY004 - a value in a file
+            raise ValueError(msg)  # noqa: TRY004 - the file is wrong, not the caller's type
         return cls(
             name,
             checkpoint,
@@ -305,20 +305,20 @@ BLANK: Final = """\
 name = "<the computation's name>"
 checkpoint = {checkpoint}
 inputs = ["<each computation whose output it reads>"]
-# In the order of the query. {read}
+# The sources, in the order of the query. {read}
 sources = [
 {sources}
 ]
 # {state}
 {retention}retention = "<1h>"
-# Of windows stamped by their start: their length.
+# stamp: length of the windows, if their start is the time of the output's rows.
 # stamp = "<1h>"
-# Instead of these two, of tumbling windows stamped by their start, where nothing else is held:
+# windows: in place of retention and stamp, length of tumbling windows, if Spark's state holds nothing else.
 # windows = "<1h>"
-# Where window() has a startTime, beside windows or stamp: that shift. Left out, windows begin at whole multiples of their length.
+# windows_start: startTime of window(), beside windows or stamp. Left out, windows begin at whole multiples of their length.
 # windows_start = "<15m>"
 {mode}output_mode = "<append or update>"
-# Of Spark's file sink: its directory.
+# output: directory of Spark's file sink, if the query has one.
 # output = "</data/out>"
 promises = [
 {promises}

@@ -222,7 +222,9 @@ class Evidence:
         return self.check_operators(plan.batch)
 
     def check_operators(self, batch: int) -> bool:
-        """Compare Spark's operators as of a batch with the declaration; return True if read.
+        """Compare Spark's operators as of a batch with the declaration.
+
+        Return True if state files were read for it.
 
         Raises Unsupported, OSError.
         """

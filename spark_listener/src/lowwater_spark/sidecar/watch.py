@@ -1,4 +1,4 @@
-"""A query that runs elsewhere, tracked by its checkpoint: a plain query's run without the query.
+"""A query that runs elsewhere, tracked by its checkpoint.
 
 The clock reads the inputs (W), lists the sources, and then reads the checkpoint
 (:mod:`lowwater_spark.sidecar.evidence`). W counts, and is reported, when the committed batches have
@@ -58,9 +58,10 @@ _ENVIRONMENT: Final[Mapping[str, str]] = {
 class Sidecar(Tracked):
     """A query of another process that is tracked by its checkpoint; :func:`track` makes it.
 
-    It never ends by itself, since a query that commits no batch may go on later. :meth:`stop` ends
-    it. So does what would make its reports untrue: a checkpoint that was begun anew or restored
-    from a copy, an input that was reset, a newer sidecar. :meth:`await_termination` raises that.
+    A sidecar tracks until :meth:`stop`, since a query that commits no batch may go on later. It
+    ends by itself when its reports could become untrue: when the checkpoint was begun anew or
+    restored from a copy, an input was reset, or a newer sidecar began. :meth:`await_termination`
+    raises the reason.
     """
 
     def __init__(self, run: Run, *, interval: float, owned: lowwater.Client | None) -> None:
@@ -212,8 +213,9 @@ class _Beginning:
             ranges=1,
             identity=f"sidecar:{query_id(checkpoint)}",
             generation=0,
-            # Time orders runs, also when a process has lost its state. The stored number orders
-            # them when the clock was put back.
+            # Of two runs at one batch the authority refuses that with the lower ordinal, so each
+            # run needs a higher one. The time gives that when the state directory was lost, and the
+            # stored number (``least``) when the clock was put back.
             ordinal=max(time.time_ns() // 1000, least),
             digest=b"",
             adopt=self.declared.adopt,

@@ -129,7 +129,7 @@ class Awaited(Protocol[H, O_contra]):
     def renewed(self, head: H, listed: Any, planned: O_contra | None) -> H:
         """Return the head of the same reading after a later listing.
 
-        It is less where unread files were removed meanwhile.
+        The new head lacks unread files that were removed meanwhile.
         """
         ...
 
@@ -155,8 +155,8 @@ class Awaited(Protocol[H, O_contra]):
 class OpenSource(ABC):
     """A source of a running query: :class:`Awaited`, with Spark's lines as offsets.
 
-    One thread at a time calls it. The answers here are those of a source that is no directory of
-    files, and whose rows are in one order, so that its head is a place in it.
+    One thread at a time calls it. The methods that are not abstract fit a source that is no
+    directory of files and has its rows in one order: its head is a place in that order.
     """
 
     __slots__ = ()
@@ -199,14 +199,14 @@ class OpenSource(ABC):
         """
 
     def wait(self, listed: Any, planned: Line | None) -> Any:
-        """See Awaited. Without files that could be gone, all of a listing is still to be read."""
+        """See Awaited. Unless files can vanish from the source, a listing is the head itself."""
         return listed
 
-    def look(self, head: Any) -> None:  # noqa: B027 - how far a batch has read is in its plan
+    def look(self, head: Any) -> None:  # noqa: B027 - a head that is a place needs no update
         """See Awaited."""
 
     def renewed(self, head: Any, listed: Any, planned: Line | None) -> Any:
-        """See Awaited. A newer listing adds nothing to a place."""
+        """See Awaited. A head that is a place stays where it is after a newer listing."""
         return head
 
     @abstractmethod
@@ -221,7 +221,7 @@ class OpenSource(ABC):
     def missing(self, head: Any, limit: int) -> list[str]:
         """See Awaited."""
 
-    def knock(self, line: Line) -> None:  # noqa: B027 - most sources answer at once
+    def knock(self, line: Line) -> None:  # noqa: B027 - most sources need no answer from outside
         """Ask the outside world for what :meth:`confirm` needs, after a batch was committed.
 
         Called without the caller's lock, so that an absent source delays no other thread; two
@@ -229,7 +229,7 @@ class OpenSource(ABC):
         source needs no answer. Raises OSError.
         """
 
-    def confirm(self, line: Line) -> None:  # noqa: B027 - some sources cannot become another one
+    def confirm(self, line: Line) -> None:  # noqa: B027 - some sources can never be replaced by another one
         """Check that a committed batch was read from the same source as those before it.
 
         The batch does not count before this has returned. Raises OSError when the source cannot
@@ -243,7 +243,7 @@ class OpenSource(ABC):
         """
         return []
 
-    def close(self) -> None:  # noqa: B027 - most sources have stored what helps the next run
+    def close(self) -> None:  # noqa: B027 - most sources store their progress before the end
         """End the run: store what helps the next one, which can do without.
 
         Raises CheckpointMismatch, OSError.
@@ -251,7 +251,7 @@ class OpenSource(ABC):
 
 
 class Rowless(OpenSource):
-    """Answers of a source without rows that W covers: no reading waits for it."""
+    """A source that gives no row which W could cover, like ticks: no reading waits for it."""
 
     __slots__ = ()
 
@@ -275,8 +275,8 @@ class Rowless(OpenSource):
 class Source(ABC):
     """A source of a query. A value: it can be compared, and has nothing open.
 
-    The answers here are those of a source of rows that no computation of lowwater marks, that is
-    known by one path, and that has no partitions.
+    The methods that are not abstract fit a source that has one path and no partitions, and whose
+    writers leave no mark of lowwater.
     """
 
     __slots__ = ()
@@ -346,7 +346,7 @@ class Source(ABC):
         which Spark identifies it. Raises CheckpointMismatch.
         """
 
-    def check_writers(self) -> None:  # noqa: B027 - most writers leave no mark
+    def check_writers(self) -> None:  # noqa: B027 - in most sources writers leave no mark
         """Raise Unsupported when a computation writes here that the inputs do not name."""
 
     def pin(self) -> Sequence[Any] | None:
@@ -356,7 +356,7 @@ class Source(ABC):
         """
         return None
 
-    def recognize(self, manifest: Manifest, number: int, line: Line) -> None:  # noqa: B027 - a pin tells
+    def recognize(self, manifest: Manifest, number: int, line: Line) -> None:  # noqa: B027 - most kinds compare the pin instead
         """Raise Unsupported when a checkpoint has read up to a line from another source than this.
 
         For a sidecar, which may see other directories than the query's driver.

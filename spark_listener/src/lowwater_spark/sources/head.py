@@ -82,8 +82,8 @@ class Heads:
     def list_heads(self, lines: Sequence[Line] = ()) -> list[Any] | None:
         """Return the listing of each source, or None when one source cannot be listed.
 
-        Then no newer low watermark counts, and a new reason is logged as a warning. Batches up to
-        ``lines`` cannot be taken back, so unchanged files that they took are left out. Costs the
+        In that case no newer watermark counts, and a new reason is logged as a warning. Batches up
+        to ``lines`` cannot be taken back, so unchanged files that they took are left out. Costs the
         :meth:`~lowwater_spark.sources.base.OpenSource.head` of each source.
         """
         settled = itertools.chain(lines, itertools.repeat(NONE))
@@ -121,8 +121,8 @@ class Heads:
     def counted(self, planned: Sequence[Line], settled: Sequence[Line] | None = None) -> list[Line]:
         """Return the line up to which each source counts as read when a batch is planned.
 
-        That is the planned line, or the settled one where a plan alone proves nothing. ``settled``
-        are by default the lines that :meth:`moment` got.
+        Where a plan proves that its rows are read, it is the planned line; for any other source it
+        is the settled one. ``settled`` are by default the lines that :meth:`moment` got.
         """
         confirmed = itertools.chain(self._settled if settled is None else settled, itertools.repeat(NONE))
         lines = zip(self.sources, planned, confirmed, strict=False)
@@ -184,7 +184,7 @@ class Heads:
     def evidence(self, log: CheckpointLog, plan: Plan) -> list[Location]:
         """Return the files that tell what a planned batch reads.
 
-        They must be durable before the batch has an effect.
+        These files must be durable before the batch has an effect.
         """
         files = [log.path(plan)]
         for source, line in zip(self.sources, plan.lines, strict=False):
@@ -266,7 +266,9 @@ class Candidates(Generic[T]):
         return None
 
     def _reached(self, candidate: _Candidate[T], offsets: Sequence[Any]) -> bool:
-        # Before the first batch there are no offsets: then only an empty head is reached.
+        # Before the first batch ``offsets`` is empty, and each source gets None, which has reached
+        # only a head without unread rows. Without the padding, zip() would yield nothing and all()
+        # would be True: each reading would count before its rows are read.
         padded = itertools.chain(offsets, itertools.repeat(None))
         parts = zip(self._sources, candidate.heads, padded, strict=False)
         return all(source.reached(head, offset) for source, head, offset in parts)

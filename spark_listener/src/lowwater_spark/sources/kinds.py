@@ -25,7 +25,7 @@ KINDS: Final[dict[str, type[Source]]] = {
     FILES: FileSource,
     SINK: FileSource,
     DELTA: DeltaSource,
-    ICEBERG: IcebergSource,  # before Kafka: a table may be named kafka
+    ICEBERG: IcebergSource,  # before Kafka, because an Iceberg table may be named kafka
     KAFKA: KafkaSource,
 }
 """Kinds by the word of a declaration. The first one that recognises a leaf of a plan gets it."""

@@ -99,7 +99,7 @@ class OpenOpaque(Rowless):
         self._noted: set[Location] = set()
         """Files of the source that are durable."""
         self._named: set[Location] = set()
-        """Files that :meth:`evidence` has named last, and the durable ones."""
+        """All files of the source at the last :meth:`evidence`: durable when the batch counts."""
 
     def reached(self, head: None, offset: Line | None) -> bool:
         """Return False: a stage that waited for this source would hold."""

@@ -48,13 +48,14 @@ def tick_directory(checkpoint: Location) -> Location:
 
 
 def with_ticks(spark: SparkSession, frame: DataFrame, checkpoint: Location) -> DataFrame:
-    """Return the stream with the tick source as its last source. It adds no rows."""
+    """Return the stream with the tick source as its last source, which adds no rows."""
     from pyspark.sql import functions as sf
 
     folder = tick_directory(checkpoint)
     make_directory(folder)
-    # Spark looks at each tick that it remembers whenever it lists them. No tick is ever older than
-    # the newest one, see Ticks.force.
+    # With maxFileAge Spark forgets a tick after an hour: each listing looks at all that it
+    # remembers. No new tick is too old for Spark, because force() gives a local file at least the
+    # time of the newest tick.
     stream = spark.readStream.option("maxFileAge", "1h").text(spark_path(folder).text)
     ticks = stream.select(*nulls_of(frame.schema.fields)).where(sf.lit(col=False))
     return frame.union(ticks)
@@ -75,8 +76,9 @@ class Ticks(Rowless):
         make_directory(self._folder)
         self._ordinal = ordinal
         self._entries = checkpoint / "sources" / str(number)
-        # In a moved checkpoint the log names ticks by their old directory. So the log accepts any
-        # directory: no row of a tick is read.
+        # root=None: SourceLog accepts ticks from any directory. After a checkpoint was moved, its
+        # log still names the old one: with a root, read_to() would raise CheckpointMismatch. A tick
+        # has no rows, so its directory does not matter.
         self._log = SourceLog(self._entries, None, columns=None)
         self._count = 0
         self._outstanding = ""
@@ -120,7 +122,8 @@ class Ticks(Rowless):
         self._count += 1
         path = self._folder / f"{self._ordinal}-{self._count}"
         write_over(path, b"", durable=False)
-        # If the clock was set back, Spark would skip the tick as too old.
+        # If the clock was set back by more than maxFileAge, Spark would skip this tick as too old.
+        # So the tick gets the time of the newest one.
         newest = self._log.newest * 1_000_000
         if isinstance(path, Path) and path.stat().st_mtime_ns < newest:
             os.utime(path, ns=(newest, newest))
@@ -140,9 +143,10 @@ class Ticks(Rowless):
         files = {str(path): path for path in self._folder.iterdir()} if old else {}
         deleted = [files[path] for path in old if path in files]
         if not self._outstanding:
-            # Spark has taken a later tick, so it will never take those that it has skipped. A
-            # skipped tick that Spark took together with the later one is in the newest entry, which
-            # a restarted query looks at; that one is deleted as the others are.
+            # Spark's listing that found the last tick found the passed-over ones too. Those that it
+            # did not take were older than maxFileAge, and stay so: delete their files. Before, a
+            # batch could still name such a file, and would fail without it. A passed-over tick that
+            # Spark has taken is in ``taken``, and is deleted as any other tick, by ``old``.
             deleted += [path for path in self._passed_over if str(path) not in self._log.taken]
             self._passed_over = []
         for path in deleted:
@@ -151,7 +155,9 @@ class Ticks(Rowless):
             sync_directory(self._folder)
         self._log.drop(old)
         self._forgotten += len(old)
-        # After the files: Spark would take a file whose name is in no log for a new tick.
+        # The log is shortened after the files are deleted. If the driver died between the two in
+        # the other order, the next run's Spark would find files that its log does not name: it
+        # would take them for new ticks, and run a needless batch.
         if self._forgotten >= _MANY and (compacted := Compacted.newest(self._entries, committed)):
             compacted.drop_before(committed)
             self._forgotten = 0

@@ -34,7 +34,7 @@ class BatchFacts:
     """The driver's clock when the batch first began, or an earlier batch's if the clock went back:
     microseconds since the epoch. MIN in entries of releases without this field."""
     replayed: bool = False
-    """True: an earlier run began it, with the same rows and the same watermark. Not stored."""
+    """True: an earlier run began the batch, with the same rows and watermark. Not stored."""
 
     @property
     def reference(self) -> int:

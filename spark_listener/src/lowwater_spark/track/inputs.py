@@ -1,4 +1,4 @@
-"""A reading of the inputs: W, its heuristic watermarks, and the inputs' incarnations."""
+"""A reading of the inputs: their low watermark W, heuristic watermarks, and incarnations."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Origin:
     def since(self, earlier: Origin) -> Change:
         """Return the change of the inputs since an earlier moment.
 
-        This is the only rule for it. If an input was not registered then, its registration is no
-        change: it begins an incarnation, not another one.
+        If an input was not registered then, its registration is no change: it begins a first
+        incarnation, not another one. No other code compares inputs.
 
         >>> now = Origin(2, (1, 3))
         >>> now.since(Origin(2, (1, 0))), now.since(Origin(2, (1, 2))), now.since(Origin(1, (1, 3)))
@@ -75,7 +75,7 @@ class Reading:
 
     @property
     def origin(self) -> Origin:
-        """The inputs from which it was folded."""
+        """The inputs from which the reading was folded."""
         return Origin(self.input_version, self.input_incarnations)
 
     def to_json(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Tracked:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Names of its stages, as arguments of the status."""
+        """Names of the query's stages, as arguments of the status."""
         return self._run.stage_names
 
     @property
@@ -115,7 +115,7 @@ class Tracked:
         return self._run.failure
 
     def _look_back(self) -> None:
-        """Process later events about the batches. Only what is shown depends on them."""
+        """Process later events about the batches. Only status and metrics depend on them."""
 
     def _pause(self, rest: float) -> bool:
         """Wait until a look is due: after the interval, or on news after ``rest`` seconds.
@@ -125,10 +125,12 @@ class Tracked:
         run = self._run
         due = time.monotonic() + (max(self._interval, QUIET) if run.idle else self._interval)
         stopping = self._stopping.wait(min(max(rest, GLANCE), self._interval))
-        asks = True  # news may have come during the look, or the rest
+        asks = True  # the inputs may have moved during the last look, or the rest after it
         while not stopping and (remaining := due - time.monotonic()) > 0 and not self._news(asks=asks):
             woken = run.wake.wait(min(run.batches.pace(), remaining))
-            if woken:  # else it may come just now
+            # After a timeout the event is not cleared: it may be set at this very moment, and the
+            # news would be lost.
+            if woken:
                 run.wake.clear()
             asks, stopping = woken, self._stopping.is_set()
         return stopping
@@ -149,7 +151,7 @@ class Tracked:
         try:
             iterators = self._run.hear()
         except errors.Closed:
-            return  # the next look reports it
+            return  # the next look raises Closed as well, and ends the run
         for moves in iterators:
             threading.Thread(target=self._hear, args=(moves,), name="lowwater-spark-inputs", daemon=True).start()
 
@@ -165,7 +167,7 @@ class Tracked:
         try:
             self._run.look(last=last)
         except errors.LowwaterError:
-            raise  # Timeout is an OSError, but not an error of files
+            raise  # lowwater's Timeout is also an OSError, but no error of the checkpoint's files
         except OSError as failure:
             self._run.cannot_read(str(failure))
             raise
@@ -186,7 +188,8 @@ class Tracked:
         if not last:
             self._stopping.wait(self._interval)
             return True
-        # A removed file does not come back, nor does a JVM that has ended.
+        # A last look is not repeated for a removed file, or after the JVM has ended
+        # (BrokenPipeError): neither comes back.
         pause = None if isinstance(failure, FileNotFoundError | BrokenPipeError) else next(pauses, None)
         if pause is None:
             logger.warning(
@@ -217,25 +220,28 @@ class Tracked:
                 self._run.fail(failure)
                 ended = True
             except errors.LowwaterError as failure:
-                # The stage that made the call has noted the error, and holds; the others go on.
-                # This clause precedes that of OSError, because Timeout is an OSError as well, and a
-                # last look is repeated only after an error of files.
+                # Authority.lost() has noted the error for the stage whose call failed: that stage
+                # holds, and the others go on. This clause stands before the one of OSError, which
+                # lowwater's Timeout also is: only an error of files makes the last look repeat.
                 logger.debug("%s tries again later: %s", self._run.authority.registration.name, failure)
             except OSError as failure:
                 ended = not self._looks_again(failure, pauses, last=ended)
             except Exception as failure:
                 logger.exception("%s stops", self._run.authority.registration.name)
-                # No query may run unwatched, whatever the error is.
+                # Without its clock the query would run on with a watermark that never moves. So an
+                # unexpected error ends the query as well.
                 self._run.fail(failure)
                 ended = True
-        # The stack closes in reverse order, each one also if those before it fail.
+        # The stack calls in reverse order: the driving, the run, the client. The run goes before
+        # the client, whose workers and readers it closes. An error in one call does not keep the
+        # others from being made: else connections would stay open.
         with contextlib.ExitStack() as closing:
             if self._owned is not None:
                 closing.callback(self._owned.close)
             closing.callback(self._run.close)
             if self._driving is not None:
-                # Only after the end: a frame that is released may belong to another query, and must
-                # not get this query's values.
+                # close() releases the frame of drive() for another query. Before this query has
+                # ended (below), that other query could get values that belong to this one.
                 closing.callback(self._driving.close)
                 self._driving.silence()
             if self._run.failure is not None and self._active():
@@ -307,7 +313,7 @@ class TrackedQuery(Tracked):
         from pyspark.errors import StreamingQueryException
 
         try:
-            # Spark accepts fractions of a second, unlike its annotation.
+            # PySpark's annotation says int, but Spark accepts fractions of a second.
             ended = self.query.awaitTermination(cast("int | None", timeout))
         except StreamingQueryException as failure:
             self.stop()
@@ -398,7 +404,7 @@ class TrackedQuery(Tracked):
     def status(self) -> SparkStatus:
         """Spark's status: ``message``, ``isDataAvailable`` and ``isTriggerActive``.
 
-        Called, as in the releases before, it is :meth:`stage_status`.
+        A call of it, as in earlier releases, is a call of :meth:`stage_status`.
         """
         return SparkStatus(self.query.status, self.stage_status)
 

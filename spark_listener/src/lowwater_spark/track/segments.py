@@ -1,12 +1,10 @@
 """State of a key range in *segments*: immutable tables.
 
-A batch writes new ones and links the others.
-
-So a batch pays for what it changes, not for what is held. A version names the segments of each
-range. The update decides what they contain and when they are merged or dropped; this module writes
-them, links them from the version before, and reads them by memory map. A segment has a few whole
-numbers of the update, and perhaps a filter: bytes that say what it surely does not contain, stored
-in the segment's file so that both belong to one version.
+A batch writes new segments and links the others, so it pays for what it changes, not for what is
+held. A version names the segments of each range. The update decides what they contain and when they
+are merged or dropped; this module writes them, links them from the version before, and reads them
+by memory map. A segment has a few whole numbers of the update, and perhaps a filter: bytes that say
+what it surely does not contain, stored in the segment's file so that both belong to one version.
 
 A batch writes all new segments of a range with one schema into one file, since a sync takes longer
 than writing a small file. A file is linked while its live segments are at least half of it; after
@@ -59,7 +57,7 @@ class Segment:
     """A segment of a version."""
 
     name: str
-    """Name of its file in the version's directory."""
+    """Name of the segment's file in the version's directory."""
     part: int
     """Index of the segment in the file, from 0."""
     rows: int
@@ -67,7 +65,7 @@ class Segment:
     of: int
     """Bytes of all segments in the file."""
     facts: tuple[int, ...] = ()
-    """Numbers that the update notes about it, such as its least and greatest event time."""
+    """Numbers that the update notes of the segment, such as its least and greatest event time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +113,9 @@ class Due(NamedTuple):
     """Times at which a key range acts without any row, microseconds; None: never."""
 
     low: int | None = None
-    """Low watermark at which it acts."""
+    """Low watermark at which the range acts."""
     wall: int | None = None
-    """Time of the driver's clock at which it acts."""
+    """Time of the driver's clock at which the range acts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,7 @@ class NextSegments:
     """Segments of the version before that stay, and new ones."""
     facts: Sequence[int] = ()
     due: Due | None = None
-    """Times at which the range acts; None: unknown, and rows are due when W passes them."""
+    """Times at which the range acts; None: unknown, and held rows are due by the low watermark."""
 
 
 @runtime_checkable
@@ -140,7 +138,7 @@ class SegmentUpdate(Protocol):
     ) -> tuple[NextSegments, pa.Table | None, lowwater.EventTime | None, Iterable[Any]]:
         """Return the result of a ``stateful`` function, with the segments as the state.
 
-        It must be the same in every attempt and run with the same arguments.
+        The result must be the same in every attempt and run with the same arguments.
         """
         ...
 

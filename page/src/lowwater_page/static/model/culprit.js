@@ -238,10 +238,10 @@ export function reasonOf(computation, now) {
   if (computation.low.state === "finished") return "finished";
   const { holder, oldest_operation_micros: oldest } = computation;
   if (holder === null) return "moved on";
-  if (holder.state === "never claimed" || holder.state === "unowned") return holder.state;
-  if (holder.state !== "owned") return "moved on";
   const quiet = trouble(holder, now);
   if (quiet) return quiet;
+  if (holder.state === "never claimed" || holder.state === "unowned") return holder.state;
+  if (holder.state !== "owned") return "moved on";
   if (!holder.last_report_micros) return "not heard of";
   if (oldest && now - oldest > RUNNING_SECONDS * 1e6) return "busy";
   return !holder.since_micros || now - holder.since_micros > SILENT_SECONDS * 1e6 ? "waiting" : "moving";
@@ -267,10 +267,12 @@ export function owner(range) {
  */
 export function activity(range, now) {
   const since = (/** @type {number} */ micros) => duration(Math.max(0, now - micros) / 1e6);
+  const quiet = trouble(range, now);
   switch (range.state) {
     case "never claimed":
       return "which no worker ever claimed";
     case "unowned":
+      if (quiet) break;
       return `which nobody owns${range.last_report_micros ? `, silent for ${since(range.last_report_micros)}` : ""}`;
     case "owned":
       break;
@@ -278,7 +280,6 @@ export function activity(range, now) {
       return range.state;
   }
   const ago = `${since(range.last_report_micros)} ago`;
-  const quiet = trouble(range, now);
   if (quiet === "failed") return `which failed ${ago}: ${range.failure}`;
   if (quiet === "stopped") return `which stopped ${ago}`;
   if (quiet === "not begun" && range.claimed_micros) return `which claimed it ${ago} and has reported nothing yet`;

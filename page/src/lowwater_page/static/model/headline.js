@@ -28,7 +28,7 @@ function workerOf({ worker, host }) {
  * @returns {string} "held by enriched (worker exec-7 on node-4), silent for 38 min"
  */
 export function heldInBrief({ guilty, range, computation, missing }, now) {
-  if (missing) return `held by ${guilty}, which is not registered`;
+  if (missing) return `held by ${guilty}, which is not registered or may not be read`;
   const own = guilty === computation.name;
   const holder = own ? "itself" : guilty;
   if (range === null) return `held by ${holder}, and no key range says why`;

@@ -48,7 +48,7 @@ export const LEVELS = {
   late: "up to four times what counts as late",
   verylate: "more than four times what counts as late",
   far: "the newest data of its whole pipeline is more than 7 days old: a replay, or a pipeline that stopped long ago; counted apart from late",
-  unknown: "some key range was never reported, or an input is not registered",
+  unknown: "some key range was never reported, or an input is not registered or may not be read",
   finished: "nothing will ever come",
   stopped: "its worker was stopped in good order; late only by a promise",
   failed: "its worker ended by an error",
@@ -163,8 +163,8 @@ export function noReportWords(range) {
  */
 export function trouble(range, now) {
   const { ended, failure, last_report_micros: last, claimed_micros: claimed } = range;
+  if (ended && (range.state === "owned" || range.state === "unowned")) return failure ? "failed" : "stopped";
   if (range.state !== "owned") return "";
-  if (ended) return failure ? "failed" : "stopped";
   if (last === 0 || now - last <= SILENT_SECONDS * 1e6) return "";
   return (claimed ? last > claimed : !hasNoPromise(range)) ? "silent" : "not begun";
 }

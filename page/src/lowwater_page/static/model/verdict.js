@@ -374,7 +374,7 @@ export function way(name, verdicts) {
  * @returns {string}
  */
 export function heldBy({ guilty, range, computation, missing }, now) {
-  if (missing) return `held by ${guilty}, which is not registered`;
+  if (missing) return `held by ${guilty}, which is not registered or may not be read`;
   const own = guilty === computation.name;
   if (range === null) return `held by ${own ? "itself" : guilty}, and no key range says why`;
   if (!own) return `held by ${guilty} ${holding(range, now)}`;

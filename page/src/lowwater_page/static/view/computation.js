@@ -153,7 +153,7 @@ function Neighbours({ computation, verdicts, route }) {
   const reading = readers(computations).get(computation.name) ?? [];
   const link = (/** @type {string} */ name) => {
     const verdict = verdicts.get(name);
-    if (verdict === undefined) return html`<li key=${name}>${name} <span class="quiet">not registered</span></li>`;
+    if (verdict === undefined) return html`<li key=${name}>${name} <span class="quiet">not registered, or not readable</span></li>`;
     return html`<li key=${name}>
       <a href=${format({ ...route, name, query: "" })}><${Symbol} level=${verdict.level} /><${Name} name=${name} /></a>
       <span class="quiet">${far(verdict)}${verdict.lag !== null && " behind"}</span>

@@ -126,7 +126,7 @@ function Row({ verdict, index, current, route, now, share }) {
     <td class="held">
       ${level !== "finished" &&
       html`${guilty !== name && html`<a class="guilty" href=${format({ ...route, name: guilty, query: "" })}>${guilty}</a>${" "}`}
-      ${missing ? "which is not registered" : range && holding(range, now)}`}
+      ${missing ? "which is not registered or may not be read" : range && holding(range, now)}`}
     </td>
   </tr>`;
 }

@@ -1,1 +1,1 @@
-"""Files as a source: the listing, Spark's logs of them, and the marks of who else writes there."""
+"""Files as a source: the listing, Spark's logs of them, and the marks of other writers."""

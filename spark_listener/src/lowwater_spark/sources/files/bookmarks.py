@@ -133,7 +133,7 @@ def bookmarks(folder: Path) -> list[Bookmark]:
     for path in paths:
         if path.name == _REMOVED or path.name.startswith("."):
             continue
-        with contextlib.suppress(FileNotFoundError):  # the file was deleted meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the bookmark was deleted since the listing
             content = _content(path)
             read = int(content["read"])
             same = content["digest"] == _digest(folder, read)
@@ -199,7 +199,7 @@ class Scan:
         """Settled batches that were there before the listing began. Earlier batches were there too,
         so the listing has all of them."""
         self.unsettled: int | None = None
-        """First batch of which committed batches have not taken all; None: there is none."""
+        """First batch with files that no committed batch has taken; None: there is none."""
 
     def add(self, number: int, *, settled: bool, sure: bool) -> None:
         """Add a batch.
@@ -222,15 +222,17 @@ class Output:
         self.folder = folder
         self.extent = Extent()
         self._next = NOTHING
+        """Last settled batch of the newest listing, with all before; :meth:`advance` counts it."""
         self._unsettled: int | None = None
+        """First batch in the newest listing that is not settled; None: there is none."""
 
     def take(self, scan: Scan) -> None:
         """Take the batches of a listing. Costs a read of one small file. Raises OSError."""
         first = self._unsettled = scan.unsettled
         self._next = max((n for n in scan.sure if first is None or n < first), default=NOTHING)
         if not self._has(self.extent):
-            # Another directory is in this one's place. None of its batches counts as read until
-            # believe() or advance() counts it.
+            # The last batch has another digest: another directory is in this one's place, or the
+            # output began again. Nothing in it counts as read until believe() or advance() says so.
             self.extent = Extent()
         elif first is not None and first <= self.extent.read:
             self._count(self._next, self.extent.skipped)
@@ -238,8 +240,8 @@ class Output:
     def believe(self, record: Extent) -> None:
         """Take the extent of a record, unless the record is of another directory. Raises OSError.
 
-        It is of another one when the batch is missing here, has another digest, or comes after an
-        unread batch.
+        A record is of another directory when its last batch is missing here, has another digest, or
+        comes after an unread batch.
         """
         if self._has(record) and (self._unsettled is None or record.read < self._unsettled):
             self._count(max(self.extent.read, record.read), max(self.extent.skipped, record.skipped))
@@ -357,7 +359,8 @@ class Bookmarks:
             for _, output in self._places():
                 self._check(output, batch)
         except CheckpointMismatch:
-            # These bookmarks would keep every batch, in all outputs, for a query that does not run.
+            # The query is refused and will not run. If its new bookmarks stayed, the writers of all
+            # outputs would keep every batch for it.
             for path in fresh:
                 path.unlink(missing_ok=True)
             raise
@@ -377,7 +380,8 @@ class Bookmarks:
     def due(self, batch: int, now: float, *, last: bool = False) -> bool:
         """Return whether the sources must be listed to move the bookmarks.
 
-        That is after a commit every :data:`_PAUSE` seconds, and when the query has ended.
+        They must be listed after a commit, every :data:`_PAUSE` seconds, and when the query has
+        ended.
         """
         looked, since = self._looked
         return batch != looked and any(self._outputs) and (last or now - since >= _PAUSE)

@@ -105,10 +105,12 @@ class Roots:
                 f"replaced it on purpose, run: touch {self._replaced}"
             )
             raise Replaced(msg)
-        # After the comparison: files of another directory are no witnesses of this one.
+        # The witnesses are renewed only after the comparison: the files of a wrong directory must
+        # not become witnesses of the right one.
         newest = heapq.nlargest(_WITNESSES, _files(head), key=_age)
-        # Older witnesses stay, because settled batches are not listed any more. When this directory
-        # is a copy, files of the original may be missing in it, so its older witnesses are dropped.
+        # Older witnesses stay though this listing may lack them, because settled batches are not
+        # listed again. They are dropped when this directory is a copy (it has another identity):
+        # the copy may lack those files.
         older = before.witnesses if before is not None and before.identity == identity else ()
         now = _Root(identity, tuple(dict.fromkeys([*newest, *older]))[:_WITNESSES])
         if now != before:

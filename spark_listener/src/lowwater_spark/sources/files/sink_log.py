@@ -104,12 +104,13 @@ def _newest(log: Path) -> int:
 def check_sink(root: Path, log: CheckpointLog) -> None:
     """Raise CheckpointMismatch when a sink's log has batches that the checkpoint has not planned.
 
-    Another checkpoint wrote them. Spark's sink skips a batch whose number is in its log, and Spark
-    commits it: the rows of this checkpoint's batches with those numbers would be in no output.
-    Costs a listing of each log. Raises OSError when one cannot be read.
+    Another checkpoint wrote those batches. Spark's sink skips a batch whose number is in its log,
+    and Spark commits it: the rows of this checkpoint's batches with those numbers would be in no
+    output. Costs a listing of each log. Raises OSError when one cannot be read.
     """
-    # The sink's log is read first: a run of this checkpoint that still goes on plans a batch before
-    # it writes the batch there.
+    # The sink's log is read before the checkpoint's. An earlier run of this checkpoint may still go
+    # on, and it plans a batch before it writes the batch to the sink. In the other order that batch
+    # could be new in the sink and unknown here, as if another checkpoint had written it.
     newest = _newest(root / SINK_LOG)
     last = log.last_committed()
     committed = NOTHING if last is None else last
@@ -184,7 +185,7 @@ def _entry(path: Path) -> list[dict[str, Any]]:
 def _line(path: Path, line: bytes) -> dict[str, Any]:
     try:
         entry = json.loads(line)
-    except ValueError:  # also of bytes that are no UTF-8
+    except ValueError:  # no JSON, or bytes that are no UTF-8
         raise _Damaged(path, f"a line of it is cut, or no JSON: {line[:100]!r}") from None
     if not isinstance(entry, dict) or not entry.keys() >= _FIELDS:
         raise _Damaged(path, f"a line of it names no file: {line[:100]!r}")
@@ -233,8 +234,9 @@ class DurableSink:
         self._may_lack = not now or since != now
         """True when a power cut may have taken output that is not durable."""
         if self._synced is not None and self._may_lack and since:
-            # The name is cleared, because the unsynced output is now of several boots. If the first
-            # machine continued later, its old name would wrongly exclude a power cut.
+            # The unsynced output now comes from several boots or machines, so the stored name is
+            # cleared. If the first machine continued later, its name would be unchanged and would
+            # wrongly say that no power cut can have taken output.
             self._write(self._synced, "")
 
     def begin(self) -> None:
@@ -262,7 +264,7 @@ class DurableSink:
             except FileNotFoundError:
                 if strict:
                     raise _damaged(last, f"{path} is missing") from None
-                continue  # somebody has deleted it
+                continue  # counted as deleted by somebody: nothing says that a power cut took it
             if strict and on_disk != size:
                 raise _damaged(last, f"{path} has {on_disk} bytes, and the sink's log says {size}")
         above = {folder for path, _ in files for folder in path.parents if folder.is_relative_to(self._root)}
@@ -294,7 +296,8 @@ class DurableSink:
         chain = _chain(self._log, names, last, first)
         lines, older, exact = _lines(chain), set[str](), self._synced is not None
         if any(entry.suffix for entry in chain):
-            # A compacted entry also repeats the files of durable batches.
+            # A compacted entry repeats all files before it. Those of durable batches are left out,
+            # since they are synced already.
             try:
                 older = {line["path"] for line in _lines(_chain(self._log, names, first - 1))}
             except FileNotFoundError:

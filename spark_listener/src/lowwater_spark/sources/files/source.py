@@ -132,7 +132,7 @@ class FileSource(Source):
     """Value of maxFileAge, milliseconds: Spark skips a file that is older than the newest one by
     more."""
 
-    kind = FILES  # for every format
+    kind = FILES  # one kind for all formats
 
     @property
     def name(self) -> str:
@@ -295,8 +295,8 @@ def _partition_columns(leaf: Leaf, root: str) -> tuple[str, ...]:
     """Return the columns of a directory's Hive partitions; none without sub-directories.
 
     Spark finds the columns when the frame is made, and puts them last; in a batch it matches
-    columns by position. It logs a file without all of them as read, and reads no rows of it. Raises
-    Unsupported for such files.
+    columns by position. Spark logs a file without all of the columns as read, and reads no rows of
+    the file. Raises Unsupported for such files.
     """
     names_of: Any = leaf.relation.dataSource().sourceInfo().partitionColumns()
     columns = tuple(str(names_of.apply(i)) for i in range(names_of.size()))
@@ -344,7 +344,7 @@ def _max_age(spark: SparkSession, options: Mapping[str, str]) -> int:
 
 
 class Intruder(NamedTuple):
-    """Evidence of rows from a writer that no input names."""
+    """Evidence that a source has rows of a writer which the inputs do not name."""
 
     path: str
     """Path of a writer's mark, or of the log of a file sink that Spark ignores here."""
@@ -355,8 +355,8 @@ class Intruder(NamedTuple):
 def hidden(name: str, *, folder: bool = False) -> bool:
     """Return whether Spark reads no rows from a file, or from anything in a folder, of this name.
 
-    Spark reads folders whose names begin with ``_metadata`` or ``_common_metadata``. It takes files
-    of such names for Parquet's summary files, which it lists and logs but never reads.
+    Spark reads folders whose names begin with ``_metadata`` or ``_common_metadata``. Spark takes
+    files of such names for Parquet's summary files, which it lists and logs but never reads.
 
     >>> [hidden(name) for name in ("_tmp", "_a=1", ".x", "a._COPYING_", "_metadata", "a.json")]
     [True, False, True, True, True, False]
@@ -392,7 +392,10 @@ def walk(source: FileSource, settled: Settled | None = None) -> Iterator[File | 
 
 
 def _outputs(source: FileSource, folders: Iterable[str]) -> Iterator[File | Intruder]:
-    """Yield the intruders of folders above or behind a source, and a hold for removed batches."""
+    """Yield the intruders of folders above a source, or behind a link in it.
+
+    For a folder with removed batches also yield a File that holds W.
+    """
     for folder in folders:
         if Path(folder, SINK_LOG).exists():
             yield Intruder(str(Path(folder, SINK_LOG)))
@@ -429,9 +432,9 @@ def _list(
             yield from _outputs(source, behind(entry.path, folder=folder_too))
         if not folder_too:
             read = source.recursive or columns == source.columns
-            with contextlib.suppress(FileNotFoundError):  # removed, or a broken link: Spark does not list it either
-                # A file beside the partitions never counts as taken: Spark logs it without reading
-                # it.
+            with contextlib.suppress(FileNotFoundError):  # a removed file, or a broken link: Spark skips it too
+                # A file beside the partitions gets NO_FILE, which holds W: Spark would log the file
+                # as taken and read no rows from it.
                 yield File(entry.path, entry.stat().st_mtime_ns // 1_000_000 if read else NO_FILE)
         elif source.recursive:
             yield from _below(source, entry, columns, settled)
@@ -479,7 +482,8 @@ def list_head(source: FileSource, settled: Settled | None = None) -> Head:
     names. Raises OSError when the root cannot be listed, or when each try finds that unread files
     were renamed or removed.
     """
-    # A sink's log needs no second look: Spark reads the log, and not the directory.
+    # Spark reads a sink's output by the sink's log. In a log no renamed file can be missed, so it
+    # is not compared with a listing of names.
     before = set[str]() if source.sink_log else _names(source, settled)
     missing = set[str]()
     for _ in range(_TRIES):
@@ -487,8 +491,8 @@ def list_head(source: FileSource, settled: Settled | None = None) -> Head:
         missing = before.difference(file.path for file in itertools.chain(head, head.settled))
         if not missing:
             return head
-        # Files that a batch has read may be removed. So only unread ones of this listing must be in
-        # the next.
+        # The next listing must have each unread file of this one. It need not have the files that a
+        # batch has read, because these may be removed at any time.
         before = {file.path for file in head if file.modified != NO_FILE}
         if settled is not None:
             settled.begin_again()
@@ -593,8 +597,9 @@ class OpenFiles(OpenSource):
             raise OSError(msg)
         self._roots.recognize(root, identity, head)
         self._settled.end()
-        # After the listing: a removal is noted before it happens, so each removal that the listing
-        # has seen is noted by now.
+        # The notes of removed batches are read after the listing. A writer notes a removal before
+        # it deletes the batch, so each batch that the listing lacks for that reason is noted by
+        # now.
         self._wait_for_removed(head)
         return head
 
@@ -633,8 +638,9 @@ class OpenFiles(OpenSource):
         """Return up to ``limit`` paths that no batch has taken."""
         return self._log.missing(head, limit)
 
-    # Neither knock() nor confirm() does anything: each listing checks the directory, and the log
-    # tells what a batch has read, by absolute paths.
+    # knock() and confirm() are those of OpenSource, which do nothing. Kafka and tables check there
+    # that a committed batch has read the same topics or table as before. Here each listing checks
+    # that the directory is the same, and SourceLog refuses a batch with a file from elsewhere.
 
     def evidence(self, line: Line) -> list[Location]:
         """Return the log's entry of a batch."""
@@ -653,7 +659,7 @@ class Settled:
         """Settled batches of the last whole listing: inode and number of files, by path."""
         self._identity: object = None
         self.outputs: dict[str, Output] = {}
-        """Directories into which lowwater writes, by path, of the newest whole listing."""
+        """Directories with batches of lowwater in the newest whole listing, by path."""
         self.begin(NOTHING)
 
     @property
@@ -676,7 +682,9 @@ class Settled:
         self._current: dict[str, tuple[int, int]] = {}
         """Settled batches that this listing has found: inode and number of files, by path."""
         self._scans: dict[str, Scan] = {}
+        """Batches that this listing has found, by the path of their output."""
         self._met: set[str] = set()
+        """Outputs that this listing has found, see :meth:`meet`."""
         self.files = 0
         """Number of files in the batches that this listing did not look into."""
 
@@ -685,7 +693,7 @@ class Settled:
         self.begin(self._offset, self._identity)
 
     def meet(self, folder: str) -> None:
-        """Note a directory into which lowwater writes."""
+        """Note a directory into which lowwater hands batches over: it has marks or bookmarks."""
         self._met.add(folder)
 
     def end(self) -> None:
@@ -712,7 +720,8 @@ class Settled:
             return False
         batch = self._current[folder.path] = self._batches[folder.path]
         self.files += batch[1]
-        # The number is parsed by hand: this runs for each batch that was ever handed over.
+        # name[6:] is the number in "batch=7". batch_number() would be too slow here: each listing
+        # comes here once for every batch that was ever handed over.
         name = folder.name
         self._scan(folder.path[: -len(name) - 1]).sure.append(int(name[6:]))
         return True
@@ -731,8 +740,9 @@ class Settled:
         whole = self._is_whole(folder, content)
         if whole:
             self._current[folder.path] = (folder.inode(), len(content))
-        # A batch with files was there before this listing, because a committed batch has taken
-        # them. A batch without files may have come during the walk.
+        # ``sure``: if a batch was there before this listing, the listing has all batches before it.
+        # That holds for one whose files are taken. A batch 8 without files may have come during the
+        # listing, after a batch 7 that the listing lacks: if 8 were sure, 7 would count as read.
         number = batch_number(folder.name)
         if number is not None:
             self._scan(folder.path[: -len(folder.name) - 1]).add(number, settled=whole, sure=bool(content))
@@ -746,6 +756,7 @@ class Settled:
             with os.scandir(folder.path) as listing:
                 entries = {entry.name: entry.is_dir() for entry in listing}
         except FileNotFoundError:
-            return False  # removed meanwhile
-        # lowwater makes no directories in a batch, so somebody has changed this one, and may again.
+            return False  # the batch was removed meanwhile
+        # lowwater puts no directories into a batch. If there is one, somebody has changed the batch
+        # and may do so again, so it is listed each time.
         return HANDED_OVER in entries and not any(entries.values())

@@ -49,8 +49,8 @@ NOTHING: Final = -1
 """Log offset of a source before its first rows: below every batch id."""
 
 NO_FILE: Final = -1
-"""Modification time in the place of a file's: the path has no rows that Spark takes, so it holds
-W."""
+"""Modification time of a path that Spark never takes, such as a directory. A head with such a path
+is never reached, so it holds W."""
 
 
 _COMPACT: Final = ".compact"
@@ -95,7 +95,7 @@ class Head(set[File]):
         """Number of files in these directories."""
 
     def wait_for(self, reason: str) -> None:
-        """Hold W until a listing without this reason: Spark never takes such an entry."""
+        """Add an entry that Spark never takes: W holds until a listing has no such reason."""
         self.add(File(reason, NO_FILE))
 
 
@@ -109,7 +109,8 @@ class Files:
     __slots__ = ("__weakref__", "missing", "needs")
 
     def __init__(self, listed: set[File], planned: int | None) -> None:
-        # A copy: the listing also has the settled paths, and several readings may share it.
+        # A plain copy: several readings may share ``listed``, and each removes files from its own
+        # set. It also drops the settled paths that a listing carries.
         self.missing = set(listed)
         self.needs = NOTHING
         self.need(planned)
@@ -147,7 +148,9 @@ class SourceLog:
         self._root = "" if root is None else root.rstrip("/") + "/"
         self._taken: dict[str, Taken] = {}
         self.read = NOTHING
+        """Batch id of the last entry that was read."""
         self._before = NOTHING
+        """Value of ``read`` when the newest listing came, see :meth:`_removed`."""
         self.parsed = 0
         """Number of lines that were parsed so far."""
         self._waiting: weakref.WeakSet[Files] = weakref.WeakSet()
@@ -248,14 +251,15 @@ class SourceLog:
             removed = self._removed(paths)
         if not removed:
             return
-        # Before the drop: a waiting head finds the files that were taken only in these entries.
+        # The waiting heads are updated before the drop: look() finds that a file was taken only
+        # while the file's entry is in _taken.
         for head in self._waiting:
             self.look(head)
         for path in removed:
             self._taken.pop(path, None)
 
     def _removed(self, listed: Collection[str], folders: Container[str] = (), within: int = 0) -> list[str]:
-        """Return the held paths that a listing does not have, when they are most of all; else none.
+        """Return the held paths that a listing lacks, if they are more than half; else none.
 
         ``folders`` were not listed, and still have their ``within`` files. Only paths that had been
         taken at the call before are returned: a file that was taken later may have come after the
@@ -283,15 +287,16 @@ class SourceLog:
             return
         at = self._start(offset)
         while at <= offset:
-            # The next compacted entry may be beyond the offset. Its files of later batches have
-            # their own batch ids, so they do not count too early.
+            # If Spark has deleted entry ``at``, the next compacted entry repeats it. That one may
+            # reach beyond ``offset``, but each of its files has the id of its own batch, so files
+            # of later batches do not count too early.
             while not self._read_entry(at):
                 at = self._compacted_after(at)
             self.read = at
             at += 1
 
     def _start(self, offset: int) -> int:
-        """Return the entry to begin with: first the newest compacted one, later the next."""
+        """Return the first entry to read: at first the newest compacted one, later the next one."""
         if self.read != NOTHING:
             return self.read + 1
         return max((n for n in numbers_in(self._log, suffix=_COMPACT) if n <= offset), default=0)
@@ -350,13 +355,14 @@ class SourceLog:
 
     def _take(self, entry: Mapping[str, Any]) -> None:
         named = SparkPath.of_uri(entry["path"])
-        path = named.text if named.local is None else named.path  # in the form of the source's root
+        path = named.text if named.local is None else named.path  # as _root: a local path has no scheme
         if not path.startswith(self._root):
             raise CheckpointMismatch(_OTHER_SOURCE.format(log=self._log, path=path, root=self._root))
         self._check_place(path)
         record, earlier = Taken(int(entry["batchId"]), int(entry["timestamp"])), self._taken.get(path)
         self._newest = max(self._newest, record.modified)
-        # Spark takes a path again only after it has dropped the path by maxFileAge.
+        # The newest entry of a path counts. A path has two when Spark has forgotten the first by
+        # maxFileAge; a compacted entry is read backwards, so the older one may come last.
         if earlier is None or earlier.batch <= record.batch:
             self._taken[path] = record
 
@@ -398,7 +404,8 @@ class Compacted(NamedTuple):
                 lines.append(line)
         if not old:
             return
-        # The checksum goes first: it is of the old content, and Hadoop reads a file without one.
+        # The checksum is deleted before the content changes, since it would not match the new one.
+        # Hadoop reads a file that has no checksum.
         (self.path.parent / f".{self.path.name}.crc").unlink(missing_ok=True)
         write_over(self.path, b"\n".join([b"v1", *reversed(lines)]))
 

@@ -54,7 +54,8 @@ def mark_writer(folder: Location, computation: str) -> None:
     marks = folder / MARKS
     make_directory(marks)
     content = json.dumps({"format": _FORMAT, "computation": computation})
-    # The name is hashed, because it may have characters that a file's name may not have.
+    # The file's name is a hash: a computation's name may have characters that no file name may
+    # have.
     write_once(marks / f"{hashlib.sha256(computation.encode()).hexdigest()[:16]}.json", content.encode())
 
 

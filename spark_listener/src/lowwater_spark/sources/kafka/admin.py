@@ -49,7 +49,7 @@ _READER: Final[Mapping[str, str]] = {
     "allow.auto.create.topics": "false",
     "auto.offset.reset": "earliest",
     "enable.auto.commit": "false",
-    "fetch.max.wait.ms": "10",  # the consumer fetches ahead, and its close waits for the answer
+    "fetch.max.wait.ms": "10",  # close() waits for the answer to a fetch that is under way
     "isolation.level": "read_uncommitted",
 }
 """Settings of the consumer that reads marks, in no group."""
@@ -91,7 +91,9 @@ class _Direct:
             raise OSError(msg)
         kafka, node = self._jvm.org.apache.kafka, self.nodes[number][1]
         clients, clock = kafka.clients.NetworkClientUtils, kafka.common.utils.Time.SYSTEM
-        # Notices a connection that broke since the last request, as when the broker was restarted.
+        # poll() notices a connection that broke since the last request, as after a restart of the
+        # broker: the request would fail in it. The lines below wait until the client may connect
+        # again.
         self._client.poll(0, clock.milliseconds())
         if self._client.connectionFailed(node):
             clock.sleep(self._client.connectionDelay(node, clock.milliseconds()))
@@ -139,7 +141,8 @@ class KafkaAdmin:
     def __init__(self, jvm: Any, options: Mapping[str, str]) -> None:
         self._jvm = jvm
         settings = {name.removeprefix(_PREFIX): value for name, value in options.items() if name.startswith(_PREFIX)}
-        # A source of read_kafka() has settings of the client library, which names some differently.
+        # read_kafka() takes settings of the library confluent-kafka, some of which have other names
+        # in Kafka's client of the JVM.
         self.properties = {**(java_settings(settings) if PACE in options else settings), **_PATIENCE}
         """Properties of the JVM's client."""
         self._key = id(jvm), frozenset(self.properties.items())
@@ -158,7 +161,8 @@ class KafkaAdmin:
             if not direct.nodes:
                 with self._call(what):
                     direct.nodes = self._nodes()
-            # Two numbers with one address are one broker, and give one answer.
+            # Two broker numbers may have one address. One broker answers there, and its answer must
+            # not count twice.
             addresses = {address: number for number, (address, _) in sorted(direct.nodes.items(), reverse=True)}
             listed = {number: address for number, (address, _) in direct.nodes.items()}
             answers: list[BrokerView] = []
@@ -296,7 +300,8 @@ class KafkaAdmin:
             ]
             if not producers:
                 return ""
-            # Kafka's client takes java.lang.Long only, and py4j makes an Integer of a small number.
+            # Kafka's client takes ids as java.lang.Long only, and py4j makes an Integer of a small
+            # number. So Jackson makes the list of ids from its text.
             long = self._jvm.java.lang.Class.forName("java.lang.Long")
             ids = (
                 self._jvm.com.fasterxml.jackson.databind.ObjectMapper().readerForListOf(long).readValue(str(producers))
@@ -379,7 +384,7 @@ class KafkaAdmin:
 
         if self._key not in _clients:
             admin = self._jvm.org.apache.kafka.clients.admin.AdminClient
-            if not isinstance(admin, JavaClass):  # py4j takes a missing class for a package
+            if not isinstance(admin, JavaClass):  # py4j gives a package for a class that is missing
                 raise Unsupported(
                     "Kafka as the source of a stage with inputs",
                     "the driver has no Kafka client to ask where the topics end",

@@ -60,8 +60,8 @@ def client_settings(options: Mapping[str, object], what: str = "batch.write_kafk
     if not settings.get("bootstrap.servers"):
         msg = f'{what} needs the address of the brokers: options={{"kafka.bootstrap.servers": "broker:9092"}}'
         raise ValueError(msg)
-    # The partitioner puts rows of a key where Kafka's own client, and so Spark's sink, puts them.
-    # Failures are raised, so the library needs no log of its own.
+    # murmur2_random gives a key the same partition as Kafka's client of the JVM, and so as Spark's
+    # sink. log_level 0 stops the library's own log, because each of its failures is raised.
     return {"partitioner": "murmur2_random", "log_level": "0", **settings}
 
 
@@ -92,7 +92,7 @@ def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
     'required username="me" password="a\\"b";'
     """
     renamed = dict(settings)
-    if "sasl.mechanisms" in renamed:  # the library has two names for it
+    if "sasl.mechanisms" in renamed:  # a second name, which Kafka's own client does not know
         renamed["sasl.mechanism"] = renamed.pop("sasl.mechanisms")
     login = _LOGINS.get(renamed.get("sasl.mechanism", "").upper())
     if login is not None and "sasl.username" in renamed:
@@ -128,7 +128,7 @@ def confluent() -> Any:
     """Return the package confluent_kafka. Raises Unsupported when the extra is not installed."""
     try:
         import confluent_kafka
-        import confluent_kafka.admin  # the package does not import it itself
+        import confluent_kafka.admin  # not loaded by "import confluent_kafka" alone
     except ImportError as error:
         raise Unsupported(
             "batch.write_kafka and read_kafka without the package confluent-kafka",

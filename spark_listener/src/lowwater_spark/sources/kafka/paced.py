@@ -95,8 +95,9 @@ class Pace:
         """Write the least time that can still come from each partition, microseconds.
 
         Partitions are named in words. ``idle``: partitions with nothing left to read hold the
-        others back as well. It is False where the rows of the others move an idle one (``across``),
-        because all would wait for each other. Raises OSError, naming the file and the fix.
+        others back as well. ``idle`` is False where the rows of the others move an idle one
+        (``across``), because all would wait for each other. Raises OSError, naming the file and the
+        fix.
         """
         content = json.dumps({"standing": dict(standing), "idle": idle}).encode()
         try:

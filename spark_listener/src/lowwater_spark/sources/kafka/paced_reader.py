@@ -135,15 +135,17 @@ class PacedReader(DataSourceStreamReader):
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: N802
         """Return the offsets up to which the next batch reads; ``start`` while it can read nothing.
 
-        That is so without new rows, while the limit holds, and when Kafka does not answer. Raises
-        CheckpointMismatch when a partition ends below the offset that was read.
+        It can read nothing without new rows, while the limit holds, and when Kafka does not answer.
+        Raises CheckpointMismatch when a partition ends below the offset that was read.
         """
         before = vector_of(json.dumps(start))
         try:
             places = self._partitions()
             latest = self._listed("latest", places)
             if below(latest, before):
-                self._admin = None  # the answer may be of a broker that has just lost the partition to another leader
+                # The answer may come from a broker that has just lost the partition to another
+                # leader. A new client finds the present leader.
+                self._admin = None
                 latest = self._listed("latest", places)
                 if cut := below(latest, before):
                     raise CheckpointMismatch(_CUT.format(cut=cut))
@@ -286,7 +288,8 @@ def _reaches(message: Any, end: int) -> bool:
     error = message.error()
     if error is not None and error.code() != confluent().KafkaError._PARTITION_EOF:
         raise confluent().KafkaException(error)
-    # A row has its own offset, and the partition's end has that of the next row.
+    # The message of a row has that row's offset. The message for the partition's end has the offset
+    # of the next row, which is not written yet.
     return bool(message.offset() + (1 if error is None else 0) >= end)
 
 
@@ -303,7 +306,7 @@ def _table(rows: Sequence[Any]) -> pa.RecordBatch:
             "partition": pa.array([row.partition() for row in rows], pa.int32()),
             "offset": pa.array([row.offset() for row in rows], pa.int64()),
             "timestamp": pa.array([time * 1000 for _, time in stamps], pa.int64()).cast(pa.timestamp("us", "UTC")),
-            # Spark counts from 0 what the client library counts from 1.
+            # CreateTime, the first type of a timestamp, is 0 in Spark and 1 in the client library.
             "timestampType": pa.array([kind - 1 for kind, _ in stamps], pa.int32()),
         }
     )

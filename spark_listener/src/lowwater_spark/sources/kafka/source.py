@@ -250,7 +250,7 @@ class KafkaSource(Source):
         try:
             return self.topics or tuple(sorted(json.loads(self.options.get("assign", "{}"))))
         except ValueError:
-            return ()  # Spark refuses the option itself
+            return ()  # "assign" is no JSON: Spark refuses it with its own error
 
     @property
     def name(self) -> str:
@@ -355,7 +355,8 @@ class KafkaSource(Source):
                     "the inputs may write rows into topics or partitions that the option does not name, and these would not be waited for",
                     "Name the topics with the option subscribe.",
                 )
-        other = self.options.keys() & {"startingtimestamp", "startingoffsetsbytimestamp"}  # Spark prefers them
+        # With one of these two options Spark ignores startingOffsets.
+        other = self.options.keys() & {"startingtimestamp", "startingoffsetsbytimestamp"}
         earliest = self.options.get("startingoffsets", "").lower() == "earliest" and not other
         if whole and not earliest and not skips_earlier(self.options):
             raise Unsupported(
@@ -571,7 +572,8 @@ class Pin(NamedTuple):
 class _Ledger:
     """Progress of one run in reading the topics of marks.
 
-    It counts only while their ids and leaders stay: after a change, marks may be missing.
+    It counts only while the ids and leaders of these topics stay: after a change, marks may be
+    missing.
     """
 
     ids: Mapping[str, str]
@@ -621,6 +623,7 @@ class OpenKafka(OpenSource):
             for number, mark in numbers.items()
         }
         self._saved = dict(self._marks)
+        """Marks that the manifest has."""
         self._saved_at = clock()
         self._ledger: _Ledger | None = None
         """Progress in the topics of marks; None: the next look begins at the ends."""
@@ -649,7 +652,8 @@ class OpenKafka(OpenSource):
             )
             raise CheckpointMismatch(msg)
         now = self._source.identity()
-        # Rows from before an injector began are none of its own.
+        # A stage with inputs needs every row: those that Kafka has removed would count as read. An
+        # injector (no inputs) reports only its own rows, and so may begin anywhere.
         needs_all = self._source.inputs and not skips_earlier(self._source.options)
         begins = self._cluster.beginnings(now.partitions) if needs_all else {}
         if removed := {place: at for place, at in begins.items() if at}:
@@ -657,7 +661,12 @@ class OpenKafka(OpenSource):
         return self._keep(Pin(now.cluster, dict(now.ids)))
 
     def _keep(self, pin: Pin) -> Pin:
-        """Adopt a pin, and store it durably; a log that was cut off holds also when this raises."""
+        """Adopt a pin, then store it durably.
+
+        The pin may note that Kafka has truncated a partition's log. If storing it fails, this run
+        still knows and holds the watermark; else, once the log has grown again, the watermark could
+        pass the lost rows.
+        """
         self._pin = pin
         self._manifest.keep_pin(KAFKA, self._number, pin)
         return pin
@@ -762,8 +771,9 @@ class OpenKafka(OpenSource):
         """
         marks = dict(self._marks)
         before, lost = self._look_at()
-        # Rows are acknowledged before their mark. So ends that are listed after the marks were read
-        # include the rows of these marks.
+        # The marks are read before the ends are listed. A writer's rows are acknowledged before
+        # their mark, so these ends have the rows of each mark. In the other order a new mark could
+        # be above the ends, as if the log had been cut off.
         marks_read_to = self._read_marks(before)
         ends = self._source.listed(before, self._source.topics)
         stable = self._cluster.ends([*ends], before.epochs, committed=True) if self._source.committed_only else ends
@@ -824,6 +834,11 @@ class OpenKafka(OpenSource):
         return {place: transactional_id for place, (_, transactional_id) in self._open.items() if transactional_id}
 
     def _look_at(self) -> _Answer:
+        """Describe the topics for a head.
+
+        Raises Replaced when they are not the pinned ones; OSError when Kafka does not answer, and
+        when it has more brokers than are declared.
+        """
         try:
             now, lost = self._ask(ledgers=True)
         except OSError as failure:

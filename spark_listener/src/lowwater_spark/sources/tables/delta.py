@@ -80,7 +80,7 @@ class Offset(NamedTuple):
 
 
 def unread(offset: Offset, head: int, commits: Mapping[int, Commit]) -> list[Commit] | None:
-    """Return the versions up to a head of which an offset has not taken all files.
+    """Return the versions up to a head that have files which an offset has not taken.
 
     None when ``commits`` lacks one of the versions. The offset is not initial.
 
@@ -103,7 +103,7 @@ def unread(offset: Offset, head: int, commits: Mapping[int, Commit]) -> list[Com
 
 
 def _last_read(offset: Offset | None) -> int:
-    """Return the newest version of which an offset has taken a file; -1: none."""
+    """Return the newest version from which an offset has taken a file; -1: none."""
     if offset is None:
         return -1
     return offset.version if offset.file >= 0 or offset.initial else offset.version - 1
@@ -279,7 +279,7 @@ class OpenDelta(OpenTable):
     def __init__(self, source: DeltaSource, manifest: Manifest, number: int) -> None:
         super().__init__(source, manifest, number, lambda entry: Pin(*entry))
         self._settled = -1
-        """Newest version of which a committed batch has taken a file."""
+        """Newest version from which a committed batch has taken a file."""
         self._commits: dict[int, Commit] = {}
         """Versions that batches may still have to read."""
         self._checked: int = self._pin.checked
@@ -344,7 +344,9 @@ class OpenDelta(OpenTable):
         else:
             self._check_to(table.version)
             begin = self._pin.checked + 1 if read is None else read.version + read.initial
-            for version in [number for number in list(self._commits) if number < begin]:  # another thread may knock
+            # list() copies the keys, because another thread may add versions in knock() meanwhile,
+            # and a loop over the dictionary would then fail.
+            for version in [number for number in list(self._commits) if number < begin]:
                 del self._commits[version]
             for version in range(begin, table.version + 1):
                 self._commit(version)

@@ -71,7 +71,7 @@ class Commit(NamedTuple):
     mark: Mapping[str, Any] = MappingProxyType({})
     """Mark that lowwater has left in the commit; empty: none."""
     batches: Mapping[str, int] = MappingProxyType({})
-    """Number of the batch that the version is, by the app that counts it."""
+    """Number of the batch that was written as this version, by the app that counts batches."""
 
     @classmethod
     def parse(cls, version: int, text: str) -> Commit:

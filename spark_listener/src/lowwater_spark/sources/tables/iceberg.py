@@ -84,7 +84,7 @@ class Offset(NamedTuple):
 
 
 def unread(offset: Offset, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return the snapshots of which an offset has not taken all files.
+    """Return the snapshots that have files which an offset has not taken.
 
     ``snapshots`` is a part of one lineage, and begins with the snapshot of the offset.
 
@@ -342,8 +342,9 @@ class OpenIceberg(OpenTable):
             if not self._pin.begun:
                 self._begin(table)
             self._committed = offset
-            # While the checked snapshot has expired, the pin is stored for every batch: a new run
-            # could not continue from a snapshot that is in no lineage.
+            # The pin is stored every STEP snapshots, but at once while its snapshot has expired: no
+            # later run could continue from it. The first batch of a run stores it too: if each run
+            # were killed before STEP snapshots, the pin would stay, and its snapshot would expire.
             later = self._settled and self._pin.checked in table.snapshots
             self._settled = True
             if self._unnoted >= (STEP if later else 1):
@@ -367,8 +368,9 @@ class OpenIceberg(OpenTable):
         if begin is not None:
             whole = begin.snapshot in (self._pin.first, oldest)
         else:
-            # The first batch began at the oldest snapshot of that time. A snapshot that the table
-            # still has was there then.
+            # The file names no snapshot, as after a start on an empty table. So the stream began at
+            # the oldest snapshot that the table had at its first batch. If the table still has its
+            # very first snapshot (``oldest``), none had expired then.
             whole = self._pin.first is None and oldest in table.snapshots
         if whole or skips_earlier(self._source.options):
             self._keep(self._pin._replace(begun=True))

@@ -1,7 +1,4 @@
-"""An Iceberg table and its snapshots, read as the query does.
-
-That is by Iceberg's classes, in the JVM of Spark's driver.
-"""
+"""An Iceberg table and its snapshots, read as the query does: by Iceberg's classes in the JVM."""
 
 from __future__ import annotations
 
@@ -274,8 +271,9 @@ class IcebergLog:
         with self._call("how it stands"):
             metadata = self._metadata()
             where = str(metadata.metadataFileLocation())
-            # Metadata of Hadoop tables have numbers as names: a table that was created anew has
-            # other metadata under the same name.
+            # For a table without a catalog ``where`` does not show a change: metadata files have
+            # numbers there, and a table that was created again has other metadata under the same
+            # one.
             if self._read is None or self._read[0] != where or self.by_number:
                 text = str(self.classes.TableMetadataParser.toJson(metadata))
                 self._read = where, self._same(Table.parse(text))
@@ -342,8 +340,9 @@ class IcebergLog:
     def _metadata(self) -> Any:
         if not self.by_number:
             return self.java.operations().refresh()
-        # A refresh goes on from the number that it read last. If the table was created anew, the
-        # refresh fails, or keeps the old metadata.
+        # A table without a catalog is loaded anew each time. refresh() would go on from the number
+        # of the metadata file that it read last: after the table was created again, it would fail
+        # or keep the old metadata.
         state: Any = self._spark._jsparkSession.sessionState()
         return self.classes.hadoop.HadoopTables(state.newHadoopConf()).load(self.java.location()).operations().current()
 

@@ -139,7 +139,7 @@ class TableSource(Source):
 
     @property
     def staged(self) -> str:
-        """The source in a refusal."""
+        """Beginning of a refusal's message: the source, in its use by a stage with inputs."""
         return f"{up(self.name)} as the source of a stage with inputs"
 
     def waiting_for(self, inputs: frozenset[str]) -> Self:
@@ -184,8 +184,9 @@ class TableSource(Source):
                 "the inputs do not name it, so its rows would not be waited for",
                 f"Name {min(strangers)} in inputs, or let it write into a table of its own.",
             )
-        # Rows from before the first mark may have filled the table, and are let pass. When writers
-        # are known and none of these versions has a mark, the first mark is older than all of them.
+        # Versions before the first mark may name no computation, because the table may have been
+        # filled before. If ``writers`` has names but no version of ``recent`` has one, the first
+        # mark is older than ``recent``, and all of its versions are checked.
         unmarked = -1 if writers else len(recent)
         first = next((at for at, version in enumerate(recent) if version.writer), unmarked)
         late = next((version for version in recent[first + 1 :] if version.strange), None)
@@ -321,7 +322,7 @@ class OpenTable(OpenSource):
         return f"{self._source.name} is another one (its id was {self._pin.table} and is {table}): the checkpoint has read the old one. {ANEW}"
 
     def _know_writer(self, version: TableVersion) -> None:
-        """Check the writer of a version; hold the watermark if nobody waits for it."""
+        """Check the writer of a version; hold the watermark if the inputs do not name it."""
         if version.writer and version.writer not in self._source.inputs:
             self._stranger = f"{version} of {self._source.name} was written by {version.writer}, which the inputs do not name: start the query with it in inputs"
         elif version.writer and not self._pin.marked:

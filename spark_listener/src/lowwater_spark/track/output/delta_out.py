@@ -93,7 +93,7 @@ class DeltaOut(TableOut):
         return {"userMetadata": marked(writer)}
 
     def _written(self, turn: OutputTurn, newest: int, *, down_to: int) -> Commit:
-        """Return the version with the batch. A RESTORE may have undone it."""
+        """Return the version with the batch. Raises CheckpointMismatch if a RESTORE undid it."""
         for version in range(newest, down_to - 1, -1):
             commit = self.log.commit(version)
             if commit is not None and commit.batches.get(self.app) == turn.facts.batch:

@@ -110,7 +110,10 @@ class FolderOut(BatchOutput):
         refuse_sink(self.named)
         sweep(self.folder, turn.run)
         mark_writer(self.folder, turn.writer)
-        refuse_sink(self.named)  # a sink that started meanwhile has left its mark by now, or finds ours
+        # A Spark file sink may have started here since the first refuse_sink(): by now its mark or
+        # its log is there. A stage's sink that starts later finds mark_writer()'s mark, and is
+        # refused. If both wrote here, readers that go by the sink's log would miss these rows.
+        refuse_sink(self.named)
         if isinstance(self.folder, Path):
             through = removed(os.fspath(self.folder)).through
             if turn.facts.batch <= through and not (self.folder / f"batch={turn.facts.batch}").exists():
@@ -119,7 +122,10 @@ class FolderOut(BatchOutput):
                     "checkpoint is older than its output, or another one's. Use a directory of its own for each checkpoint; restore both from one moment."
                 )
                 raise CheckpointMismatch(msg)
-        self._first(turn)  # also for a batch that is there already
+        # Note the directory's first batch now. append() does so as well, but is not called for a
+        # batch that is there already. If the manifest lacked the note then, the next batch would
+        # take 0 for the first one, and the output would read as incomplete: "batch 0 is missing".
+        self._first(turn)
 
     def find(self, turn: OutputTurn) -> FoundBatch | None:
         """Return the batch, if its directory exists."""
@@ -156,7 +162,7 @@ class FolderOut(BatchOutput):
         return first
 
     def finish(self, frame: DataFrame, turn: OutputTurn) -> bool:
-        """Sync the batch's name: its writer may have died before it did."""
+        """Sync the batch's name: its writer may have died before the sync."""
         sync_directory(self.folder)
         return False
 
@@ -167,7 +173,8 @@ class FolderOut(BatchOutput):
         removal = self.removal = self.removal or Removal(self.folder)
         removal.probe = turn.probe
         try:
-            # Spark starts a batch only after it has committed the one before.
+            # Batch N runs, so N - 1 is the newest batch that Spark has surely committed. N itself
+            # stays: Spark may still run it again.
             removal.remove(self.keep, turn.facts.batch - 1, time.time())
         except (OSError, NotDurable) as error:
             logger.warning("stopped removing old batches from %s for now: %s", self.folder, error)
@@ -187,6 +194,7 @@ def _is_empty(file: Location, file_format: str) -> bool:
 
     if isinstance(file, Path):
         return bool(pyarrow.parquet.read_metadata(file).num_rows == 0)
-    # A file without rows is little more than its schema, so a larger one is not fetched, and stays
-    # in the batch. If it has no rows all the same, readers only have one file more to read.
+    # To count the rows of a remote file, all of it must be fetched. A Parquet file without rows is
+    # little more than its schema, so a larger one counts as having rows. If it has none, it stays
+    # in the batch, and readers read one file more.
     return size < _SMALL and bool(pyarrow.parquet.read_metadata(io.BytesIO(file.read_bytes())).num_rows == 0)

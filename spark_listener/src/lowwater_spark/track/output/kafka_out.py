@@ -106,7 +106,8 @@ class _Staged(NamedTuple):
 
     id: str
     after: int
-    """Next batch by the marks before this batch is published; 0: there are no marks."""
+    """Number of the next batch that each slot's last mark must name before this batch is published;
+    0: there are no marks yet."""
     slots: Sequence[Sequence[str]]
 
 
@@ -144,9 +145,11 @@ class KafkaOut(BatchOutput):
     marks: int = field(init=False, default=0)
     """Number of partitions of the topic of marks that are used."""
     first: int = field(init=False, default=0)
+    """First batch that the checkpoint has written to the topic."""
     life: int = field(init=False, default=0)
     """Newest life of the computation in which the checkpoint has written; 0: none."""
     _pinned: str = field(init=False, default="")
+    """Id of the topic that the checkpoint writes to; a topic that was made anew has another one."""
     _partitions: int = field(init=False, default=0)
     _admin: Any = field(init=False, default=None)
     _reader: Any = field(init=False, default=None)
@@ -178,7 +181,7 @@ class KafkaOut(BatchOutput):
 
     @property
     def key(self) -> Path:
-        """The folder of the staged batches, which the topic is a part of."""
+        """The folder of the staged batches; the topic is the last part of its name."""
         return self.folder
 
     def resume(self, earlier: BatchOutput) -> BatchOutput | None:
@@ -276,7 +279,9 @@ class KafkaOut(BatchOutput):
         batch of this checkpoint than expected, and OSError when Kafka does not answer.
         """
         if (life := _life(turn)) > self.life:
-            # A run of an earlier life must not write rows behind what this one promises.
+            # This run has claimed a newer life of the computation than the checkpoint has noted. If
+            # a run of an earlier life could still publish, its rows would come out below the
+            # watermark that this run reports.
             self._end_others(life)
             remember(*self._note, {**remembered(*self._note, SECTION), "life": life}, SECTION)
             self.life = life
@@ -336,7 +341,8 @@ class KafkaOut(BatchOutput):
         """Run a frame once, into one file a partition, which one slot publishes in order."""
         staged = rows.mapInArrow(partial(_stage_rows, os.fspath(folder)), _FILE).collect()
         files = sorted((row.partition, row.name, row.rows) for row in staged)
-        # Failed attempts of a task leave files.
+        # A failed attempt of a task leaves a file that no row of ``staged`` names. No slot would
+        # publish the file, but it would take space until remove() deletes the batch's directory.
         for leftover in {path.name for path in folder.iterdir()} - {name for _, name, _ in files}:
             (folder / leftover).unlink()
         content = {
@@ -348,7 +354,7 @@ class KafkaOut(BatchOutput):
         (folder / _STAGED).write_text(json.dumps(content), encoding="utf-8")
 
     def _after(self, batch: int) -> int:
-        """Return the next batch by the marks: the newest one staged before this one, plus one."""
+        """Return the number that the marks must have now: one above the newest batch before."""
         earlier = [number for number in self._batches() if number < batch]
         if earlier:
             return max(earlier) + 1
@@ -400,8 +406,8 @@ class KafkaOut(BatchOutput):
         for published in done:
             place = self._slot(published.slot).partition(self.marks)
             first[place] = min(published.at, first.get(place, published.at))
-        # Another writer that was killed within a transaction may hide the marks, until Kafka ends
-        # that transaction.
+        # Kafka shows a partition only up to its first open transaction. A writer that was killed
+        # within one hides the marks behind it until Kafka ends it, after a minute: wait longer.
         deadline = time.monotonic() + 2 * PATIENCE
         for mark in self._from(first, deadline):
             if isinstance(mark, SlotMark) and (mark.next, mark.staged) == (batch + 1, staged.id):
@@ -524,7 +530,8 @@ class KafkaOut(BatchOutput):
                 "cleanup.policy": "compact",
                 "min.insync.replicas": settings["min.insync.replicas"],
                 "unclean.leader.election.enable": "false",
-                # A new checkpoint reads all records that are not compacted yet.
+                # Kafka compacts only full segments, and a new checkpoint reads all records that are
+                # not compacted yet: small segments keep that short.
                 "segment.bytes": str(16 << 20),
             }
             self._make(name, max(_MARKS, self.slots), beside.copies, new_settings)

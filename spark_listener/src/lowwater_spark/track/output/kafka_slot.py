@@ -104,7 +104,7 @@ class Publishing:
     """Number of partitions of the topic of marks."""
     batch: int
     after: int
-    """Next batch by the mark before this batch; 0: there is no mark."""
+    """Number of the next batch that the slot's last mark must name before this one; 0: no mark."""
     digest: str
     staged: str
     topic_id: str
@@ -177,7 +177,7 @@ def _writer(job: Publishing, number: int) -> SlotWriter:
 class SlotWriter:
     """A slot, as one process uses it.
 
-    Several processes may: the one that began last goes on; the others begin anew or are refused.
+    Several processes may use one: the last that began goes on, others begin anew or are refused.
     """
 
     def __init__(self, settings: Mapping[str, str], slot: Slot, marks: int) -> None:
@@ -205,8 +205,8 @@ class SlotWriter:
                 return self._publish(job)
             except (KafkaException, SystemError) as failure:
                 self.discard()
-                # A fatal error is raised by the next call. If that is a callback for a row, Python
-                # turns it into a SystemError.
+                # confluent-kafka raises a fatal error in its next call. If that call runs a row's
+                # callback, Python turns the error into a SystemError, which is tried again too.
                 by_kafka = isinstance(failure, KafkaException)
                 if not tries_left or (by_kafka and failure.args[0].name() in _HOPELESS):
                     raise
@@ -229,7 +229,8 @@ class SlotWriter:
 
     def _publish(self, job: Publishing) -> Published:
         if self._producer is None or standing(self._mark, job) not in (Standing.DUE, Standing.DONE):
-            # The remembered mark may be old: other workers may have used the slot since.
+            # If self._mark does not fit the batch, it may be old: another worker may have published
+            # for the slot since. _begin() fences that worker, and reads the mark from Kafka.
             self.discard()
             self._begin(job)
         relation, number = standing(self._mark, job), self._slot.number

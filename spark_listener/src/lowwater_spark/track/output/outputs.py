@@ -12,7 +12,8 @@ What is pure: the decision in :func:`write_once`, from what was found; and how f
 that the output is complete (:mod:`lowwater_spark.complete.mark`). All that reads or writes a store
 is a method of an output.
 
-A checkpoint also notes the batches that it has written to outputs, so that one with fewer is seen.
+A checkpoint also notes the newest batch that it has written to each output. An output that has
+fewer batches was made anew, or restored from an older copy.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ def write_once(output: BatchOutput, frame: DataFrame, turn: OutputTurn) -> bool:
     turn.probe("output read")
     written = existing is None and output.append(frame, turn, standing)
     if existing is None and not written:
-        existing = output.find(turn)  # another run was faster
+        existing = output.find(turn)  # another run has written the batch since find() above
     if existing is not None:
         if (existing.batch, existing.digest) != (turn.facts.batch, turn.facts.digest):
             msg = (
@@ -245,9 +246,10 @@ class OpenOutputs:
     ) -> BatchOutput:
         """Return the output at a place, of the first kind that is there, ready for a batch.
 
-        It is the run's earlier one at its key if that goes on, or else begins. ``window`` is the
-        length to which the stage floors its watermark; None: it does not. ``taken`` has the keys
-        that the batch has written to, and gets this one.
+        If the run has an output at its key already, and that can go on, the result is that one;
+        otherwise a new one begins. ``window`` is the length to which the stage floors its
+        watermark; None: it does not. ``taken`` has the keys that the batch has written to, and gets
+        this one.
 
         Raises ValueError for an unknown kind and for a second write in one batch, Unsupported if
         the output's times would be below the watermark, and as :meth:`BatchOutput.at` and

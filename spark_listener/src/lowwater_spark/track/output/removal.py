@@ -36,7 +36,8 @@ class Removal:
     size: int = 0
     """Bytes of the removed files."""
     _kept_since: float | None = None
-    """Time from which only a reader has kept the oldest batch; None: there is no such batch."""
+    """Time from which only a reader has kept the oldest batch that stays; None: no reader keeps
+    one longer than ``keep``."""
     _logged: set[str] = field(default_factory=set)
 
     AT_ONCE: ClassVar[int] = 1_000
@@ -58,12 +59,15 @@ class Removal:
         cleared, handed_over = self._old(before.cleared, committed, now - keep.total_seconds())
         old = list(handed_over)
         if not old:
-            if cleared - before.cleared == self.AT_ONCE:  # that many batches in a row have no rows here
+            # AT_ONCE numbers in a row have no batch here. Note that, or each call would look at the
+            # same numbers, and never get to the batches after them.
+            if cleared - before.cleared == self.AT_ONCE:
                 self.probe("passed")
                 if not self.is_overtaken(before):
                     note_removed(self.folder, before._replace(cleared=cleared))
             return []
-        # Until a bookmark is read, all batches count as kept for a reader.
+        # Set _kept_since as if no reader had read any batch: if bookmarks() raises, held_back()
+        # shows that old batches are kept.
         self._choose(handed_over, NOTHING, keep)
         readers = bookmarks(self.folder)
         self.probe("looked")
@@ -76,13 +80,15 @@ class Removal:
             return []
         note_removed(self.folder, note)
         self.probe("noted")
-        # A reader that left its bookmark since the first look may not have seen the note.
+        # A reader that wrote its first bookmark after bookmarks() above may have started without
+        # seeing the note, and may still need a chosen batch: so the bookmarks are read again.
         least = _least(bookmarks(self.folder))
         if least < chosen[-1]:
             chosen = self._choose(handed_over, least, keep)
             if self.is_overtaken(note):
                 return []
-            # Later batches are not removed, so their readers may begin.
+            # Lower ``through`` to the last batch that is removed now. A greater number would refuse
+            # a new reader for batches that stay.
             note = before._replace(through=max([before.through, *chosen[-1:]]))
             note_removed(self.folder, note)
         self.probe("chosen")
@@ -103,8 +109,9 @@ class Removal:
     def is_overtaken(self, note: Removed) -> bool:
         """Return whether another run has changed the note since this one read or wrote it.
 
-        If a frozen run wrote its older note over it, a reader would begin that needs what the other
-        run has removed. Where the output was begun anew meanwhile, it would empty the new batches.
+        Example: a run freezes, and another run of its checkpoint removes batches 5 to 9. If the
+        frozen run then wrote its older note, a reader that still needs batch 5 could begin. If the
+        output was deleted and begun anew meanwhile, the frozen run would empty the new batches.
         """
         overtaken = removed(os.fspath(self.folder)) != note
         if overtaken:
@@ -135,7 +142,7 @@ class Removal:
             try:
                 handed_over = (folder / HANDED_OVER).stat().st_mtime
             except FileNotFoundError:
-                pass  # the batch has no rows here; or another program's directory, which stays
+                pass  # lowwater wrote no such batch here; another program's directory would stay
             else:
                 if handed_over >= before:
                     break

@@ -70,7 +70,7 @@ class TableOut(BatchOutput):
         return written
 
     def finish(self, frame: DataFrame, turn: OutputTurn) -> bool:
-        """Sync the version: its writer may have died before it did."""
+        """Sync the version: its writer may have died before the sync."""
         self.sync()
         self._note(turn)
         return False

@@ -121,7 +121,8 @@ class Stamp:
         if self.window is not None:
             parts = (self.window.length, self.window.slide, self.window.start)
             length, slide, start = (truncation // _MICRO for truncation in parts)
-            # The least end that is above the watermark.
+            # Spark has released the windows that end at or below the watermark, ``lowest``. So the
+            # lowest end that it still emits is the first one above it.
             end = lowest - (lowest - start - length) % slide + slide
             lowest = end if self.kind == "end" else end - length
         lowest += self.shift // _MICRO
@@ -139,7 +140,7 @@ class Stamp:
         if self.kind == "start" and self.window is not None:
             lowest += self.window.length - (self.window.slide if at_ends else MILLISECOND)
         if self.kind == "end":
-            lowest -= _MICRO  # a future end is above the watermark, never at it
+            lowest -= _MICRO  # a window that Spark still emits ends above the watermark, not at it
         return max(timedelta(), lowest)
 
 

@@ -135,7 +135,7 @@ class Checked:
     """Operators that keep rows in Spark's own state; outer ones before their inputs."""
     watermarks: Sequence[Watermark] = ()
     retention: timedelta | None = None
-    """Greatest distance of held rows below Spark's own watermark; None: it holds none."""
+    """Greatest distance of held rows below Spark's own watermark; None: Spark holds no rows."""
     stamps: Sequence[Stamp] = ()
     """Stamps of the output according to the plan. Empty: unknown, and only ``retention`` counts."""
     declared: bool = True
@@ -201,9 +201,9 @@ class Checked:
         return self.bound_at(plan.watermark * 1000)
 
     def bound_at(self, watermark: int) -> int:
-        """Return that stamp for a watermark of Spark's; microseconds both.
+        """Return the lowest stamp that Spark can still emit at a watermark of its own.
 
-        The plan must hold rows.
+        Both are microseconds. The plan must hold rows.
         """
         bound = MAX
         if self.stamps:
@@ -255,7 +255,9 @@ def check_plan(
                 operators.append(operator)
             elif node.getClass().getSimpleName() == "EventTimeWatermark":
                 watermarks.append(watermark_of(node, driven=all(controls)))
-    # Spark numbers the sources of the original plan.
+    # The checkpoint numbers the sources in the order of ``written``. ``plan``, whose WITH clauses
+    # are inlined, may have them in another order: by its order, a source would get another one's
+    # offsets. Only in ``plan`` does a source occur twice if its clause is used twice.
     relations = _relations(written)
     used = _relations(plan)
     if len(used) != len(relations) or any(used[i].equals(other) for i in range(len(used)) for other in used[:i]):
@@ -268,7 +270,8 @@ def check_plan(
     stamps, stored_retention = list[Stamp](), retention
     if holding:
         own = () if event_time is None else (event_time,)
-        # A list of pairs, because two columns may print alike: the t of either side of a join.
+        # Pairs, and no dict by a column's text: the t of the left and the t of the right side of a
+        # join print alike. A dict would lose the stamps of one, and the bound could be too high.
         declared_stamps = [(column, _stamps_of(frame, column)) for column in (*own, *also)]
         stamps = [stamp for _, column_stamps in declared_stamps for stamp in column_stamps or ()]
         if retention is not None:
@@ -296,7 +299,7 @@ def check_arriving(frame: DataFrame, column: str | Column) -> None:
     try:
         lowered = is_lowered(frame, column)
     except AnalysisException:
-        return  # foreach_batch()'s function adds the column
+        return  # the frame has no such column: the function of foreach_batch() will add it
     if lowered:
         raise Unsupported(
             f"The stamp {column}, which date_trunc(), a date, a number, a text, an interval that is not a constant of zero or more, the offset of a time zone, or the start of a window() makes of the event time",
@@ -369,7 +372,9 @@ def _check_state(operators: Sequence[Operator], watermarks: Sequence[Watermark],
     """Refuse operators whose held rows have no bound, or no declared one."""
     own = [watermark for watermark in watermarks if not watermark.driven]
     holding = [operator for operator in operators if operator.holds]
-    # A deduplication needs a watermark and holds no row. A watermark without use is a mistake.
+    # Refused without a retention: a withWatermark in a query that holds rows, and one that no
+    # operator uses, which is a mistake. A query that only deduplicates passes: a deduplication
+    # needs the watermark to forget keys, and holds no row back.
     if not declared and own and (holding or not operators):
         raise Unsupported(
             "withWatermark",
@@ -489,7 +494,7 @@ def is_file_format(spark: SparkSession, kind: str) -> bool:
     try:
         provider = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource(kind, conf)
     except (Py4JJavaError, PySparkException):
-        return False  # Spark makes it without a lookup, like memory, or will not find it either
+        return False  # "memory" or the like, which has no class to look up, or a name unknown to Spark
     loader = provider.getClassLoader()
     return any(loader.loadClass(name).isAssignableFrom(provider) for name in _FILE_FORMATS)
 

@@ -66,7 +66,7 @@ class Watermark:
     column: str
     delay: timedelta
     driven: bool
-    """True: only control sources are below it."""
+    """True: only control sources are below the ``withWatermark``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Operator:
     window: Window | None
     """Window of an aggregation over ``window()``; None for other keys and for session windows."""
     driven: bool
-    """True: a control source is among its inputs."""
+    """True: a control source is among the operator's inputs."""
     both_sides: bool = True
     """False: one side of the join has no watermark."""
     bounded: bool = True
@@ -90,7 +90,7 @@ class Operator:
 
     @property
     def holds(self) -> bool:
-        """True if it can emit a row in a later batch than the one that brought it."""
+        """True if the operator can emit a row in a later batch than the one that brought it."""
         return self.kind not in _ON_ARRIVAL
 
 
@@ -147,7 +147,7 @@ def _lags(join: Any) -> tuple[timedelta | None, timedelta | None]:
         return timedelta(), timedelta()
     left_side, right = join.left(), join.right()
     catalyst = _jvm_of(join).org.apache.spark.sql.catalyst
-    watermark = 1 << 42  # any value that Java takes for a long
+    watermark = 1 << 42  # any number: only the distance below it counts. Above 2**31 py4j sends a long
 
     def state_lag_millis(columns: Any, other: Any) -> int | None:
         watermark_option = _jvm_of(join).scala.Option.apply(watermark)
@@ -205,7 +205,8 @@ def _conjuncts(expression: Any) -> Iterator[Any]:
 
 
 def _is_watermarked(expression: Any) -> bool:
-    # An expression without a name has no metadata, but py4j shows any attribute of any object.
+    # Only an expression with a name has metadata(). hasattr() cannot tell, because py4j returns
+    # something for any attribute of a Java object: so the class decides.
     named = expression.getClass().getSimpleName() in _NAMED
     return named and _DELAY in json.loads(expression.metadata().json())
 
@@ -221,7 +222,8 @@ def _window(aggregate: Any, key: Any) -> tuple[str, Window] | None:
     if not json.loads(key.metadata().json()).get("spark.timeWindow"):
         return None
     for definition in _definitions(aggregate, key.exprId().id()):
-        if definition.getClass().getSimpleName() != "AttributeReference":  # a window under another name
+        # An AttributeReference only gives the window another name: the next definition makes it.
+        if definition.getClass().getSimpleName() != "AttributeReference":
             return _cut(definition)
     return None
 
@@ -269,8 +271,9 @@ def _windows(node: Any, attributes: set[tuple[int, _Path]]) -> Iterator[Window]:
     definitions = _made_by(node, name)
     if not definitions and name not in _PASSING:
         inputs = {attribute for child in children for attribute in _ids(child)}
-        # A node that adds a column without a definition runs a function, mostly one in Python. The
-        # function makes its output from all columns that it reads.
+        # This node, such as a MapInPandas, adds a column that no expression of the plan defines: it
+        # runs a function. The function may make the column from any column that the node reads. So
+        # all of them are followed: else check_windows() would miss a window() below the function.
         if any(attribute not in inputs for attribute, _ in attributes):
             attributes = attributes | {(attribute.exprId().id(), ()) for attribute in items(node.references().toSeq())}
     below: set[tuple[int, _Path]] = set() if name in ("Aggregate", "Expand", "Project") else set(attributes)
@@ -285,7 +288,7 @@ def _windows(node: Any, attributes: set[tuple[int, _Path]]) -> Iterator[Window]:
 
 def _made_by(node: Any, name: str) -> list[tuple[int, Any]]:
     """Return the attributes that a node makes, each with the expression that defines it."""
-    if name == "Expand":  # one projection for each sliding window
+    if name == "Expand":  # it has a projection for each of the sliding windows that a row is in
         return [
             pair for projection in items(node.projections()) for pair in zip(_ids(node), items(projection), strict=True)
         ]
@@ -314,7 +317,9 @@ def _windows_in(expression: Any, path: _Path, below: set[tuple[int, _Path]]) -> 
         return
     if name == "CreateNamedStruct" and path:
         children, path = [children[2 * path[0] + 1]], path[1:]
-    for child in children[: 1 if name == "WindowExpression" else None]:  # without the partitioning
+    # Of f() OVER (PARTITION BY ...) only f() makes the value. The partitioning selects rows, and a
+    # boolean selects a value: for a window() in those, a sound query would be refused.
+    for child in children[: 1 if name == "WindowExpression" else None]:
         if _type(child) != "boolean":
             yield from _windows_in(child, path, below)
 
@@ -512,7 +517,7 @@ def _made_of(node: Any, attribute: int) -> Iterator[tuple[Any, Any | None]]:
         columns = [column for column in items(node.projectList()) if column.exprId().id() == attribute]
     elif not children or attribute not in _ids(node):
         columns = []
-    elif name == "Expand":  # one projection for each sliding window
+    elif name == "Expand":  # it has a projection for each of the sliding windows that a row is in
         place = _ids(node).index(attribute)
         columns = [items(projection)[place] for projection in items(node.projections())]
     elif name == "Union":
@@ -556,7 +561,7 @@ def _lowers(expression: Any, below: Any, path: _Path, searched: set[tuple[int, _
     if name == "CreateNamedStruct" and path:
         value = children[1 if _has_varying_gap(children) else 2 * path[0] + 1]
         return (path[0] == 0 and _is_window_start(value)) or _lowers(value, below, path[1:], searched)
-    # A condition only selects a value.
+    # A boolean child, such as the condition of CASE WHEN, only selects a value, and lowers none.
     return any(_lowers(child, below, path, searched) for child in children if _type(child) != "boolean")
 
 
@@ -565,9 +570,9 @@ def _path_below(expression: Any, name: str, children: Sequence[Any], path: _Path
     if name in ("GetArrayStructFields", "GetStructField"):
         return (expression.ordinal(), *path)
     if name == "Inline" or (name in ("Explode", "PosExplode") and _type(children[0]) == "map"):
-        return ()  # the columns are fields, keys or values of the input
+        return ()  # the columns it makes are fields, keys or values of the input: follow all of it
     if name == "CreateNamedStruct" and path and 2 * path[0] + 1 >= len(children):
-        return ()  # a function in between has made another struct of it
+        return ()  # fewer fields than the path expects: a function in between made another struct
     return path
 
 
@@ -588,13 +593,16 @@ def _is_moment(expression: Any, below: Any, path: _Path, searched: set[tuple[int
             return False
         searched.add(key)
         return any(node is None or _is_moment(column, node, path, searched) for column, node in _made_of(below, key[0]))
-    if name in ("NamedLambdaVariable", "PreciseTimestampConversion"):  # of an array; of a window()
+    # An element of an array in a lambda, and a bound of a window(), count as moments of a source.
+    # The search below would find no moment in them, so from_utc_timestamp() could lower one
+    # unnoticed, and a row would come out below the watermark.
+    if name in ("NamedLambdaVariable", "PreciseTimestampConversion"):
         return True
     path = _path_below(expression, name, children, path)
     if name == "CreateNamedStruct" and path:
         return _is_moment(children[2 * path[0] + 1], below, path[1:], searched)
     times = [child for child in children if _has_moment(_kind(child))]
-    if not times:  # from_avro() and from_json() are opaque
+    if not times:  # no input is a moment: a struct by from_json() counts, a moment from a text does not
         return not isinstance(_kind(expression), str) and not expression.foldable()
     return any(_is_moment(child, below, path, searched) for child in times)
 
@@ -613,15 +621,16 @@ def _cuts_off(expression: Any, name: str, children: Sequence[Any], path: _Path) 
     The function does not search how much of the moment is restored from a number. A date made of a
     text is a value of the source.
     """
-    if name in ("Cast", "StructsToCsv", "StructsToJson", "StructsToXml"):  # also inside of arrays and structs
+    if name in ("Cast", "StructsToCsv", "StructsToJson", "StructsToXml"):
         before, after = _kind(children[0]), _kind(expression)
         if name != "Cast":
             return _loses(before, after)
         return _loses(_at(before, path), _at(after, path), expression)
     moments = [_type(child).startswith("timestamp") for child in children]
-    if True not in moments or name == "PreciseTimestampConversion":  # of window(): the microseconds
+    # PreciseTimestampConversion makes microseconds of a moment, in a window(), and loses nothing.
+    if True not in moments or name == "PreciseTimestampConversion":
         return False
-    if name == "Sequence":  # of moments: down to a constant, or up from a constant
+    if name == "Sequence":  # its moments are lowered if it counts up from a constant, or down to one
         start, stop, *step = children
         return bool(start.foldable() or (stop.foldable() and not (step and _is_forward(step[0]))))
     if name in _SHIFTS:
@@ -728,7 +737,7 @@ def _has_varying_gap(fields: Sequence[Any]) -> bool:
     """
     start = fields[1]
     if any(e.getClass().getSimpleName() != "PreciseTimestampConversion" for e in (start, *items(start.children()))):
-        return False  # a window() calculates its start
+        return False  # a window(), whose start is calculated; a session starts at its event time
     gap = next((e for e in nodes(fields[-1]) if e.getClass().getSimpleName() in _SHIFTS), None)
     return gap is not None and not items(gap.children())[1].foldable()
 
@@ -777,12 +786,13 @@ def _inside(expression: Any, followed: _Followed) -> _Followed | None:
         if not metadata or not (metadata.get("spark.timeWindow") or metadata.get("spark.sessionWindow")):
             return None
         return _inside(children[0], dataclasses.replace(followed, field=_FIELDS[expression.ordinal()]))
-    if name == "TruncTimestamp":  # date_trunc()
+    if name == "TruncTimestamp":  # the class of date_trunc()
         truncated = _truncated(expression)
         if truncated is None or followed.shift:
             return None
         return _inside(children[1], dataclasses.replace(followed, truncated=(truncated, *followed.truncated)))
-    if name == "Subtract" and children[0].getClass().getSimpleName() == "PreciseTimestampConversion":  # window_time()
+    # window_time() is the end of a window less a microsecond.
+    if name == "Subtract" and children[0].getClass().getSimpleName() == "PreciseTimestampConversion":
         if children[1].getClass().getSimpleName() != "Literal":
             return None
         return _inside(children[0], dataclasses.replace(followed, shift=followed.shift - _micros(children[1])))
@@ -796,7 +806,7 @@ def _truncated(expression: Any) -> Truncated | None:
     if unit.getClass().getSimpleName() != "Literal" or zone.isEmpty() or unit.value() is None:
         return None
     level = dates.parseTruncLevel(unit.value())
-    if level < 0:  # Spark knows no such unit
+    if level < 0:  # Spark knows no such unit, and returns null for every row
         return None
     clocks = dates.getZoneId(zone.get())
 
@@ -834,10 +844,12 @@ def _stamps_of_join(join: Any, followed: _Followed) -> list[Stamp] | None:
     sides = (join.left(), join.right())
     side = 0 if followed.id in _ids(sides[0]) else 1
     if followed.id not in _ids(sides[side]):
-        return None  # a semi-join outputs only left columns, other joins those of either side
+        return None  # neither side of the join has the column, so its stamps are unknown
     below, lag = _lag_of_all(sides), _lags(join)[side]
     if followed.id in _time_keys(join) and _holds(sides[side]):
-        # The join holds its side's rows by its own watermark, the lesser of both sides.
+        # The join requires equal event times of both sides, and an operator below it holds rows of
+        # this side. The join releases rows by a watermark of its own, the lower one of both sides:
+        # so the stamp has the greater lag of the two operators.
         stamps = _stamps(sides[side], followed)
         if stamps is None or below is None:
             return None

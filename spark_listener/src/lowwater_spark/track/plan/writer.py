@@ -72,7 +72,7 @@ class Writer:
     """The JVM function that a writer with foreachBatch calls for each batch; else None."""
 
     def check_no_sink(self) -> None:
-        """Raise ValueError if it has a sink: foreach_batch()'s function writes instead."""
+        """Raise ValueError if the writer has a sink: foreach_batch()'s function writes instead."""
         default = self.frame.sparkSession.conf.get("spark.sql.sources.default", "parquet")
         sinks = {
             "foreachBatch()": self.function is not None,
@@ -89,7 +89,7 @@ class Writer:
                 raise ValueError(msg)
 
     def check_sink(self) -> None:
-        """Raise ValueError if it has no sink."""
+        """Raise ValueError if the writer has no sink."""
         if self.format is None and self.function is None:
             msg = 'format is missing: "parquet", "kafka", "delta" or any other sink that Spark knows'
             raise ValueError(msg)
@@ -179,7 +179,9 @@ def _settings_of(writer: DataStreamWriter) -> dict[str, Any]:
     settings["frame"] = frame
     settings["output_mode"] = str(fields["outputMode"].toString()).lower()
     settings["trigger"] = _trigger(fields["trigger"])
-    if str(fields["source"]).lower() == _FUNCTION:  # a later format() leaves the function in place
+    # format() after foreachBatch() leaves foreachBatchWriter set, and Spark writes by the format.
+    # So ``source`` decides: else the stage would call a function that Spark itself does not call.
+    if str(fields["source"]).lower() == _FUNCTION:
         settings["function"] = fields["foreachBatchWriter"]
     else:
         settings["format"] = str(fields["source"])
@@ -219,7 +221,8 @@ def _trigger(trigger: Any) -> Mapping[str, Any]:
     """Return the arguments that make a trigger. Raises Unsupported for an unknown one."""
     kind = _kind(trigger)
     if kind == _PROCESSING_TIME:
-        # A writer without a trigger has one without an interval.
+        # The interval is 0 if the user has not called trigger(). If that were kept as a trigger,
+        # with_pause() would not space the batches.
         return {"processingTime": f"{trigger.intervalMs()} milliseconds"} if trigger.intervalMs() else {}
     names = {
         "AvailableNowTrigger": "availableNow",

@@ -1,6 +1,7 @@
 """Counts the rows of a batch of a stage without state, and finds the late ones.
 
-The low watermark does not need it: every range of such a stage is at W when the batch is committed.
+The low watermark does not need the counts: every range of such a stage is at the inputs' low
+watermark W when the batch is committed.
 The heuristic watermarks need the number of rows as a weight, and late rows must be noticed. Both
 are measured within the user's own jobs: a metric on the frame counts the rows and keeps their least
 event time, at a fraction of a job's cost (benchmark ``spark_overhead``). The driver then decides
@@ -70,7 +71,7 @@ class Counted:
     late_example: int | None = None
     """Event time of the oldest late row, microseconds."""
     late_handle: int | None = None
-    """Key range of that row."""
+    """Key range of the oldest late row."""
     arrived: Arrived | None = None
     """Lateness of the rows read (of an injector with state: emitted); None without a budget, or
     while there is no time to count it from."""
@@ -85,7 +86,7 @@ _BINS: Final = 1024
 """Bins of the aggregate: more than there are buckets, so that it merges equal ones only. (The
 position of two merged equal ones may be off by a rounding.)"""
 _FAR: Final = 2**62
-"""Greatest lateness, microseconds: the difference of two times may exceed 64 bits."""
+"""Greatest lateness that is counted, microseconds: the difference of two times can overflow."""
 
 
 def lateness_of(micros: Column, reference: int) -> Column:
@@ -100,10 +101,11 @@ def bucket(lateness: Column) -> Column:
     from pyspark.sql import functions as sf
 
     edges = sf.expr(_EDGES)
-    # Rounding of the edges makes the logarithm at most one bucket too low.
+    # ``near`` is the bucket by the logarithm. The edges are rounded to whole numbers, so it may be
+    # one too low: ``exact`` compares the lateness with the edge itself.
     near = sf.ceil(sf.log(lateness / sf.lit(1000.0)) / sf.lit(_GROWTH) - sf.lit(1e-9)).cast("int") + 1
     exact = near + sf.when(sf.element_at(edges, sf.least(near, sf.lit(len(EDGES) - 2)) + 1) < lateness, 1).otherwise(0)
-    # ``least`` ignores nulls.
+    # least() ignores nulls: without this condition a null lateness would get the last bucket.
     bounded = sf.when(lateness.isNotNull(), sf.least(exact, sf.lit(len(EDGES) - 1)))
     return sf.when(lateness <= 0, 0).when(lateness <= 1000, 1).otherwise(bounded)
 
@@ -146,7 +148,7 @@ class Rows:
 
         measures = [*self._actions.measures(self._frame, self._keyed.event_time)]
         if self._promised == MIN:
-            measures.pop()  # no row is late
+            measures.pop()  # the least event time, which shows late rows: without a promise none is late
         if self._reference != MIN:
             lateness = lateness_of(event_micros(self._frame, self._keyed.event_time), self._reference)
             histogram = sf.to_json(sf.histogram_numeric(bucket(lateness).cast("double"), sf.lit(_BINS)))
@@ -155,7 +157,8 @@ class Rows:
 
     def _count(self) -> Counted:
         measured = self._actions.take(self._frame, self._metric) if self._metric else None
-        # An action may read no row at all, for example when the other side of a join is empty.
+        # No result, or zero rows, is no proof of an empty batch: an action may have read no row at
+        # all, such as a join whose other side is empty. So a job counts the rows.
         if measured is None or measured.rows == 0:
             [row] = self._source().agg(*self._measures()).collect()
             measured = _Measured(**row.asDict())
@@ -167,7 +170,7 @@ class Rows:
         if histogram is None:
             return None
         counts: dict[int, int] = {}
-        # A bucket may occur twice.
+        # Spark's histogram_numeric may return one bucket in two bins, whose counts are added.
         for bin_ in json.loads(histogram):
             counts[round(bin_["x"])] = counts.get(round(bin_["x"]), 0) + round(bin_["y"])
         return Arrived(self._reference, counts)
@@ -191,7 +194,8 @@ class Rows:
             sf.col("micros") < sf.lit(self._promised)
         )
         [[count, oldest]] = late.agg(sf.count(sf.lit(1)), sf.min(sf.struct("micros", "handle"))).collect()
-        # The source returned other rows this time, so their late ones are unknown.
+        # No row is late now, though an action saw one: the source returned other rows this time. So
+        # the late rows of the first reading are unknown, and only its number of rows counts.
         return Counted(rows) if oldest is None else Counted(rows, count, oldest.micros, oldest.handle)
 
 
@@ -281,12 +285,13 @@ class Actions:
     def _listen(self, frame: DataFrame) -> bool:
         """Register with the session that runs the batch; False if that fails."""
         try:
-            # Spark runs batches in a copy of the user's session, perhaps not always the same.
+            # Each session has its own listeners, and Spark runs a batch in a copy of the user's
+            # session. If this copy is another one than before, the listener is registered anew.
             manager: Any = frame.sparkSession._jsparkSession.listenerManager()
             if self._manager is None or not manager.equals(self._manager):
                 self.close()
-                # py4j makes a new JVM object each time it passes a Python one, and only the
-                # registered object can be unregistered: keep it.
+                # py4j makes a new JVM object each time it passes ``self``, and close() must
+                # unregister the very object that was registered. singletonList() returns it.
                 jvm: Any = frame.sparkSession._jvm
                 listener = jvm.java.util.Collections.singletonList(self).get(0)
                 manager.register(listener)
@@ -302,15 +307,16 @@ class Actions:
         None if they are unknown.
         """
         self._delivered.wait(_SOON)
-        # Further actions may follow, and count as well.
+        # The first event sets _delivered, but the function may have run several actions, which all
+        # count: wait for the events of the others too.
         if not self._drained(frame):
             return None
         results, self._results = (self._results if metric == self._metric else []), []
         self._metric = ""
         if not results:
             return None
-        # The oldest time is that of all actions, because perhaps only one that has read fewer rows
-        # has read the late row. The other measures are of the action that has read most rows.
+        # The least event time is that of all actions: perhaps only one that has read fewer rows has
+        # read the late row. The other measures are those of the action that has read most rows.
         most = max(results, key=lambda result: result.rows)
         oldest = min((result.oldest for result in results if result.oldest is not None), default=None)
         return _Measured(most.rows, oldest, most.arrived, most.untimed)
@@ -343,16 +349,16 @@ class Actions:
         metric = self._metric
         try:
             metrics = execution.observedMetrics()
-            # Copy the keys: the batch's thread may add another one meanwhile.
+            # tuple() copies the names: watch(), on the batch's thread, may add one during the loop.
             for emitted in tuple(self._unread):
                 if metrics.contains(emitted):
                     self._unread[emitted] = False
             if not metric or not metrics.contains(metric):
                 return
             result = _Measured(**json.loads(metrics.apply(metric).json()))
-            # This action has read one row at most. If the user calls it first and then reads by
-            # ``rdd`` or ``foreachPartition``, which send no events, one row would be counted and
-            # late ones missed. So let a job count.
+            # isEmpty() reads one row at most. The function may call it, and then read all rows by
+            # ``rdd`` or ``foreachPartition``, which send no events: one row would be counted, and
+            # late ones missed. With zero rows here, _count() runs a job instead.
             if function == "isEmpty":
                 result = _Measured(0, result.oldest)
             self._results.append(result)

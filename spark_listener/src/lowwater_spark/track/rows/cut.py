@@ -28,7 +28,7 @@ _SLOT: Final = PLACES // SLOTS
 
 
 class Share(NamedTuple):
-    """A range's part of a range of the cut before."""
+    """The part of a range of the cut before, ``parent``, that a range of the new cut receives."""
 
     parent: int
     places: tuple[int, int] | None
@@ -61,7 +61,7 @@ class Cut:
     def told(self) -> Layout:
         """The cut as it is reported to the authority, in whole slots.
 
-        An equal part is reported from the slot of its start; of several in one slot, the last.
+        An equal part is reported from the slot of its start; parts that start in one slot, as one.
         """
         if self.layout.version:
             return self.layout
@@ -139,7 +139,9 @@ def _slot_column(xxhash64: Column, starts: Sequence[int]) -> Column:
         table += [handle] * ((end - start) // width)
     if len(table) == 1:
         return sf.lit(0)
-    # The sign bit is flipped, for the order of signed hashes.
+    # A key's place is its hash with the sign bit flipped, as an unsigned number: the claimed bounds
+    # and ``starts`` are in the order of places. Without the flip, a key with a negative hash would
+    # get a range of the upper half of the key space, not of the lower one.
     place = xxhash64.bitwiseXOR(sf.lit(-SIGN))
     return _looked_up(sf.shiftrightunsigned(place, 48 + width.bit_length() - 1).cast("int"), table)
 

@@ -60,7 +60,7 @@ class Bounds:
     ahead: int = AHEAD // _MICRO
     """Greatest distance of an event time ahead of the driver's clock."""
     skew: int | None = None
-    """Greatest distance at which others are read ahead of the slowest partition; None: no limit."""
+    """Greatest distance that a partition may be read ahead of the slowest one; None: no limit."""
     producer: str | Column | None = None
     """Column that names the producer of a row; None: the parts are Kafka's partitions."""
     producers: tuple[str, ...] = ()
@@ -170,7 +170,8 @@ class Bounds:
         for name, part in found.items():
             if part.newest is not None:
                 newest[name] = max(newest.get(name, MIN), part.newest)
-        # A proof rests on its declaration: after another declaration it counts no more.
+        # The bounds in before.proven were computed with the ``across`` and ``delay`` of then. If
+        # this start declares others, such as a greater ``across``, those bounds may be too high.
         proven_before = before.proven if before.by == (self.across, self.delay) else {}
         proven = {name: micros for name, micros in proven_before.items() if name in expected}
         bounds = [] if self.delay is None else [now - self.delay]
@@ -207,7 +208,10 @@ class Bounds:
         return state.unlisted or (self.delay is not None and now - self.delay - state.frontier >= step)
 
     def holding(self, state: Seen) -> list[str]:
-        """Return the parts that hold the frontier, in words: a few lowest ones, unless all are."""
+        """Return a few parts that hold the frontier, in words: undeclared ones, or the lowest.
+
+        The list is empty if all parts are at the same event time.
+        """
         if state.strangers:
             return [f"{_named(name)} (not declared, and it has rows)" for name in state.strangers[:_NAMED]]
         standing = {name: self.of_part(state, name) for name in state.expected}
@@ -255,7 +259,7 @@ class Seen:
     newest: Mapping[str, int] = field(default_factory=dict)
     """Greatest event time by part."""
     proven: Mapping[str, int] = field(default_factory=dict)
-    """Proven lower bound of later rows, by part, because all of its rows had been read."""
+    """Lower bound of later rows, by part, proven because all rows of the part had been read."""
     frontier: int = MIN
     strangers: tuple[str, ...] = ()
     """Unexpected parts that have rows."""

@@ -39,7 +39,7 @@ class Keyed:
     layout: lowwater.Layout = EQUAL
     """The current layout; version 0: the key space is cut into equal parts."""
     window_start: timedelta = timedelta()
-    """Shift of those windows, Spark's startTime. Only a sidecar declares one."""
+    """Shift of the windows, Spark's startTime. Only a sidecar declares one."""
 
     @property
     def cut(self) -> Cut:

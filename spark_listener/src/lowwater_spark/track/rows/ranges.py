@@ -92,7 +92,7 @@ def key_zone(frame: DataFrame, key: Sequence[str | Column]) -> str:
     for node in itertools.chain.from_iterable(map(nodes, _expressions(frame, key))):
         loader = node.getClass().getClassLoader()
         aware = loader.loadClass("org.apache.spark.sql.catalyst.expressions.TimeZoneAwareExpression").isInstance(node)
-        # Every cast has a zone, but few use it.
+        # Spark gives every Cast a time zone; needsTimeZone() says whether the cast depends on it.
         if aware and (node.getClass().getSimpleName() != "Cast" or node.needsTimeZone()):
             zones.add(node.timeZoneId().get())
     return ", ".join(sorted(zones))

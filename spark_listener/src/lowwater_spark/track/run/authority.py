@@ -1,6 +1,6 @@
 """The driver's calls to the authority: claim, prepare, commit, renew.
 
-They degrade: a pipeline goes on without the authority. Two kinds of refusal are kept apart.
+If a call fails, the pipeline goes on without the authority. Two kinds of errors are kept apart.
 *Replaced*: another run owns the stage, or its inputs are not the registered ones; the run must
 stop, and the error is raised. *Away*: all others; the stage holds until the authority answers.
 """
@@ -73,30 +73,30 @@ class Registration:
     generation: int
     ordinal: int
     digest: bytes
-    """Digest of the run's first batch, if it was planned already."""
+    """Digest of the plan of the run's first batch; empty: Spark has not planned that batch."""
     adopt: bool
     estimated: bool = False
-    """True: its watermark is not exact, by an approximate drive()."""
+    """True: the stage's watermark is not exact, because of an approximate drive()."""
     lateness_budgets: Sequence[float] = ()
     max_skew: timedelta | None = None
-    """Greatest lead of its watermark over the clock; None: as registered before, or its inputs'."""
+    """Greatest lead of the watermark over the clock; None: as registered before or for inputs."""
     sidecar: bool = False
-    """True: it follows a query of another process; its worker's name says so."""
+    """True: a sidecar claims for a query of another process; the worker's name says so."""
 
 
 @dataclass(slots=True)
 class Authority:
     """One run's claim, and whether the authority can be reached.
 
-    The batch's thread and the driver's use it in turn. Only the claim, which may take long, is made
-    by the driver's thread while a batch runs; the batch has no lease until then.
+    The batch's thread and the clock's use it in turn. Only the claim, which may take long, is made
+    by the clock's thread while a batch runs; the batch has no lease until then.
     """
 
     client: lowwater.Client
     registration: Registration
     clock: Callable[[], float] = time.monotonic
     as_of_now: Callable[[Registration], Registration] = lambda registration: registration
-    """Updates a claim's facts about a checkpoint that another process writes."""
+    """Function that updates a claim's facts about a checkpoint that another process writes."""
     lease: lowwater.Lease | None = field(default=None, init=False)
     registered: lowwater.Computation | None = field(default=None, init=False)
     problem: str = field(default="", init=False)
@@ -126,7 +126,7 @@ class Authority:
     _last: Reading | None = field(default=None, init=False)
 
     _input_reader: lowwater.InputReader | None = field(default=None, init=False)
-    """Notices when the inputs move. A claim's readings are the worker's."""
+    """Reader that notices when the inputs move; :meth:`read` takes its values from the worker."""
 
     def __post_init__(self) -> None:
         self.cut = Cut(self.registration.ranges)
@@ -225,17 +225,19 @@ class Authority:
     def claim_again(self, cut: Cut, values: Sequence[int], batch: int, digest: str) -> None:
         """Claim the ranges of another cut instead of the stage's, before a batch.
 
-        Raises LowwaterError.
-
-        If the result is unknown the lease is dropped, since it may be fenced by now. The stage then
-        claims anew, as at the start.
+        Raises LowwaterError. ``lease`` is None then, because the old lease may be fenced by now,
+        and the stage claims anew, as at the start.
         """
-        before, self.lease = self.lease, None
-        self._last_report, self._finished = None, set()
+        before = self.lease
         assert before is not None
+        self.drop_lease()
         self.registration = dataclasses.replace(self.registration, generation=batch, digest=bytes.fromhex(digest))
         self.lease = self._call_claim(cut, values, before.sequencer)
         self.cut = cut
+
+    def drop_lease(self) -> None:
+        """Forget the lease, and what was reported and finished of its ranges: the cut changes."""
+        self.lease, self._last_report, self._finished = None, None, set()
 
     def _call_claim(self, cut: Cut, values: Sequence[int], instead_of: int = 0) -> lowwater.Lease:
         """Claim. A claim in place of another one has a short limit, since a batch waits."""
@@ -258,7 +260,8 @@ class Authority:
                 generation=registration.generation,
                 timeout=CALL_TIMEOUT if instead_of else None,
             )
-        # A takeover happens once: this run must not replace a run that has taken over since.
+        # adopt=True has taken the name over from another checkpoint. Later claims of this run must
+        # not do so again: they would fence a third checkpoint that has taken it over since.
         self.registration = dataclasses.replace(self.registration, adopt=False)
         return lease
 
@@ -310,7 +313,8 @@ class Authority:
         """Return a reading in the client's form."""
         if self.registered is None or not self.registered.inputs:
             return None
-        # A reading of MIN holds for any inputs.
+        # A reading of MIN promises nothing, whatever the inputs are. UNREAD has input_version 0:
+        # the authority would refuse it as a reading of other inputs than the registered ones.
         unread = reading.low == MIN
         return lowwater.Inputs(
             low=lowwater.Watermark(reading.low),
@@ -392,8 +396,9 @@ class Authority:
             ):
                 if refusal.reason == errors.StaleSequencer.reason:
                     raise errors.StaleSequencer(refusal.message, metadata={"computation": self.registration.name})
-                # The other ranges count, and another batch would be refused as well. The lease
-                # repeats the refusal, and the status shows it.
+                # The values of some ranges are refused, such as for leading the clock by too much;
+                # the others count. The stage does not hold, because another batch would be refused
+                # as well. The lease sends the values again, and the status shows the refusal.
                 logger.warning("batch %d of %s: %s", batch, self.registration.name, refusal.message)
             self.wanted = wanted_layouts[-1] if wanted_layouts else None
             self._acknowledged_layout = (lease.sequencer, known_versions[-1]) if known_versions else None
@@ -423,7 +428,8 @@ class Authority:
     def vouch(self, through: int, reading: Reading) -> str:
         """Announce to the authority that an output is about to be marked complete ``through``.
 
-        Returns why the output must not be marked, or an empty text. Raises what replaced the run.
+        Returns why the output must not be marked, or an empty text. Raises the error that replaced
+        the run.
         """
 
         def call(lease: lowwater.Lease) -> str:
@@ -434,7 +440,7 @@ class Authority:
             except errors.LowwaterError as failure:
                 if failure.reason != "UNIMPLEMENTED":
                     raise
-                return str(failure)  # an older authority without this call is not away
+                return str(failure)  # an older release of the authority lacks the call, but is not away
             return ""
 
         claimed = self.lease is not None and not self.problem
@@ -490,7 +496,9 @@ class Authority:
                 if reading.low == MAX:
                     self._finish(lease, [handle for handle, value in enumerate(values) if value == MAX])
                 if len(self._finished) < len(values):
-                    # Above all that is held: finished ranges are MAX, the others keep their values.
+                    # advance() refuses the frontier MAX of an injector that has finished. It gets
+                    # the greatest stamp that a range still holds instead: so each of those ranges
+                    # reports its own stamp, and the finished ones stay at MAX.
                     held = (value for value in values if value != MAX)
                     advance(None, frontier=reading.low if reading.low != MAX else max(held))
         self._last_report = arguments
@@ -523,7 +531,7 @@ class Authority:
         except REPLACED:
             raise
         except errors.LowwaterError as failure:
-            self.lost(failure)  # the value stays staged
+            self.lost(failure)  # the lease keeps the end of the ranges staged, and sends it later
         self._finished |= new
 
     # -- away and back -----------------------------------------------------------------------------
@@ -572,7 +580,7 @@ class Authority:
             raise
         except errors.LowwaterError as failure:
             self.problem = f"{failure.reason}: {failure}"
-            self._last_try = self.clock()  # the call may have taken longer than the interval
+            self._last_try = self.clock()  # the call's end: it may take longer than RETRY_INTERVAL
             return False
         logger.info("%s reaches the authority again", self.registration.name)
         self.problem = ""

@@ -68,7 +68,7 @@ class MicroBatch:
 
     run: Run
     facts: BatchFacts
-    """The query's: those of a stage may have another reading and promise."""
+    """Facts of the query; those of a stage may have another reading and promise."""
     outputs: OpenOutputs
     """Outputs that the run has begun to write to."""
     probe: Callable[[str, int], None] = lambda _point, _batch: None
@@ -86,7 +86,7 @@ class MicroBatch:
     ended: bool = False
 
     def refuse_failed(self) -> None:
-        """Raise the first error of a method."""
+        """Raise the first error that a method of the batches has raised, if there is one."""
         if self.failures:
             raise self.failures[0]
 
@@ -146,7 +146,7 @@ class Claimed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What follows a batch of one stage: the driver prepares, commits and records it."""
+    """The result of a batch in one stage, which the driver prepares, commits and records."""
 
     after: AfterBatch = field(default_factory=AfterBatch)
     """The stage after the batch."""
@@ -197,6 +197,7 @@ class Batch:
         self._outcome = Outcome()
         self._earlier = [shared.batches[earlier.name] for earlier in stage.earlier]
         self._counted_on = False
+        """True: a later stage or an output relies on what the stage holds, so that is final."""
         self._emitted: tuple[DataFrame, str] | None = None
         """The frame that stateful() returned and the metric on it; None without rows."""
 
@@ -548,7 +549,8 @@ class Batch:
             receipts = send_again(frame.sparkSession, version, self._own_facts().reference, self._destination)
         self._outcome = self._outcome_of(frame.sparkSession, version, receipts, update)
         emitted = rows_of(frame.sparkSession, store, version, columns)
-        # A replay may find all of its emitted rows in the sink already, and read none of them.
+        # Watch whether an action reads the emitted rows, since unread rows are lost. Not in a
+        # replay: its output may have the batch already, so that no action needs to read them.
         if self._shared.actions is not None and not self.replayed and any(entry.emitted for entry in version.ranges):
             emitted, metric = self._shared.actions.watch(emitted)
             self._emitted = emitted, metric
@@ -624,7 +626,8 @@ class Batch:
         stage, reader, reading = self._stage, self._run.reader, self._shared.facts.reading
         with self._run.lock:
             claim = self._claim_epoch()
-            # The batch read the inputs that are registered now.
+            # False if an input was added or reset since the batch's reading, which knows nothing of
+            # the new one. The output must not be marked as complete by that reading.
             current = reader is None or not reader.progress.is_outdated(reading)
             if current and reader is not None and stage.reads and reading.low != MIN:
                 current = stage.translated(reading, reader).low != MIN
@@ -632,7 +635,7 @@ class Batch:
         return Standing(low, claim, current and claim is not None and self._vouched(low))
 
     def _vouched(self, low: int) -> bool:
-        """Return whether an output may promise ``low``. The authority learns it first.
+        """Return whether an output may promise ``low``: the authority must acknowledge that first.
 
         From then on, no input below it can be added to the stage or to the stages of the query that
         it reads. A later stage's promise also rests on earlier stages, which have not reported yet.
@@ -653,16 +656,19 @@ class Batch:
         """Return the lowest stamp that later batches of the stage can still write, as known now."""
         version = self._outcome.version
         if version is None and StateStore.existing(self._section) is not None:
-            with self._run.lock:  # stateful() has not yet decided what the stage will hold
+            # Before the batch's stateful() it is unknown what the stage will hold: only what it
+            # reports at present, as of the batch before, is safe.
+            with self._run.lock:
                 return min(self._stage.progress.values(self._stage.progress.reading), default=MIN)
         if self._keyed.injector and self._frontier is None and version is None:
-            return self._previous  # the function may still set the frontier
+            return self._previous  # the function may still set the frontier, at this value or above
         return self._floored(min(batch._through() for batch in self._earlier) if self._earlier else None)
 
     def _floored(self, low: int | None = None) -> int:
-        """Return the lowest stamp above a low watermark, by default the batch's, and what is held.
+        """Return the lowest stamp that the stage can still write, by ``low`` and what it holds.
 
-        From then on, calls that would lower it are refused.
+        ``low`` is by default the batch's low watermark. Later calls that would lower the result are
+        refused.
         """
         self._counted_on = True
         self._fix_frontier()
@@ -679,9 +685,12 @@ class Batch:
             raise ValueError(msg)
 
     def _own_facts(self) -> BatchFacts:
-        """Return the facts by which the stage judges its rows: with its own low watermark."""
+        """Return the facts by which the stage judges its rows: with its own low watermark.
+
+        Each task gets them, and no task reads the layouts, which have a number for each key range.
+        """
         reading = dataclasses.replace(self._facts.reading, low=self._low())
-        return dataclasses.replace(self._facts, reading=reading)
+        return dataclasses.replace(self._facts, reading=reading, layouts={})
 
     def _fix_frontier(self) -> None:
         """Make the frontier durable before any output depends on it."""
@@ -713,7 +722,8 @@ class Batch:
             self._shared.actions.tell_unread(*self._emitted, self._destination.computation, self.id)
         self._fix_frontier()
         if self._outcome.version is None:
-            # The earlier stages, and else the first one, have counted the late rows, by their keys.
+            # A late row counts once in a query, in a key range of one stage: an earlier stage that
+            # this one reads, or the query's first stage. Other stages only count finished rows.
             if self._earlier:
                 counted = Counted(sum(batch._outcome.counted.finished for batch in self._earlier))
             elif self is not next(iter(self._shared.batches.values())):

@@ -1,4 +1,4 @@
-"""The W of each batch, durable before the batch writes any output.
+"""The low watermark W of the inputs that each batch runs with, durable before it writes any output.
 
 Otherwise a replay would run with a newer W: batch N runs with 14:00, writes the window of 13:00,
 and crashes before its state is saved; the replay reads 15:00 and closes [14:00, 15:00) as well, but

@@ -33,7 +33,7 @@ class BatchEvent:
 
     batch: int
     oldest: int | None
-    """Least event time of its rows, microseconds; None without rows or without an observation."""
+    """Least event time of the batch's rows, microseconds; None without rows or observation."""
     dropped: int
     """Number of rows that Spark dropped for being below its own watermark."""
     ran: bool = True
@@ -89,7 +89,8 @@ class Events:
 
 
 def _key(event: Any) -> tuple[int, str]:
-    # An idle event has the number of the next batch, but another time than that batch's event.
+    # Spark's event of a trigger without rows has the number of the next batch. That batch's own
+    # event has another timestamp: by the number alone, poll() would take it for a known one.
     return event.batchId(), event.timestamp()
 
 

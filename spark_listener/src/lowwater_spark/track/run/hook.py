@@ -52,8 +52,8 @@ GLANCE: Final = 0.01
 """Seconds between two reads of the commit log while a commit is imminent."""
 
 QUIET: Final = 1.0
-"""Seconds between two reads, and two looks of the clock, while other threads wake the clock: a
-wake-up may be lost."""
+"""Seconds between two reads of the commit log, and two looks of the clock, while no commit is
+imminent. Other threads wake the clock when there is news, but a wake-up may be lost."""
 
 PATIENCE: Final = (0.05, 0.2, 1.0, 2.0, *[5.0] * 11)
 """Seconds between attempts to read the checkpoint, in a batch's begin and the clock's last look."""
@@ -69,6 +69,7 @@ class _Running:
     plan: Plan
     facts: BatchFacts
     since: float
+    """Start of the batch, epoch seconds."""
     outcomes: Sequence[Outcome] = ()
     """Prepared outcome of each stage; empty until the function has returned."""
 
@@ -88,13 +89,13 @@ class Hook:
     elapsed: Callable[[], float] = time.monotonic
     """A clock that is never set, seconds."""
     elsewhere: ClassVar[bool] = False
-    """False: its batches are planned in this process."""
+    """False: this process plans the batches; only a sidecar follows those of another process."""
     observed: ClassVar[bool] = False
     """False: late rows are counted while a batch runs, not from Spark's events."""
     run: Run = field(init=False, repr=False, compare=False)
     ticks: Ticks = field(init=False)
     ticked: int = field(default=0, init=False)
-    """Number of empty batches that it has requested."""
+    """Number of empty batches that the hook has requested."""
     _actions: Actions = field(default_factory=Actions, init=False)
     _running: _Running | None = field(default=None, init=False)
     _now: tuple[int, float] = field(default=(MIN, 0.0), init=False)
@@ -173,12 +174,15 @@ class Hook:
             number = running.plan.batch
             if not ((evidence is not None and evidence > number) or self.run.log.committed(number)):
                 return
-            # This read comes first: if it fails, the next look repeats it, and then commits.
+            # confirm() checks that the sources are still those of the batches before, so no stage
+            # may commit earlier. If it raises OSError, self._running stays, and the next look calls
+            # it again.
             self.run.heads.confirm(running.plan.lines)
             self.probe("committed", number)
-            # Earlier stages commit before later ones, which lag and never lead after a crash. If
-            # one is refused, none records the batch: a later stage would report what an earlier
-            # one passes on, without the rows that it holds itself. No other batch begins then.
+            # A stage commits after the stages that it reads: a crash between two commits leaves the
+            # later stage behind, never ahead. commit() raises if another run has replaced this one.
+            # Then no stage records the batch, and no other batch begins: if an earlier stage had
+            # recorded it, a later one would report by it, without the rows that it holds itself.
             outcomes = [stage.commit(outcome) for stage, outcome in zip(self.run.stages, running.outcomes, strict=True)]
             self._running = None
             for stage, outcome in zip(self.run.stages, outcomes, strict=True):
@@ -203,7 +207,7 @@ class Hook:
 
     @property
     def removals(self) -> list[Removal]:
-        """The removals from its outputs."""
+        """The removals from the outputs of this run."""
         with self.run.lock:
             return self._outputs.removals
 
@@ -223,7 +227,8 @@ class Hook:
         """Request an empty batch when only a batch can help. The caller holds the lock."""
         now = int(self.wall() * 1_000_000)
         needed = any(
-            # What the authority must learn again waits until it answers.
+            # A stage that holds needs another batch, whose report brings what the authority lacks.
+            # While the authority is away that report would fail as well, so none is requested.
             (stage.progress.holding and not stage.authority.problem)
             or stage.progress.would_close()
             or stage.progress.would_fire(self._clock())
@@ -249,7 +254,7 @@ class Hook:
             raise self.run.failure
         try:
             running = self._begin_patiently(number)
-            self.run.wake.set()  # it may have committed a batch before the clock has
+            self.run.wake.set()  # _begin() may have committed the batch before: the clock reports that
             self.probe("begun", number)
             facts = running.facts
             shared = MicroBatch(self.run, facts, self._outputs, self.probe, self._actions)
@@ -259,7 +264,7 @@ class Hook:
                     promised = MIN if stage.keyed.injector else stage.promised(facts.promised)
                     own = dataclasses.replace(facts, reading=UNREAD, promised=promised)
                 shared.batches[stage.name] = Batch(own, stage, shared)
-            # The function gets the first stage's batch, and by it the others.
+            # The user's function gets batches[0]; its of(NAME) returns those of the other stages.
             batches = list(shared.batches.values())
             source_states = {
                 stage.name: self._look_at(stage, batch, frame, running)
@@ -271,7 +276,8 @@ class Hook:
             rows = Rows(
                 frame, first.keyed, promised, self._actions, batches[0]._own_facts().reference if counts else MIN
             )
-            # A stage with state counts the rows in its tasks.
+            # A stage with state counts its rows in the tasks of stateful(). If all stages do, the
+            # frame needs no metric that counts the rows again.
             with_state = all(StateStore.existing(stage.section) is not None for stage in self.run.stages)
             self.write_batch(frame if with_state else rows.observed(), batches[0])
             self.probe("written", number)
@@ -298,7 +304,8 @@ class Hook:
             return None
         source_state = stage.entries.seen(number)
         if source_state is None and (frontier := stage.entries.frontier(number)) is not None:
-            # Its first run had no declarations: the function set the frontier.
+            # A replay, and the batch's first run had no disorder=: there the function set the
+            # frontier. The replay keeps it, whatever the rows would show now.
             batch._set_computed_frontier(frontier)
             return None
         if source_state is None:
@@ -381,9 +388,10 @@ class Hook:
             )
             prepared[stage.name] = dataclasses.replace(outcome, after=after, holding=holding)
             stage.count_late(batch.id, outcome)
-            if (
-                not self.run.checked.controls
-            ):  # for driven frames Spark's events count them, before windows drop such rows
+            # In a driven query Spark's windows have dropped rows without an event time by now.
+            # Run.take() counts them where the query reads them, by Spark's events. If they were
+            # counted here as well, those that came through to the batch would count twice.
+            if not self.run.checked.controls:
                 stage.count_untimed(batch.id, outcome.counted.untimed)
         return list(prepared.values())
 
@@ -396,7 +404,7 @@ class Hook:
     def _clock(self) -> int:
         """Return the clock of a new batch, microseconds.
 
-        It is the driver's, or if that went back, the newest batch's plus the time since then.
+        The driver's clock; if that was set back, the newest batch's clock and the time since then.
         """
         before, since = self._now
         passed = max(0.0, self.elapsed() - since)
@@ -410,7 +418,7 @@ class Hook:
 
         The facts have the reading (W) that the batch may use.
         """
-        self.follow_commits(number)  # unless the clock has done it
+        self.follow_commits(number)  # commits batch number - 1, unless the clock has done so
         with self.run.lock:
             plan = self.run.log.plan(number)
             if plan is None:
@@ -421,21 +429,28 @@ class Hook:
                 sync_file(file)
                 sync_directory(file.parent)
             entries, digest = self.run.stages[0].entries, plan.digest
-            # Another run may have run batches between this one's first look and its first batch.
+            # At a run's first batch, self._newest is from durable(). An older run of the query may
+            # have run more batches since: then the batch log has the last one's facts. By facts of
+            # an older batch, this batch's bounds and clock could be below those of the last one.
             newest = -1 if self._newest is None else self._newest.batch
             if newest < number - 1 and (before := entries.read(number - 1)) is not None:
                 self._note(before)
             chosen, promised = UNREAD, MIN
-            # A later batch writes the rows that Spark still holds after this one.
+            # Lowest stamp of the rows that Spark still holds after this batch. A later batch writes
+            # them, so the reading that this batch uses must not be above it.
             bound = self.run.checked.spark_bound(plan)
             if self.run.reader is not None:
                 progress, spark_bound = self.run.reader.progress, self.run.reader.progress.committed.spark_bound
-                # A plan may not say which rows the batch reads; earlier batches are confirmed.
+                # A plan names the files of a file source, so counted() takes the planned line. Of
+                # another source, such as Kafka, the batch may read other rows than those planned:
+                # by that line, the reading could cover rows that no batch has read. So the line of
+                # the last committed batch counts.
                 chosen = progress.choose(self.run.heads.counted(plan.lines, self.run.lines))
                 if self._newest is not None:
-                    # A larger retention moves Spark's bounds back. Rows held under the smaller one
-                    # still come out within it. So the last batch's bounds remain in force, and
-                    # windows that it has closed stay closed.
+                    # A start with a larger retention lowers ``bound`` and ``spark_bound``. But the
+                    # rows that Spark holds from before come out within the smaller retention. So
+                    # the last batch's bounds stay in force: else windows that it has closed would
+                    # open again.
                     bound = max(bound, self._newest.reading.low)
                     spark_bound = max(spark_bound, self._newest.promised)
                 promised = min(progress.reading.low, spark_bound)

@@ -81,6 +81,7 @@ class Plain:
     output: Path | None = None
     """Directory of the sink's files; None if the sink writes no local files."""
     boot: Callable[[Path], str] = boot_of
+    """Function that names the time since the last possible power cut: see :class:`DurableSink`."""
     witness: Witness | None = None
     """Checker of a checkpoint that another process writes; None: this process writes it."""
     run: Run = field(init=False, repr=False, compare=False)
@@ -94,7 +95,7 @@ class Plain:
     _promises: deque[tuple[int, int]] = field(init=False)
     """Committed batches, each with the promise that held for the rows before it."""
     _sink: DurableSink | None = field(init=False)
-    """Syncs the sink's output; None if it is not made of local files."""
+    """Object that syncs the sink's output; None if that is not made of local files."""
     _marked: bool = field(default=False, init=False)
     _begun: int = field(default=NOTHING, init=False)
     """Newest batch whose plan was found before its commit."""
@@ -133,7 +134,8 @@ class Plain:
             self._last.load(NOTHING)
             if self._sink is not None:
                 self._sink.begin()
-            # The reads and held rows of another process's query are unknown before its first batch.
+            # A sidecar cannot know which rows the query of another process has begun to read, or
+            # holds, before that query's first commit: at MIN the stage promises nothing until then.
             return [AfterBatch(spark_bound=checked.spark_bound(None) if self.witness is None else MIN)]
         plan = self._plan(batch)
         self._sync(batch)
@@ -159,7 +161,9 @@ class Plain:
         plan = self.run.log.plan(batch)
         if plan is None:
             if self.witness is not None:
-                self.witness.attend()  # the file system may be away, or the entry deleted just now
+                # If the checkpoint was begun anew, or its file system is away, attend() raises that
+                # error: the one below would tell the user to restore a checkpoint for nothing.
+                self.witness.attend()
             msg = f"{self.run.checkpoint}/commits/{batch} exists and offsets/{batch} does not; restore the checkpoint as a whole"
             raise CheckpointMismatch(msg)
         return plan
@@ -172,12 +176,13 @@ class Plain:
         if self._sink is not None:
             self._sink.sync(last)
         if not isinstance(self.run.checkpoint, Path):
-            return  # a closed file there is already durable
+            return  # HDFS or an object store, where a closed file is durable
         plans = self.run.log.plans_after(self._synced, last)
         files = [file for plan in plans for file in self.run.heads.evidence(self.run.log, plan)]
         files.append(self.run.checkpoint / "commits" / str(last))
         for file in files:
-            with contextlib.suppress(FileNotFoundError):  # Spark deletes old entries; newer ones replace them
+            # Spark may have deleted an old entry of its logs: a restart does not need it.
+            with contextlib.suppress(FileNotFoundError):
                 sync_file(file)
         for folder in {file.parent for file in files}:
             sync_directory(folder)
@@ -203,7 +208,7 @@ class Plain:
 
     @property
     def timed(self) -> bool:
-        """False: it has no timers."""
+        """False: a plain query has no timers."""
         return False
 
     def follow_commits(self) -> None:
@@ -224,9 +229,10 @@ class Plain:
             progress.record(AfterBatch(batch, plan.lines, reading, spark_bound=bound), "")
 
     def _promised(self) -> int:
-        """Return the bound that rows arriving now should keep: the inputs' promise, or the stage's.
+        """Return the event time below which a row that arrives now is late, microseconds.
 
-        Rows that Spark has held may be below the inputs' promise, not the stage's reports.
+        It is the inputs' watermark; in a query with held rows it is the stage's own, because rows
+        that Spark has held back may be below the inputs' watermark without being late.
         """
         progress = self._stage.progress
         reading = progress.reading
@@ -238,7 +244,7 @@ class Plain:
         if stage.authority.lease is None or stage.authority.problem:
             return
         if self.witness is not None and not self._sure:
-            self._newest()  # the witness checks that the reads since its last check are of the same query
+            self._newest()  # the witness checks that the checkpoint is still the same query's
         with self.run.lock:
             stage.advance(stage)
             reading = progress.reading
@@ -280,7 +286,7 @@ class Plain:
         """Ignore the trigger: no batches are requested."""
 
     def close(self) -> None:
-        """Do nothing: it has no resources."""
+        """Do nothing: a plain query has opened nothing."""
 
 
 class LastReading:

@@ -2,8 +2,9 @@
 
 Two questions are kept apart:
 
-* Which W may batch N *use*, for example to close windows? The newest one whose head is within the
-  planned batches up to N; for sources whose plans do not name their rows, within the committed and
+* Which low watermark W of the inputs may batch N *use*, for example to close windows? The newest
+  one whose head (the rows that were in the sources when W had been read) is within the planned
+  batches up to N; for sources whose plans do not name their rows, within the committed and
   confirmed batches up to N - 1.
 * Which W may the stage *report*? The newest one whose head is within the committed batches.
 
@@ -37,9 +38,9 @@ RELIST: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class AfterBatch:
-    """A stage after a batch: the ends of the batch's rows, its W, and what the stage then holds.
+    """A stage after a batch: the ends of the batch's rows, its reading, and what the stage holds.
 
-    It counts when the batch is committed: :attr:`Progress.committed` is the newest that does.
+    The state counts when the batch is committed: :attr:`Progress.committed` is the newest such.
     """
 
     batch: int = NOTHING
@@ -139,8 +140,8 @@ class Progress:
         ``holding``: why the authority does not know it whole, or empty.
         """
         if self.is_outdated(committed.reading):
-            # A replay runs with its first run's W, also if the inputs have changed since; that W
-            # does not cover the new ones.
+            # A replay runs with the inputs' watermark of its first run. If an input was added
+            # since, that watermark says nothing about the new input, and must not be reported.
             committed = dataclasses.replace(committed, reading=UNREAD)
         self.committed = committed
         self.holding = holding

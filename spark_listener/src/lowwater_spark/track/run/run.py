@@ -3,6 +3,9 @@
 Two kinds of queries differ only in how the run notices batches: a hook is called in each batch of a
 user's function (:mod:`lowwater_spark.track.run.hook`); batches of a Spark sink are found in the
 commit log (:mod:`lowwater_spark.track.run.plain`).
+
+The clock is a thread that takes *looks*. A look (:meth:`Run.look`) records new commits, reads the
+inputs, lists the sources, and reports the watermark that counts by then.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ class Controls(Protocol):
 
     @property
     def asked(self) -> bool:
-        """True if the query may request values, of which no event tells the clock."""
+        """True if the query may ask its control sources for values: no event tells the clock so."""
         ...
 
     def hear(self) -> Iterator[object]:
@@ -76,12 +79,13 @@ class Run:
     checkpoint: Location
     checked: Checked
     stages: Sequence[StageRun]
-    """The stages of the query: what one reads of another comes before it."""
+    """Stages of the query, each after the stages that it reads."""
     batches: Hook | Plain
     """Finder of the run's batches."""
     clock: Callable[[], float] = time.monotonic
     elsewhere: Manifest | None = None
-    """Manifest of another process's checkpoint, which is only read; None: it is this one's."""
+    """Manifest in a sidecar's own directory: another process writes the checkpoint, and this one
+    only reads it. None: the checkpoint's own manifest."""
     skip_removed: bool = False
     """True: a new checkpoint begins with the rest of outputs whose old batches were removed."""
     log: CheckpointLog = field(init=False)
@@ -96,7 +100,8 @@ class Run:
     reader: StageRun | None = field(init=False)
     """Stage whose reading of the inputs is the query's W; None if all are injectors."""
     drive: Controls | None = field(default=None, init=False)
-    """Mover of the query's controls, in the same looks; None until it may move them."""
+    """Mover of Spark's own watermark, called in each look; None without drive(), and before the
+    claim."""
     wake: threading.Event = field(default_factory=threading.Event, init=False)
     """Set when there may be news: ends the clock's wait."""
     _bookmarks: Bookmarks = field(init=False)
@@ -104,7 +109,7 @@ class Run:
     """Newest committed batch that a look has found, whether or not it could be reported."""
 
     _ask: float = field(default=0.0, init=False)
-    """Time from which the commit log may be asked for news again."""
+    """Time, by ``clock``, from which the commit log may be asked for news again."""
 
     def __post_init__(self) -> None:
         self.log = CheckpointLog(self.checkpoint)
@@ -149,8 +154,9 @@ class Run:
         Raises the authority's refusals; degrades when it is away.
         """
         for stage in self.stages:
-            # A stage is registered after those that it reads. The calls run without the lock, so
-            # that no batch waits for them.
+            # A stage is registered after the stages that it reads, so the first one that cannot
+            # claim ends the loop. claim() calls the authority without the lock: a running batch
+            # needs the lock, and would wait as long as the call.
             if stage.authority.lease is None and (stage.authority.problem or not stage.claim(self.reader, self.lock)):
                 break
         self.batches.claimed()
@@ -158,7 +164,8 @@ class Run:
     def start(self) -> None:
         """Claim, and read the durable state again: an older run may change it until the claim."""
         self.heads.look(self.heads.moment(self.lines))
-        # A refused run claims nothing.
+        # check() raises if unread batches of a source were removed. It comes before the claim: a
+        # run that cannot start must not fence another run of the stage that still works.
         self._bookmarks.check(self.progress.committed.batch)
         self.claim()
         self.manifest.look()
@@ -170,7 +177,9 @@ class Run:
                     stage.check_inputs(stage.authority.registered, self.reader)
             self.heads.confirm(self.lines)
         self._bookmarks.begin(self.progress.committed.batch, self.clock())
-        # The first batch may use the present watermark if it reads all rows that are there now.
+        # This look reads the inputs and lists the sources before Spark plans the first batch. If
+        # that batch reads all that was listed, it may use this reading. Without the look it would
+        # run with the watermark of the run before.
         self.look()
 
     # -- the clock ---------------------------------------------------------------------------------
@@ -196,7 +205,7 @@ class Run:
         try:
             return self.batches.ready()
         except OSError:
-            return True  # the look will meet the error and report it
+            return True  # the look reads the log again, and handles the error
 
     @property
     def idle(self) -> bool:
@@ -236,7 +245,8 @@ class Run:
         reading = None
         try:
             self.batches.follow_commits()
-            # If this look fails, its batch waits for the next look, and is no news until then.
+            # Noted before the next steps, which may raise. Otherwise committed() would return True
+            # for the same batch again, and the clock would look again without its usual pause.
             self._looked = self.progress.committed.batch
             answering = [stage for stage in self.stages if stage.authority.answers()]
             if answering and any(stage.authority.lease is None for stage in self.stages):
@@ -246,15 +256,16 @@ class Run:
             committed = self.progress.committed
             read = self.heads.moment(committed.lines)
         finally:
-            # The controls take their look also if the stage's own reading failed.
+            # self.drive reads inputs by itself. So Spark's own watermark follows them in this look
+            # even if an error ended the steps above.
             if self.drive is not None and not last:
                 self.drive.look()
         if answering:
             self._list_and_report(reading, read, committed, last=last)
             for stage in () if last else self.stages:
-                stage.authority.widen()  # without the lock, so that no batch waits for the call
+                stage.authority.widen()  # without self.lock: a running batch would wait for the call
         else:
-            self.batches.report(last=last)  # due timers do not wait for the authority
+            self.batches.report(last=last)  # while the authority is away, a timer may still need a batch
         self.heads.let_go()
 
     def _list_and_report(self, reading: Reading | None, read: int, committed: AfterBatch, *, last: bool) -> None:
@@ -272,15 +283,20 @@ class Run:
             newest = self.log.newest()
             planned = () if newest is None else newest.lines
             with self.lock:
-                # Another process may plan its planned batches anew, from other rows.
+                # A sidecar reads the source logs only up to the last commit: the process that it
+                # follows may plan an uncommitted batch anew, from other rows.
                 self.heads.read_to(committed.lines if self.batches.elsewhere else planned)
                 self.reader.progress.observe(reading, heads, now, planned)
-        if news or not self.batches.elsewhere:  # another process's checkpoint was not read since
+        # Record what was committed since the look began. In a sidecar, follow_commits() also checks
+        # that the checkpoint is still the same query's: if it was begun anew during the look,
+        # read_to() above has read another query's logs. Without news it has read none.
+        if news or not self.batches.elsewhere:
             self.batches.follow_commits()
         self._looked = self.progress.committed.batch
         self.batches.report(last=last)
         if heads is not None and self._bookmarks.due(committed.batch, now, last=last):
-            # Reports come first, and do not wait for this.
+            # The bookmarks move after the report: a watermark must not wait for their fsyncs, and a
+            # late bookmark only makes the writer of a source keep old batches longer.
             self._bookmarks.keep_up(committed.batch, now)
         if last:
             self.heads.fail_again()
@@ -293,16 +309,16 @@ class Run:
             last = f"the last batch of which is {batch}" if batch != NOTHING else "which has committed no batch"
             waiting = [f"the job that this sidecar follows, {last}, to read {name}" for name in waiting]
         holds = [name for stage in self.stages for name in stage.held_by()]
-        # An error is shown as the thing that the query waits for, with the error behind it.
+        # People read the texts after "waits for". So an error is put behind what the query needs,
+        # as in "a checkpoint that answers: Input/output error".
         unread = self.unread and f"a checkpoint that answers: {self.unread}"
         lost = self.heads.lost and f"sources that can be listed: {self.heads.lost}"
         return (*filter(None, [unread, lost, self._held_by_spark()]), *holds, *waiting)
 
     def _held_by_spark(self) -> str:
         """Return why Spark's own state holds the watermark below the inputs; empty: it does not."""
-        if (
-            self.reader is None or self.checked.controls
-        ):  # a driven query follows the inputs, and closes its windows by them
+        # In a driven query (with controls) Spark's own watermark follows the inputs: it is no hold.
+        if self.reader is None or self.checked.controls:
             return ""
         committed, low = self.reader.progress.committed, self.reader.progress.reading.low
         if committed.spark_bound >= low:

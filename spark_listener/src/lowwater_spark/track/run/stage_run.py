@@ -65,7 +65,7 @@ class LateRow:
     """The row's key range; None if it is unknown: in a plain query, in an injector, and in a replay
     of a batch that did not store it."""
     where: str = ""
-    """An injector's part of the source, in words."""
+    """Part of an injector's source that the row came from, in words; empty for other stages."""
     cut: Cut | None = None
     """The cut to which the key range belongs."""
 
@@ -77,13 +77,13 @@ class StageRun:
     authority: Authority
     keyed: Keyed
     home: Location
-    """Parent of its directory ``lowwater``: the checkpoint, or a later stage's directory in it."""
+    """Parent of the stage's directory ``lowwater``: the checkpoint, or a folder of it."""
     earlier: Sequence[StageRun] = ()
-    """The stages of the query that it reads; empty for readers and injectors."""
+    """Stages of the query that this one reads; empty for readers and injectors."""
     section: StageSection = field(init=False)
-    """Its section of the checkpoint's manifest, set when the run begins."""
+    """The stage's section of the checkpoint's manifest, set when the run begins."""
     entries: BatchLog = field(init=False)
-    """Log of its batches; empty for a plain query."""
+    """Log of the stage's batches; empty for a plain query."""
     progress: Progress = field(init=False)
     late_rows: int = field(default=0, init=False)
     late_row: LateRow | None = field(default=None, init=False)
@@ -100,10 +100,12 @@ class StageRun:
     """Segments of the last batch that another store has not accepted yet. Unknown before the run's
     first batch, which is requested at once if there are any."""
     _unreported: tuple[tuple[Sequence[int], Sequence[int]], int] | None = field(default=None, init=False)
+    """Histogram of the held records, and number of rows finished since the last report; None: the
+    last report had both."""
     _arrived: lowwater.Arrived | None = field(default=None, init=False)
     """Lateness of the rows of the batches that no report has included yet."""
     _fixed: str = field(default="", init=False)
-    """Why its ranges cannot be cut again, by its last batch; empty: they can."""
+    """Why the stage's ranges cannot be cut again, by its last batch; empty: they can."""
     _refused: str = field(default="", init=False)
     """Why the wanted layout is not followed; empty: it is, or no layout is wanted."""
     _unclaimed: tuple[Layout, str] = field(default=(EQUAL, ""), init=False)
@@ -111,7 +113,9 @@ class StageRun:
     _loads: Sequence[Sequence[lowwater.RangeLoad]] = field(default=(), init=False)
     """Loads of the ranges in the last batches, for balancing."""
     _logged_refusal: Layout = field(default=EQUAL, init=False)
+    """The last layout of which it was logged that the stage does not follow it."""
     _partitions: int = field(default=SLOTS, init=False)
+    """Greatest number of tasks that can share the ranges, by the last batch."""
 
     def __post_init__(self) -> None:
         self.entries = BatchLog(self.home)
@@ -151,7 +155,9 @@ class StageRun:
             return reading
         if theirs is None or mine is None or tuple(theirs.inputs) != tuple(mine.inputs):
             return UNREAD
-        # Each stage has its own version of the list; the inputs and their incarnations are equal.
+        # The reading has the version of the reader's list of inputs. This stage counts the versions
+        # of its own list separately: compared with those, a good reading would become UNREAD. So it
+        # is compared with the reader's present version and with this stage's incarnations.
         if reading.origin.since(dataclasses.replace(Origin.of(mine), version=theirs.input_version)) is not Change.NONE:
             return UNREAD
         return dataclasses.replace(reading, input_version=mine.input_version)
@@ -159,7 +165,8 @@ class StageRun:
     def promised(self, outer: int) -> int:
         """Return the event time below which the stage's rows in the next batch are late, micros.
 
-        ``outer`` is that of the query's inputs. A later stage's is what earlier stages pass on.
+        ``outer`` is this time for the query's inputs; for a later stage the reports of the earlier
+        stages that it reads decide.
         """
         if self.keyed.injector:
             return self.progress.committed.reading.low
@@ -243,7 +250,9 @@ class StageRun:
         elif reader is not None and reader is not self:
             again = self.translated(reader.progress.committed.reading, reader)
         else:
-            # A reading of other inputs says nothing about these; what is held stays held.
+            # If the stage had other inputs at this reading, the reading says nothing about the
+            # present ones: it becomes UNREAD, and the watermark holds. ``state.held`` stays: the
+            # ranges still hold those records, whatever the inputs are.
             again = still_counts(reading, state.batch, registered)
         self.progress.restart(dataclasses.replace(state, reading=again))
 
@@ -265,7 +274,7 @@ class StageRun:
             self._logged_refusal = wanted
             return
         if self.authority.lease is None or self.authority.problem or self.progress.holding:
-            return  # wait for a batch that the authority knows whole
+            return  # try again before a later batch, when the authority knows the last one whole
         if self._relay(wanted, batch, digest):
             logger.info("%s has %d key ranges from batch %d on", self.name, len(wanted), batch)
 
@@ -330,7 +339,8 @@ class StageRun:
         """Adopt a batch's layout. A lease of other ranges is dropped, and claimed anew later."""
         self.keyed = dataclasses.replace(self.keyed, layout=layouts.get(self.section.name, EQUAL))
         if self.authority.cut != self.keyed.cut:
-            self.authority.cut, self.authority.lease = self.keyed.cut, None
+            self.authority.drop_lease()
+            self.authority.cut = self.keyed.cut
 
     def _balance(self, outcome: Outcome) -> None:
         """Request a layout that spreads the last batches' loads better, unless one is wanted."""
@@ -341,7 +351,8 @@ class StageRun:
         if wanted is not None and wanted != layout:
             if wanted.starts:
                 return
-            # A former life wanted it; it does not end a request of this one.
+            # A wanted layout without starts is from before a reset of the computation, and is not
+            # followed. The request must still name its version, or the authority refuses it.
             layout = dataclasses.replace(layout, version=wanted.version)
         better = balanced(layout, self._loads, outcome.tasks, outcome.workers, self.keyed.ranges, pins=can_pin())
         if better is not None and self.authority.propose(better):
@@ -425,7 +436,7 @@ class StageRun:
 
     @property
     def _holdback(self) -> int:
-        """Event time by which its watermark stays below the inputs by design, microseconds."""
+        """Event time by which the stage's watermark is below the inputs by design, microseconds."""
         window = self.keyed.window
         return max(self.driven_holdback, 0 if window is None else window // timedelta(microseconds=1))
 
@@ -455,7 +466,7 @@ class StageRun:
             )
 
     def held_by(self) -> list[str]:
-        """Return its own holds, in words: unsent rows, and parts of its source."""
+        """Return what the stage itself waits for, in words: unsent rows, parts of its source."""
         bounds = self.keyed.bounds
         held = [] if bounds is None or self.source_state is None else bounds.holding(self.source_state)
         return [*map(str, self.unsent), *held]

@@ -38,7 +38,7 @@ def in_short(waiting_for: Sequence[str]) -> str:
         first = _LEADING_FOLDERS.sub(".../", first)
     encoded = first.encode()
     if len(encoded) > room:
-        # The path is at the beginning, and the reason at the end.
+        # Leave the middle out: the text begins with a path, and ends with why it was not read.
         head = encoded[: room // 3]
         first = f"{head.decode(errors='ignore')}...{encoded[len(head) + 3 - room :].decode(errors='ignore')}"
     return first + more

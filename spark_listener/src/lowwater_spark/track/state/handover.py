@@ -1,6 +1,6 @@
 """A directory that appears at once, whole: filled under a hidden name, then renamed.
 
-If the name exists, the batch is a replay and its directory was published before: it is not filled.
+If the name exists, the batch is a replay, and its directory, published before, is not filled again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def publish_directory(parent: L, name: str, digest: str, fill: Callable[[L], Non
         mark = json.dumps({"digest": digest}).encode()
         write_over(beside / HANDED_OVER, mark, durable=False)
         sync_tree(beside)
-        # The mark is always in it, so the directory is never empty.
+        # A rename replaces an existing directory only if that is empty. A published directory has
+        # the mark, so if ``target`` exists by now, rename_once() returns False and leaves it.
         if not rename_once(beside, target):
             return _check_existing(target, digest)
     finally:
@@ -68,7 +69,7 @@ def sweep(parent: Location, ordinal: int) -> None:
 
 
 def _check_existing(target: Location, digest: str) -> bool:
-    """Check an existing directory, and sync its name: its writer may have died before it did."""
+    """Check an existing directory, and sync its name: its writer may have died before the sync."""
     if digest_of(target) != digest:
         msg = (
             f"{target} exists and was not made from this batch: it belongs to another checkpoint, or the batch was planned anew. "

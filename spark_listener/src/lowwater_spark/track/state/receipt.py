@@ -34,7 +34,7 @@ class Destination:
     """The address to which a task sends its part. Plain values, pickled into the closure."""
 
     settings: Settings | None
-    """Settings of the authority's client; None: do not call it, it was away a moment ago."""
+    """Settings of the authority's client; None: the authority was away, and no task calls it."""
     computation: str
     sequencer: int
 
@@ -95,7 +95,7 @@ _clients: dict[Settings, lowwater.Client] = {}
 
 
 def _client(settings: Settings) -> lowwater.Client:
-    """Return this process's client, made at its first use; it handles forks itself.
+    """Return this process's client, made at the first use. A client handles forks by itself.
 
     Raises InvalidArgument for an unusable file.
     """

@@ -51,7 +51,8 @@ def by_handle(
         waiting: list[tuple[Handles, pa.RecordBatch]] = []
         size = 0
         for handles, batch in batches:
-            # Test before appending: rows that are sorted together must fit into one batch.
+            # Spill before ``batch`` is added: _sorted() makes one Arrow batch of the waiting rows,
+            # which has room for 2 GB of text a column.
             if waiting and size + batch.nbytes > most:
                 runs.append(_spilled(waiting, stack))
                 waiting, size = [], 0
@@ -90,7 +91,8 @@ def _in_memory(waiting: Sequence[tuple[Handles, pa.RecordBatch]]) -> _Run:
 def _spilled(waiting: Sequence[tuple[Handles, pa.RecordBatch]], stack: ExitStack) -> _Run:
     import pyarrow as pa
 
-    # Spark's worker ends by os._exit, and a file without a name vanishes with it.
+    # Spark's Python worker may end by os._exit(), without clean-up: a file without a name vanishes
+    # with its process, and a named one would stay.
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
     unnamed = tempfile.TemporaryFile(dir=folder if folder and Path(folder).is_dir() else None)  # noqa: SIM115  # the stack closes it
     file: Any = stack.enter_context(unnamed)

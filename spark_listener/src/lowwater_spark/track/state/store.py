@@ -51,14 +51,14 @@ class RangeEntry:
     """One key range in one version."""
 
     state: str = ""
-    """Name of its state file; empty without one."""
+    """Name of the range's state file; empty without one."""
     emitted: str = ""
-    """File with its task's emitted rows; only the task's first range with rows names it."""
+    """File with the emitted rows of a task, named only by the task's first range with rows."""
     oldest: int | None = None
     """Oldest stamp that the range still holds, microseconds; None: it holds none."""
     records: int = 0
     segments: tuple[Segment, ...] = ()
-    """Segments of its state, if the update keeps it so."""
+    """Segments of the range's state, if the update keeps its state in segments."""
     facts: tuple[int, ...] = ()
     """Numbers that the update notes about the range besides its segments."""
     due: Due | None = None
@@ -66,7 +66,7 @@ class RangeEntry:
 
     @property
     def segmented(self) -> bool:
-        """True if its state is in segments."""
+        """True if the range's state is in segments."""
         return bool(self.segments or self.facts)
 
     def columns(self) -> list[Any]:
@@ -98,7 +98,7 @@ class StateVersion:
     batch: int
     digest: str
     low: int
-    """W of the batch, microseconds."""
+    """Low watermark of the batch, microseconds."""
     ranges: Sequence[RangeEntry]
     pending: tuple[Sequence[int], Sequence[int]] = ((), ())
     """Histogram of the held records: bucket starts in microseconds, counts."""
@@ -183,7 +183,7 @@ class StageSection:
 
     @property
     def name(self) -> str:
-        """Name of the stage in the checkpoint's files: the way to its home, not its own name."""
+        """Name of the stage in the checkpoint's files: the path to its home, not its own name."""
         return way(self.manifest.checkpoint, self.home)
 
     def is_moved(self, stored: str, now: Path) -> bool:
@@ -241,7 +241,7 @@ class StateStore:
 
     @classmethod
     def opened(cls, section: StageSection, root: Path, ranges: int, batch: int, *, ordinal: int) -> StateStore:
-        """Return the store for the run of this number; it is made at the first batch.
+        """Return the store for the run of this number; the first batch makes the store.
 
         Raises CheckpointMismatch if it was made in another folder, or for another number of ranges.
         """
@@ -274,7 +274,8 @@ class StateStore:
             self._keep({**stage, "schema": dict(schema)})
             return
         before = self.description["schema"]
-        # Old releases stored the schema as one text, and named a plain column without quotes.
+        # Old releases stored the schema as one text, and a key that is a plain column without
+        # backticks. For those (``as_text``), a key that differs only by backticks is not refused.
         as_text = isinstance(before, str)
         for what, now in stage.items():
             stored = self.description.get(what, now)

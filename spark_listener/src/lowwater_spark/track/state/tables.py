@@ -46,7 +46,9 @@ def split_table(table: pa.Table | None, state: pa.Table | None, before: Segments
     if table is state and before.segments:
         return NextSegments(before.segments, (TABLE,))
     unchanged: dict[Any, Segment] = {}
-    # A file has one dictionary a column.
+    # An Arrow file has one dictionary a column: pieces with different ones cannot share a file. An
+    # extension type may store a dictionary, or a nested column that where() does not look into. So
+    # a table with one of the two is written whole, as one segment.
     whole = any(word in str(kind) for kind in table.schema.types for word in ("dictionary<", "extension<"))
     if state is not None and before.segments and not whole and table.schema.equals(state.schema, check_metadata=True):
         unchanged = {where(piece): part for piece, part in zip(state.to_batches(), before.segments, strict=True)}
@@ -61,7 +63,8 @@ def split_table(table: pa.Table | None, state: pa.Table | None, before: Segments
         return NextSegments([FreshSegment(segment.unify_dictionaries())], (TABLE,))
     segments: list[Segment | FreshSegment] = []
     for part in pieces:
-        # More than two gigabytes of text do not fit into one piece.
+        # write_segments() writes a segment as exactly one batch. combine_chunks() makes several of
+        # a column with more than 2 GB of text: so each becomes a segment, or the write would fail.
         if isinstance(part, Segment):
             segments.append(part)
         else:
@@ -98,7 +101,8 @@ def _lies(array: Any) -> Any:
     kind = array.type
     buffers = tuple(None if buffer is None else (buffer.address, buffer.size) for buffer in array.buffers())
     inner: tuple[Any, ...] = ()
-    # Parts of a nested column have places of their own, which its buffers do not show.
+    # buffers() of a nested column does not show at which offsets its inner arrays begin: without
+    # those, two different slices of one array would look equal, and the new one would be lost.
     if pa.types.is_struct(kind):
         inner = tuple(_lies(array.field(i)) for i in range(kind.num_fields))
     elif pa.types.is_map(kind):
@@ -106,5 +110,5 @@ def _lies(array: Any) -> Any:
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         inner = (_lies(array.values),)
     elif pa.types.is_nested(kind):
-        inner = (object(),)  # an unknown type: never equal
+        inner = (object(),)  # an unknown nested type: equal to no other piece, so written anew
     return len(array), array.offset, buffers, inner

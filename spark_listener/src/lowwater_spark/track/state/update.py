@@ -115,7 +115,7 @@ class _Job:
     destination: Destination
     folder: str
     base: str
-    """Folder of the version that it builds on."""
+    """Folder of the version before, on which the task builds."""
     before: Sequence[Before]
     places: Sequence[int]
     """Place where each range starts, and the end of the key space."""
@@ -255,7 +255,8 @@ def times_in(frame: DataFrame, event_time: str | Column) -> str:
         return _TIME
     if [column.lower() for column in frame.columns].count(event_time.lower()) > 1:
         return _TIME
-    # event_micros() refuses a column of another type.
+    # For _TIME, _run() calls event_micros(), which refuses a column of another type. If the tasks
+    # read such a column itself, they would take a local time (timestamp_ntz) for one in UTC.
     return event_time if isinstance(frame.schema[event_time].dataType, TimestampType) else _TIME
 
 
@@ -273,7 +274,8 @@ def _run(job: _Job, frame: DataFrame, keyed: Keyed) -> list[Receipt]:
     seeds = session.range(0, len(cut), 1, 1).select(*own.seed)
     rows = placed.select("*", own.row).union(seeds)
     tasks = cut.spread(partitions_of(session), pins=can_pin())
-    # Before PySpark 4.1 the hash decides: some tasks have several ranges, others none.
+    # Before PySpark 4.1 a row's task is a hash of its range's handle, so some tasks get several
+    # ranges and others none.
     spread = rows.repartitionById(tasks, own.task) if can_pin() else rows.repartition(tasks, own.handle)
     return [receipt_of(row) for row in map_in_arrow(spread, partial(_update_ranges, job), RECEIPT).collect()]
 
@@ -346,7 +348,7 @@ def can_pin() -> bool:
     """Return whether a range can be assigned to a chosen task: from PySpark 4.1 on."""
     from pyspark.sql import DataFrame
 
-    # Ask the class: a frame's attribute could be a column of that name.
+    # hasattr() of a frame is also True for a column of that name, so the class is asked.
     return hasattr(DataFrame, "repartitionById")
 
 
@@ -354,7 +356,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     """Return Spark's Arrow schema of a schema, with timestamps in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    # PySpark 4.0 has no such argument, and always uses UTC.
+    # PySpark 4.0's function has no argument ``timezone``, and always uses UTC.
     zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
     return to_arrow_schema(schema, **zone)
 
@@ -437,8 +439,9 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     out.close()
     starts, counts = pending.columns()
     held_before = sum(job.before[handle].records for handle in entries)
-    # A stage has finished the records that it no longer holds, an injector those that it has
-    # emitted: an injector sees a record twice, first announced and then read.
+    # ``finished`` counts the records that a stage held or read and no longer holds. Of an injector
+    # it counts the emitted rows: the same record may come to an injector twice, first announced and
+    # then read, and would count twice.
     finished = emitted_rows if job.injector else max(0, held_before + rows_in - pending.total)
     detail = {
         "ranges": [[handle, *entry.columns()] for handle, entry in entries.items()],
@@ -475,7 +478,8 @@ def _by_lateness(job: _Job, times: pa.ChunkedArray | None) -> NDArray[np.int64]:
     """
     if times is None:
         return np.zeros(len(EDGES), dtype=np.int64)
-    # Without the lower bound the difference of two times could exceed 64 bits.
+    # Times more than 2**62 microseconds before the reference count as that late: for times near
+    # MIN the subtraction below would exceed 64 bits, and a very late row would count as early.
     times_in_reach = np.maximum(times.drop_null().to_numpy(), job.facts.reference - 2**62)
     buckets = np.searchsorted(_EDGES, job.facts.reference - times_in_reach)
     return np.bincount(buckets, minlength=len(EDGES))
@@ -580,7 +584,9 @@ def _update_range(
     if isinstance(job.update, RelaidUpdate) and before is None:
         parents = [Parent(_segments(job, parent), places) for parent, places in job.before[handle].parents]
         after, emitted, oldest, records = job.update.update_relaid(parents, rows, low)
-    elif isinstance(job.update, SegmentUpdate):  # if the cut has changed, no parent has state
+    elif isinstance(job.update, SegmentUpdate):
+        # If the cut has changed, ``before`` is None, and ``segments`` is empty. No state is lost:
+        # for such an update _before() refuses another cut while a range has state.
         after, emitted, oldest, records = job.update.update_segments(segments, rows, low)
     else:
         state = read_table(segments)
@@ -588,7 +594,7 @@ def _update_range(
         after = None
         if state is None or new_state is not state or not segments.whole:
             after = split_table(new_state, state, segments)
-        else:  # an older release wrote the state as one file
+        else:  # the state is unchanged, and in one file as older releases wrote it: link the file
             entry = replace(entry, state=f"{name}.state")
             os.link(segments.whole, Path(job.folder, entry.state))
     if after is not None:
