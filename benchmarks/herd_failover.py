@@ -28,9 +28,9 @@ from benchmarks.observing import Asker, Board, RawWatcher, Stopping
 from benchmarks.owner import COMPUTATION, PATIENCE
 from benchmarks.result import Result, Spread
 from benchmarks.shard_failover import LOOK, TAG
+from benchmarks.truth import Truth
 from benchmarks.workload import Int64s
 from tests.kit.eventually import eventually
-from tests.kit.truth import Truth
 from tests.process.sharding import DEAD_AFTER, Shard, Sharded, move, served
 
 SHARDS: Final = 3

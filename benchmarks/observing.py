@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 import grpc
 
 import lowwater
+from benchmarks.truth import Truth
 from lowwater.v1 import types_pb2, watermarks_pb2, watermarks_pb2_grpc
 from lowwater_authority.core.times import MIN
-from tests.kit.truth import Truth
 
 ALONE: Final = (("grpc.use_local_subchannel_pool", 1),)
 """A channel that shares nothing with others: neither their connections nor how long they wait after

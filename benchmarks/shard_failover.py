@@ -33,10 +33,10 @@ from benchmarks.observing import (
     Stopping,
     said_by,
 )
+from benchmarks.truth import Truth
 from lowwater_authority.cluster.membership import View
 from tests.kit.eventually import eventually
 from tests.kit.times import SECOND
-from tests.kit.truth import Truth
 from tests.process.sharding import Shard, Sharded, served
 
 GRAPH: Final[dict[str, tuple[str, ...]]] = {

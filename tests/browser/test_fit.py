@@ -42,9 +42,7 @@ def inputs(shape: str, i: int) -> list[int]:
             return sorted({i // 2, i // 3}) if i > 3 else []
 
 
-@pytest.mark.parametrize(
-    ("count", "shape"), [(1, "apart"), (10, "apart"), (10, "chain"), (10, "net"), (12, "net"), (60, "net")]
-)
+@pytest.mark.parametrize(("count", "shape"), [(10, "chain"), (12, "net"), (60, "net")])
 def test_every_box_is_in_sight_at_first_draw(
     browser: Browser, server: Serving, lw: lowwater.Client, count: int, shape: str
 ) -> None:

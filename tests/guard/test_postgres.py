@@ -223,13 +223,6 @@ def ended_at(store: PostgresStore, writer: PostgresWriter, point: str, times: in
     writer.guard.probe = probe
 
 
-def test_a_commit_that_never_arrived_is_made_again(in_postgres: PostgresStore) -> None:
-    writer = raised_by_itself(in_postgres, 5)
-    ended_at(in_postgres, writer, "before commit")
-    assert in_postgres.write(writer, 0, "a", [1])
-    assert in_postgres.values() == [1]
-
-
 def test_who_gets_no_answer_twice_is_told_so_and_the_same_write_is_made_once(in_postgres: PostgresStore) -> None:
     writer = raised_by_itself(in_postgres, 5)
     ended_at(in_postgres, writer, "before commit", times=2)

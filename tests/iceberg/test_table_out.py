@@ -47,33 +47,6 @@ def test_of_two_runs_that_commit_at_once_one_fails(table: TableFlow, monkeypatch
     assert keys(table) == ["b"]
 
 
-@pytest.mark.long  # of Delta: spark/test_table_out.py
-def test_what_a_table_does_not_show_any_more_is_refused(table: TableFlow) -> None:
-    run = run_of(table)
-
-    def write(batch: int, **about: Any) -> bool:
-        return run.write(table.rows((f"{batch}", 9)), batch, **about)
-
-    assert write(0)
-    assert write(1)
-    with pytest.raises(CheckpointMismatch, match="the checkpoint is older than its output"):
-        write(0, replayed=True)
-    table.put(("z", 9))
-    table.expire()
-    assert not write(1, replayed=True), "its snapshot has expired, and what came after it says that it was there"
-    table.put(("z", 9))
-    table.expire()
-    with pytest.raises(CheckpointMismatch, match="it has expired, so it is unknown"):
-        write(1, replayed=True)
-    assert write(2), "a new batch goes on"
-    before = table.head
-    assert write(3)
-    table.call("rollback_to_snapshot", snapshot_id=before)
-    with pytest.raises(CheckpointMismatch, match="it was rolled back"):
-        write(3, replayed=True)
-    assert keys(table) == ["0", "1", "2", "z", "z"]
-
-
 def test_a_table_that_has_lost_a_batch_is_refused(table: TableFlow) -> None:
     run = run_of(table)
     for batch in (0, 1):

@@ -174,17 +174,3 @@ def test_the_worker_that_was_killed_is_named_by_the_alert(watched: Watched) -> N
     assert (alert["labels"]["owner"], alert["labels"]["team"]) == ("ana", "billing")
     assert alert["annotations"]["owner_runbook_url"] == "https://wiki.example.org/enriched"
     assert f"The key range is [0x80, ..), of exec-7 on {socket.gethostname()}." in alert["annotations"]["description"]
-
-
-def test_the_alerts_of_a_computation_end_when_it_is_dropped(watched: Watched) -> None:
-    prometheus = watched.prometheus
-
-    def told_of(name: str) -> list[dict[str, Any]]:
-        items = [item for alert in rules("alerts") if "alert" in alert for item in prometheus.alerts(alert["alert"])]
-        return [item for item in items if item["labels"].get("computation") == name]
-
-    eventually(lambda: told_of("left"), seconds=60)
-    watched.pipeline.client.drop("left")
-    eventually(lambda: not told_of("left"), seconds=60)
-    eventually(lambda: not prometheus.now('lowwater_epoch{computation="left"}'), seconds=30)
-    assert told_of("enriched"), "its neighbours' go on"

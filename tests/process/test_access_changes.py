@@ -156,10 +156,11 @@ def test_rule8_the_client_sends_its_full_state_when_its_right_is_back(changing: 
         assert low(lw) == 70
 
 
-def test_a_bad_file_at_the_start_is_refused(tmp_path: Path, refused_start: Refused) -> None:
-    path = tmp_path / "access.toml"
-    error = refused_start("--access", str(path))
-    assert f"--access {path} cannot be read: No such file or directory; name a file" in error
+@pytest.mark.parametrize("flag", ["--access", "--promises"])
+def test_a_bad_file_at_the_start_is_refused(tmp_path: Path, refused_start: Refused, flag: str) -> None:
+    path = tmp_path / "rules.toml"
+    error = refused_start(flag, str(path))
+    assert f"{flag} {path} cannot be read: No such file or directory; name a file" in error
 
 
 def test_an_unfollowed_file_ends_it(tmp_path: Path, refused_start: Refused, monkeypatch: pytest.MonkeyPatch) -> None:

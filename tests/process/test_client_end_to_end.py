@@ -30,51 +30,6 @@ def inputs_at(worker: lowwater.Worker, low: Watermark) -> lowwater.Inputs:
     return worker.inputs()
 
 
-def test_a_pipeline_from_registration_to_its_end(lw: lowwater.Client) -> None:
-    flights, worker, enriched = pipeline(lw)
-    assert lw.register("flights").incarnation == 1
-    assert lw.topology().computations["enriched"].input_incarnations == (1,)
-    assert list(enriched.watermarks) == [Watermark.UNKNOWN] * 3
-    assert worker.inputs().low.unknown
-
-    flights.advance(None, oldest=None, frontier=at(14))
-    assert lw.wait("flights", at(14), timeout=30).low == mark(14)
-    inputs = inputs_at(worker, mark(14))
-    assert inputs.held_by == f"flights all keys, owned by injector on {worker.host}"
-    enriched.advance(inputs, oldest=[None, at(13), None], pending=[at(13)], finished=99)
-    enriched.flush()
-
-    view = lw.get("enriched")["enriched"]
-    assert view.low == mark(13)
-    assert view.heuristic[0.5] == mark(14), "99 of 100 records are past 14:00"
-    answer = lw.complete("enriched", at(14))
-    assert (bool(answer), answer.holding, answer.holders[0].start) == (False, 1, b"\x40")
-    assert lw.complete("enriched", at(13)).complete
-    why = lw.why("enriched")
-    assert [hop.computation for hop in why] == ["enriched"]
-    assert "held by [0x40, 0x80) at 2013-01-09T13:00:00Z, owned by exec-7" in str(why)
-    assert [entry.watermark for entry in lw.ranges("enriched")] == [mark(13), mark(14), mark(14)]
-    assert lw.ranges("enriched", below=at(14)).total == 1
-    lw.register("ns/daily", inputs=["enriched"])
-    with lowwater.connect(lw.settings.address, namespace="ns") as other:
-        gaps = other.interval("daily", at(13), at(14)).gaps
-    assert [(gap.computation, gap.ranges and gap.ranges.total) for gap in gaps] == [("ns/daily", 1), ("enriched", 1)]
-
-    enriched.advance(inputs, oldest={1: None})
-    assert lw.wait("enriched", at(14), timeout=30).low == mark(14)
-    assert lw.why("enriched").hops[0].sentence.endswith("that is as far as its input flights allows.")
-
-    with pytest.raises(lowwater.Timeout, match="did not reach finished"):
-        lw.wait("enriched", Watermark.FINISHED, timeout=0.05)
-    flights.finish()
-    enriched.advance(inputs_at(worker, Watermark.FINISHED), oldest=None)
-    assert lw.wait("enriched", Watermark.FINISHED, timeout=30).low.finished
-    assert str(lw.why("enriched")) == "enriched is finished: nothing will ever come."
-    with pytest.raises(lowwater.Closed, match="finished"):
-        flights.advance(None, oldest=None, frontier=at(15))
-    assert lw.statistics().reporter.refused == 0
-
-
 def test_values_keep_across_kill_and_restart_while_a_worker_reports(server: Serving, lw: lowwater.Client) -> None:
     flights, worker, enriched = pipeline(lw)
     flights.advance(None, oldest=None, frontier=at(14))

@@ -7,48 +7,15 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
 from lowwater import Watermark, errors
 from lowwater.prometheus import register
-from lowwater.v1 import topology_pb2, watermarks_pb2
-from lowwater_authority.ops.metrics import FIGURES
 from tests.kit.eventually import eventually
 from tests.kit.times import HOUR
-from tests.process.peer import Peer
 from tests.process.scrape import Scrape
-from tests.process.serving import Serving
 from tests.process.sharding import Sharded
-
-
-def test_the_linter_of_prometheus_is_silent_about_a_busy_authority(server: Serving) -> None:
-    peer = Peer(server)
-    peer.register("a")
-    claim = peer.claim("a", b"", b"m", b"")
-    down = peer.open()
-    next(down)
-    for number, hours in enumerate([(14, 15), (14, 10**6)], start=1):
-        peer.report(number, claim, *hours)
-        next(down)
-    with pytest.raises(grpc.RpcError):
-        peer.topology.Retire(topology_pb2.RetireRequest(computation="a"))
-    watching = peer.watermarks.Watch(watermarks_pb2.WatchRequest())
-    next(watching)
-    peer.register("never")
-    eventually(lambda: Scrape(server).value("ranges", computation="never", state="never_claimed") == 1)
-    scrape = Scrape(server)
-    assert scrape.all("holder_info").keys() == {("never", "", "all keys", "")}, "a moment ago the other one moved"
-    assert scrape.linted() == ""
-    declared = {figure.name: set(figure.labels) for figure in FIGURES}
-    for family in scrape.families:
-        for sample in family.samples:
-            if family.name.startswith("lowwater_"):
-                name = {"counter": f"{family.name.removesuffix('_total')}_total"}.get(family.type, family.name)
-                assert sample.labels.keys() - {"le"} == declared[name], sample
-    peer.sent.put(None)
-    peer.channel.close()
 
 
 def test_shards_over_redis_export_each_computation_once_with_lags_across_them(tmp_path: Path) -> None:

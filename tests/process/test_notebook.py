@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -102,26 +101,6 @@ def test_a_notebook_shows_tables_graphs_and_who_holds_a_wait(outputs: dict[str, 
     assert [output.evalue for output in outputs["no zone"]] == [
         "'2013-01-01T00:00' has no time zone; write 2013-01-01T00:00Z for UTC"
     ]
-
-
-def test_a_wait_on_a_terminal_has_a_line_that_says_who_holds_it(server: Serving, lw: lowwater.Client) -> None:
-    until = story(lw).isoformat()
-    command = ["-m", "lowwater.cli", "wait", "--address", server.address, "hourly", "--until", until, "--timeout", "3s"]
-    terminal = Terminal(sys.executable, *command)
-    try:
-        eventually(lambda: not terminal.read(0.2), "the command ends", seen=lambda: terminal.raw)
-        assert terminal.process.wait() == 1
-    finally:
-        terminal.process.kill()
-        terminal.process.wait()
-        os.close(terminal.master)
-    lines = terminal.raw.split("\r\x1b[K")
-    assert len(lines) == 3, "nothing before it, one line, and it is removed"
-    assert lines[1].startswith("waiting for hourly until ")
-    assert "hourly is unknown: held by hourly" in lines[1]
-    assert "did not reach" in lines[2]
-    piped = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
-    assert (piped.returncode, piped.stdout, "waiting for hourly" in piped.stderr) == (1, "", False)
 
 
 def test_publish_says_on_a_terminal_who_holds_the_next_interval(

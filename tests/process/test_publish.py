@@ -169,36 +169,6 @@ def test_kills_leave_no_gaps(server: Serving, lease: lowwater.Lease, receiver: R
     assert hours == sorted(hours), "in order"
 
 
-def test_it_follows_and_stops_when_the_computation_is_reset(
-    server: Serving,
-    lw: lowwater.Client,
-    lease: lowwater.Lease,
-    receiver: Receiver,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    command = [sys.executable, "-m", "lowwater.cli", *publish(server, tmp_path / "cursor", receiver.url, "--json")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
-        for hour in (10, 11, 12):
-            assert json.loads(running.stdout.readline())["from"] == f"2013-01-09T{hour}:00:00Z"
-        server.kill()
-        server.start()
-        come(lease, 14)
-        assert json.loads(running.stdout.readline())["from"] == "2013-01-09T13:00:00Z"
-        lw.reset("flights")
-        failed = json.loads(running.stdout.readline())["error"]
-        assert running.wait(30) == 2
-    assert (failed["reason"], failed["metadata"]["incarnation"]) == ("INCARNATION_CHANGED", "2")
-    again = lw.worker("flights").claim()
-    come(again, 20)
-    assert main([*command[3:], "--once"]) == 2
-    failed = json.loads(capsys.readouterr().out)["error"]
-    assert failed["reason"] == "INCARNATION_CHANGED"
-    assert "another --cursor" in failed["fix"]
-    assert receiver.hours() == ["10", "11", "12", "13"]
-
-
 def test_what_cannot_be_published_is_refused(
     server: Serving, lw: lowwater.Client, lease: lowwater.Lease, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

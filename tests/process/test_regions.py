@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import threading
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -199,28 +197,3 @@ def test_operators_see_and_decide_by_commands(world: World, capsys: pytest.Captu
     code, text = command("show", "gone:clicks")
     assert code == 2
     assert "there is no reference" in text
-
-
-def test_a_lost_store_is_recovered_from_what_the_regions_know(world: World, tmp_path: Path) -> None:
-    a, b, sink = world.a, world.b, world.sink
-    b.mirror_to(BASE + 100)
-    assert a.work(sink, BASE + 10)
-    eventually(lambda: b.published() == BASE + 10, seen=b.agent.log)
-    with urllib.request.urlopen(f"http://{b.listen}/") as answer:
-        token = json.load(answer)["store"]
-    world.center.kill()
-    shutil.rmtree(tmp_path / "global" / "data")
-    world.center.start()
-    for site in (a, b):  # they refuse the store that they do not belong to, and go on
-        eventually(lambda site=site: "another global store answers here" in site.agent.log(), seen=site.agent.log)  # type: ignore[misc]
-    assert a.work(sink, BASE + 15)
-    a.agent.kill()
-    a.agent.start()
-    eventually(lambda: a.agent.events()[-1] == "global_away", seen=a.agent.log)
-    assert a.refusal() == "UNCONFIRMED"
-    recover = ["references", "recover", "--regions", "A,B", "--old-token", token, "--yes", "--global", world.address]
-    assert main(recover) == 0
-    assert a.adoption().number == 2
-    assert a.work(sink, BASE + 20)
-    for site in (a, b):
-        eventually(lambda site=site: site.published() == BASE + 20, seen=site.agent.log)  # type: ignore[misc]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import pytest
@@ -13,7 +12,7 @@ import lowwater
 from lowwater.cli import main
 from lowwater.v1 import cluster_pb2, cluster_pb2_grpc
 from tests.kit.eventually import eventually
-from tests.process.sharding import Shard, Sharded, balanced, served, spread
+from tests.process.sharding import Sharded, balanced, served, spread
 
 
 @pytest.fixture(scope="module")
@@ -104,20 +103,6 @@ def test_a_pin_outlives_the_shard(deployment: Sharded, command: Commands, lw: lo
     assert command("pin", name, "nowhere:1")[0] == 2
     code, out = command("pin", "nothing", one.address)
     assert (code, "there is no computation 'nothing'" in out) == (2, True)
-
-
-def test_a_later_process_at_an_address_ends_the_first(deployment: Sharded, lw: lowwater.Client, tmp_path: Path) -> None:
-    one, other = deployment.shards
-    before = {shard.address: shard.id for shard in lw.shards()}
-    again = Shard(tmp_path, deployment.redis.url, "--advertise", one.address)
-    with again:
-        assert one.wait() == 2
-        assert f"another process advertises {one.address} and has joined later: stop this one" in one.log
-        eventually(lambda: {shard.address for shard in lw.shards()} == before.keys())
-        died = other.log.count("seems to have died")
-        assert again.stop() == 0
-        assert {*served(lw, other)} == lw.topology().computations.keys()
-        assert other.log.count("seems to have died") == died, "it hands over before it ends"
 
 
 @pytest.mark.parametrize(

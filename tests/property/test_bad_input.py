@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import lowwater
 import lowwater.aio
-from lowwater import MAX, MIN, Histogram, Remarks, TaskAttempt, Watermark, Watermarks
+from lowwater import MAX, MIN, Arrived, Histogram, Remarks, TaskAttempt, Watermark, Watermarks
 from lowwater._async.lease import Lease as AioLease
 from lowwater._async.runtime import Runtime as AioRuntime
 from lowwater._sync.runtime import Runtime
@@ -112,6 +112,11 @@ BAD: dict[str, Bad] = {
     "register name": (lambda lw, v: lw.register(v), "name", NO_TEXT),
     "register an input": (lambda lw, v: lw.register("a", ["b", v]), "inputs[1]", NO_TEXT),
     "register a share": (lambda lw, v: lw.register("a", heuristics=[0.5, v]), "heuristics", NO_SHARE),
+    "register lateness_budget": (
+        lambda lw, v: lw.register("a", lateness_budget=v),
+        "lateness_budget",
+        [0, 0.6, 0.00001, "0.01", [0.01, 1], True, -0.1, float("nan")],
+    ),
     "register key_hash": (lambda lw, v: lw.register("a", key_hash=v), "key_hash", NO_TEXT),
     "register max_skew": (lambda lw, v: lw.register("a", max_skew=v), "max_skew", NO_LENGTH),
     "register history_step": (lambda lw, v: lw.register("a", history_step=v), "history_step", NO_STEP),
@@ -256,6 +261,11 @@ SAID: dict[str, Bad] = {
         lambda lease, v: advance(lease, waiting_for=v),
         "waiting_for",
         [None, 5, b"file", ["file"], "x" * 201, "ü" * 101, "\x1b[2J", "a\nb", "\x85", "\ud800"],
+    ),
+    "arrived": (
+        lambda lease, v: advance(lease, arrived=v),
+        "arrived",
+        [5, {1: 2}, *(Arrived(0, bad) for bad in ({756: 1}, {1: -1}, {1: 2**41}, {"1": 1})), Arrived(MIN, {})],  # type: ignore[arg-type]
     ),
     "remarks": (lambda lease, v: advance(lease, remarks=v), "remarks", [None, "ended", (0, True, "", 0)]),
     "a failure": (

@@ -9,10 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from lowwater_authority.core import columns, interval_map, recovery
+from lowwater_authority.core import columns, recovery
 from lowwater_authority.core.bounds import Bounds
 from lowwater_authority.core.computation import Computation
 from lowwater_authority.core.groups import Group, GroupState
@@ -175,24 +173,3 @@ def test_rule7_claims_that_keep_a_range_each_cost_a_slot_each() -> None:
         moved, total = core.map.all_ranges(len(core.map))
         assert {r.start for r in moved if r.value == 7} == {key.to_bytes(8, "big") for key in range(claims - 1)}
         assert total == len(core.map)
-
-
-@given(
-    old=st.lists(st.integers(1, 254), max_size=12, unique=True).map(sorted),
-    new=st.lists(st.integers(1, 254), min_size=1, max_size=12, unique=True).map(sorted),
-    data=st.randoms(use_true_random=False),
-)
-@settings(max_examples=150, database=None)
-def test_merge_takes_the_least_of_every_key(old: list[int], new: list[int], data: random.Random) -> None:
-    olds, bounds = [0, *old], [*new, 255]
-    while len(olds) > 1 and olds[1] <= bounds[0]:
-        olds.pop(0)
-    olds[0] = data.randrange(bounds[0] + 1)
-    values = [data.choice([MIN, MAX, data.randrange(9)]) for _ in olds]
-    lows, since = interval_map._merge(
-        [bytes([b]) for b in bounds], [bytes([o]) for o in olds], column(values), column([5] * len(olds)), 7
-    )
-    by_key = [values[bisect_right(olds, k) - 1] for k in range(bounds[0], 255)]
-    cuts = [b - bounds[0] for b in bounds]
-    assert lows.tolist() == [min(by_key[low:high]) for low, high in pairwise(cuts)]
-    assert len(since) == len(lows)

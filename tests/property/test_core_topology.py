@@ -170,7 +170,7 @@ def test_registering_again_changes_nothing_or_is_refused() -> None:
     assert topology.register(Spec("b", ("a",))) is topology
     later, _ = topology.set_inputs("b", ("a",)).reset("b")
     assert later.register(Spec("b", ("a",))) is later, "neither incarnation nor input version is the caller's"
-    for other in (Spec("b"), Spec("b", ("a",), (1,)), Spec("b", ("a",), key_hash="h")):
+    for other in (Spec("b"), Spec("b", ("a",), (1,)), Spec("b", ("a",), key_hash="h"), Spec("a", estimated=True)):
         with pytest.raises(errors.RegistrationConflict):
             topology.register(other)
     with pytest.raises(errors.UnknownComputation):

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lowwater_spark.errors import CheckpointMismatch
-from lowwater_spark.sources.files.bookmarks import BOOKMARKS, Bookmarks, Output, Removed, Scan, bookmarks, removed
+from lowwater_spark.sources.files.bookmarks import BOOKMARKS, Bookmarks, Output, Scan, bookmarks
 from lowwater_spark.sources.files.source import FileSource, OpenFiles
 from lowwater_spark.sources.files.source_log import NOTHING
 from lowwater_spark.sources.files.writers import mark_writer
@@ -218,14 +218,6 @@ STEP = st.tuples(
 )
 
 
-@given(st.lists(STEP, max_size=25))
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))  # pyright: ignore[reportArgumentType]
-def test_removal_no_reader_leads_and_none_loses_a_batch(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, ...]]
-) -> None:
-    live(WriterAndReaders(tmp_path_factory.mktemp("world")), steps)
-
-
 def step(name: str, which: int = 0, *between: tuple[str, tuple[str, int] | None]) -> tuple[Any, ...]:
     return (name, which, between)
 
@@ -242,31 +234,20 @@ COMES_BEFORE_THE_NOTE = [*A_HAS_READ, step("remove", 0, ("looked", B_COMES))]
 COMES_WHILE_ALL_IS_REMOVED = [*A_HAS_READ, step("start", 1, ("recorded", ("remove", 0)))]
 
 
-def started(world: WriterAndReaders) -> list[bool]:
-    return [reader.running for reader in world.readers]
+@given(st.lists(STEP, max_size=25))
+@example(KILLED_HALF_WAY)
+@example(COMES_WHEN_ALL_IS_CHOSEN)
+@example(COMES_BEFORE_THE_NOTE)
+@example(COMES_WHILE_ALL_IS_REMOVED)
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))  # pyright: ignore[reportArgumentType]
+def test_removal_no_reader_leads_and_none_loses_a_batch(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[Any, ...]]
+) -> None:
+    live(WriterAndReaders(tmp_path_factory.mktemp("world")), steps)
 
 
 def remaining(world: WriterAndReaders) -> list[str]:
     return sorted({path.parent.name for path in world.writer.folder.glob("batch=*/*.json") if path.name[0] != "."})
-
-
-def test_removal_a_reader_that_comes_then_is_refused_or_waited_for(tmp_path: Path) -> None:
-    world = WriterAndReaders(tmp_path / "killed")
-    live(world, KILLED_HALF_WAY)
-    assert (started(world), remaining(world)) == ([True, False], ["batch=1"])
-    assert [mark.reader for mark in bookmarks(world.writer.folder)] == ["a"], "a refused one keeps nothing for itself"
-    assert world.writer.remove() == [0, 1]
-    assert remaining(world) == [], "the next run goes on where the killed one was"
-    world = WriterAndReaders(tmp_path / "chosen")
-    live(world, COMES_WHEN_ALL_IS_CHOSEN)
-    assert (started(world), remaining(world)) == ([True, False], [])
-    world = WriterAndReaders(tmp_path / "looked")
-    live(world, COMES_BEFORE_THE_NOTE)
-    assert (started(world), remaining(world)) == ([True, True], ["batch=0", "batch=1"])
-    assert removed(os.fspath(world.writer.folder)) == Removed(), "the note says no more than what may have gone"
-    world = WriterAndReaders(tmp_path / "between")
-    live(world, COMES_WHILE_ALL_IS_REMOVED)
-    assert (started(world), remaining(world)) == ([True, False], [])
 
 
 def test_removal_keeps_what_slow_readers_and_the_writer_need(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

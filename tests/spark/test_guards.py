@@ -351,28 +351,6 @@ def test_rows_that_were_emitted_and_not_written_are_told(
     assert " of stage has emitted rows" in caplog.text
 
 
-def test_rule6_a_key_of_a_time_zone_keeps_the_state_for_it(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
-    def start() -> lws.TrackedQuery:
-        return flow.start(flow.windows, key=sf.date_format("t", "HH"), stamp=HOUR)
-
-    flow.feed.put([row("a", 9)])
-    upstream.at(9, 30)
-    query = start()
-    flow.eventually(lambda: low(lw, "stage") == mark(9), "the window of nine is held")
-    query.stop()
-    upstream.at(11)
-    zone = "spark.sql.session.timeZone"
-    flow.spark.conf.set(zone, "Asia/Tokyo")
-    try:
-        with pytest.raises(CheckpointMismatch, match="the time zone UTC, and the stage has the time zone Asia/Tokyo"):
-            start().await_termination(60)
-        assert (low(lw, "stage"), flow.closed()) == (mark(9), [])
-    finally:
-        flow.spark.conf.set(zone, "UTC")
-    start()
-    flow.eventually(lambda: low(lw, "stage") == mark(11), "the window is written")
-
-
 def test_a_replay_says_again_which_row_was_late(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     fails = [True]
 

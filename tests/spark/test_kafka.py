@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
@@ -196,24 +195,6 @@ def test_windows_over_a_topic_close_in_the_next_batch(topic: Topic, lw: lowwater
     assert flow.closed() == [("09:00", "a", 1), ("09:00", "b", 1)]
     assert flow.batches[0][1] == str(lowwater.Watermark.UNKNOWN)
     assert query.stage_status().ticks >= 1
-
-
-@pytest.mark.long
-def test_3c_a_log_cut_off_is_refused_when_regrown(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
-    query = topic.followed(lw, upstream, ("a", 9), ("b", 9))
-    query.stop()
-    topic.flow.queries.clear()
-    [broker] = topic.kafka.brokers
-    broker.kill()
-    shutil.rmtree(broker.directory / "data" / f"{topic.name}-0")
-    broker.start()
-    topic.put(("c", 9), ("d", 9), ("e", 9))
-    upstream.at(10)
-    text = f"cut off: partition 0 of {topic.name} from 2 to 0"
-    for _ in range(2):
-        with pytest.raises(CheckpointMismatch, match=text):
-            topic.track()
-    assert low(lw, "stage") == mark(9)
 
 
 def test_5b_a_topic_whose_beginning_was_removed_is_refused_unless_it_is_declared(

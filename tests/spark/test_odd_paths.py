@@ -10,11 +10,6 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_pipeline.guard.delta import DeltaGuard
-from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.tables.delta_log import DeltaLog, path_of
-from lowwater_spark.track.output.delta_out import sync_versions
-from tests.guard.stores import claim
 from tests.kit.times import mark
 from tests.spark.flow import Flow
 from tests.spark.support import Upstream, low, row
@@ -84,27 +79,3 @@ def test_a_stage_stands_in_folders_of_any_name(
     assert sorted(
         r.key for r in spark.read.option("recursiveFileLookup", "true").parquet(str(home / "next")).collect()
     ) == ["a", "b"]
-
-
-@pytest.mark.long
-def test_a_guard_and_a_sync_find_the_table_of_any_name(spark: SparkSession, tmp_path: Path) -> None:
-    spark.sql(f"CREATE DATABASE IF NOT EXISTS guarded LOCATION '{tmp_path / ODD}'")
-    spark.sql("CREATE TABLE guarded.t (value INT) USING delta")
-    spark.sql(f"CREATE TABLE guarded.u (value INT) USING delta LOCATION '{tmp_path / PATTERN}'")
-    for name, folder in (("guarded.t", tmp_path / ODD / "t"), ("guarded.u", tmp_path / PATTERN)):
-        guard = DeltaGuard(spark, name, "hourly", computation="default/hourly")
-        writer = guard.raise_(claim(1))
-        assert writer.write(0, "digest", spark.createDataFrame([(7,)], "value INT"))
-        assert [r.value for r in spark.table(name).collect()] == [7]
-        log = DeltaLog(spark, path_of(spark, name))
-        table = log.table()
-        sync_versions(log, table, 0, table.version)
-        assert log.files(table.version), name
-        assert all((folder / added).exists() for added in log.files(table.version))
-    with pytest.raises(Unsupported, match="a colon"):
-        lws.register_function(spark, "odd_low", str(tmp_path / PATTERN), writers=WRITERS)
-    folder = tmp_path / PATTERN.replace(":", "")
-    spark.createDataFrame([(7,)], "value INT").write.format("delta").save(str(folder))
-    lws.register_function(spark, "odd_low", str(folder), writers=WRITERS)
-    assert spark.sql("SELECT odd_low() IS NULL AS unknown").collect()[0].unknown, "the log is read, and says nothing"
-    assert tables(tmp_path) == {"t", PATTERN, folder.name}

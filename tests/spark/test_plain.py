@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,21 +100,6 @@ def test_a_restart_goes_on_and_an_older_is_refused(flow: PlainFlow, lw: lowwater
         flow.start(checkpoint="other", path=flow.folder / "out2")
 
 
-def test_a_replayed_batch_is_written_once(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    flow.feed.put([row("a", 9)])
-    upstream.at(10)
-    query = flow.start()
-    flow.eventually(lambda: low(lw, "stage") == mark(10), "the first batch")
-    query.stop()
-    for name in ("0", ".0.crc"):
-        (flow.folder / "ck/commits" / name).unlink()
-    flow.feed.put([row("b", 10)])
-    upstream.at(11)
-    flow.start()
-    flow.eventually(lambda: low(lw, "stage") == mark(11), "the replay and what came after it")
-    assert flow.out() == ["a", "b"]
-
-
 def test_a_new_checkpoint_over_old_output_is_refused(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
     flow.feed.put([row("a", 9)])
     upstream.at(10)
@@ -138,14 +122,6 @@ def test_a_new_checkpoint_over_old_output_is_refused(flow: PlainFlow, lw: lowwat
         entry.key for entry in flow.spark.read.schema("key string").json(str(flow.folder / "out2")).collect()
     ) == ["a", "b"]
     assert neighbour.query.isActive
-
-
-def test_the_query_starts_and_holds_without_the_authority(flow: PlainFlow, tmp_path: Path) -> None:
-    flow.feed.put([row("a", 9)])
-    stage = lws.stage(flow.spark, "s", inputs=["source"], key="key", event_time="t", address="127.0.0.1:1")
-    query = flow.start(stage=stage)
-    flow.eventually(lambda: flow.out() == ["a"] if (flow.folder / "ck/commits/0").exists() else False, "rows come out")
-    assert "UNAVAILABLE" in query.stage_status().holding
 
 
 def test_the_sinks_of_spark(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:

@@ -89,16 +89,6 @@ class Retained:
         eventually(read, "a batch has read it", seconds=120)
         self.upstream.at(0, promise + STEP)
 
-    def leap(self, lw: lowwater.Client) -> None:
-        """The inputs promise hours at once, while Spark still holds what is older. Then rows come by which it lets go of all that."""
-        running = self.query
-        assert running is not None
-        self.upstream.at(0, 1200)
-        eventually(lambda: running.stage_status().low == mark(0, 1200), "the promise is read", seconds=120)
-        self.flow.feed.put([{"key": "0", "t": at(0, minute).isoformat()} for minute in (1200, 1260)])
-        Feed(self.flow.folder / "right").put([{"other": "0", "u": at(0, 1260).isoformat()}], "leap.json")
-        eventually(lambda: low(lw, "stage") > mark(0, 600), "Spark has let go", seconds=120)
-
     def expected(self) -> lowwater.Watermark:
         """The lesser of what the inputs promise and what Spark can still let go of, as of the last batch."""
         last = self.log.last_committed()
@@ -163,43 +153,6 @@ def test_it_holds_until_spark_has_a_watermark(flow: PlainFlow, lw: lowwater.Clie
     upstream.lease.finish()
     flow.eventually(lambda: query.stage_status().low.finished, "the inputs are finished")
     assert low(lw, "stage") == mark(11, 40), "Spark still holds a window, so the stage is not finished"
-
-
-def test_foreach_batch_reports_what_spark_releases(flow: PlainFlow, lw: lowwater.Client, upstream: Upstream) -> None:
-    batches: list[tuple[lowwater.Watermark, lowwater.Watermark, lowwater.Watermark, list[lowwater.Watermark]]] = []
-
-    def write_batch(rows: DataFrame, batch: lws.Batch) -> None:
-        stamps = [lowwater.Watermark(r.t) for r in rows.select(sf.unix_micros("t").alias("t")).collect()]
-        batches.append((low(lw, "stage"), batch.promised, batch.low, stamps))
-        batch.write(rows, flow.folder / "out")
-
-    query = Retained(flow, upstream, "windows stamped by start")
-
-    def start() -> lws.TrackedQuery:
-        query.query = query.stage.foreach_batch(query.frame, write_batch, checkpoint=flow.folder / "ck")
-        flow.queries.append(query.query)
-        return query.query
-
-    upstream.at(0)
-    running = start()
-    flow.eventually(lambda: running.stage_status().low == mark(0), "the inputs are read, and nothing is there")
-    for number in range(6):
-        if number == 4:
-            running.stop()
-            assert running.stage_status().late_rows == 0
-            running = start()
-        query.step(number)
-    flow.eventually(lambda: low(lw, "stage") == min(query.expected(), mark(2)), "it follows Spark's watermark")
-    query.leap(lw)
-    for published, promised, _, stamps in batches:
-        assert [stamp for stamp in stamps if stamp < max(published, promised)] == []
-    for i, (_, _, complete, _) in enumerate(batches):
-        later = [stamp for _, _, _, stamps in batches[i + 1 :] for stamp in stamps]
-        assert [stamp for stamp in later if stamp < complete] == [], "batch.low is complete, this batch included"
-    promises = [promised for _, promised, _, _ in batches]
-    assert promises == sorted(promises)
-    assert not promises[-1].unknown, "what Spark has let go of is promised"
-    assert running.stage_status().late_rows == 0
 
 
 class Undeclared:

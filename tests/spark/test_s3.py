@@ -13,10 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import lowwater
 import lowwater_spark as lws
-from lowwater import errors
 from lowwater_spark.checkpoint.location import Location, checkpoint_of
-from lowwater_spark.checkpoint.log import CheckpointLog
-from lowwater_spark.track.run.status import in_short
 from tests.kit.s3 import S3
 from tests.kit.times import mark
 from tests.spark.flow import HOUR, Flow
@@ -43,47 +40,6 @@ def checkpoint(spark: SparkSession, s3: S3, tmp_path: Path) -> Location:
 @pytest.fixture(params=["plain", "function"])
 def query(request: pytest.FixtureRequest, flow: Flow, checkpoint: Location) -> Query:
     return Query(request.param, flow, checkpoint, single_driver=True)
-
-
-@pytest.mark.long
-def test_a_stage_goes_on_from_a_checkpoint_on_s3(
-    query: Query, flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location, s3: S3
-) -> None:
-    with pytest.raises(lws.Unsupported, match="single_driver=True"):
-        query.start(single_driver=False)
-    with pytest.raises(errors.UnknownComputation):
-        lw.why("stage")
-    assert not checkpoint.exists(), "nothing is touched"
-
-    for hour in (10, 11):
-        running = query.start()
-        flow.feed.put([row(f"{hour}", hour - 1)])
-        upstream.at(hour)
-        flow.eventually(lambda: low(lw, "stage") == mark(hour), "all that was put is read")  # noqa: B023
-        running.stop()
-
-    running = query.start()
-    elsewhere = flow.folder / "elsewhere"
-    elsewhere.mkdir()
-    frame = flow.spark.readStream.schema("key string, t timestamp").json(str(elsewhere))
-    neighbour = lws.stage(flow.spark, "neighbour", **DECLARED, address=flow.address)
-    flow.queries.append(neighbour.start(frame, checkpoint=flow.folder / "local", format="noop"))
-    flow.eventually(lambda: low(lw, "neighbour") == mark(11), "a neighbour with a local checkpoint")
-    s3.pause()
-    try:
-        upstream.at(12)
-        flow.eventually(lambda: any(s3.bucket in why for why in running.stage_status().waiting_for), "it says why")
-        flow.eventually(lambda: in_short(running.stage_status().waiting_for) in lw.why("stage").sentence, "there too")
-        flow.eventually(lambda: low(lw, "neighbour") == mark(12), "the neighbour does not wait")
-        assert low(lw, "stage") == mark(11)
-    finally:
-        s3.resume()
-    flow.eventually(lambda: low(lw, "stage") == mark(12), "it goes on")
-    flow.eventually(lambda: running.stage_status().waiting_for == (), "and waits for nothing")
-
-    assert query.keys() == ["10", "11"]
-    assert CheckpointLog(checkpoint).last_committed() == 1
-    assert lw.get("stage")["stage"].incarnation == 1, "it is one computation, of one checkpoint"
 
 
 def test_windows_are_closed_on_s3(flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location) -> None:

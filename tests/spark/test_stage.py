@@ -186,22 +186,6 @@ def test_two_queries_of_one_name(flow: Flow, lw: lowwater.Client, upstream: Upst
 AVAILABLE_NOW = {"availableNow": True}
 
 
-def test_a_commit_is_reported_before_the_handle_closes(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
-    flow.feed.put([row("a", 9), row("b", 11)])
-    upstream.at(10, 30)
-    query = flow.start(flow.windows, stamp=HOUR, trigger=AVAILABLE_NOW)
-    assert query.await_termination(60)
-    assert low(lw, "stage") == mark(10), "no waiting: it was flushed"
-    assert flow.closed() == [("09:00", "a", 1)]
-    assert not low(lw, "stage").finished, "that a query has ended says nothing of what is still to come"
-    # The next run finds nothing new in the source, but the watermark has moved on: it asks for the batch that closes the window.
-    upstream.at(12)
-    query = flow.start(flow.windows, stamp=HOUR, trigger=AVAILABLE_NOW)
-    assert query.await_termination(60)
-    assert low(lw, "stage") == query.stage_status().reported == mark(12)
-    assert flow.closed() == [("09:00", "a", 1), ("11:00", "b", 1)]
-
-
 def test_c1b_targets_fixed_at_the_start_leave_rows_behind(flow: Flow, lw: lowwater.Client, upstream: Upstream) -> None:
     """AvailableNow reads what was there at its start: W that was read later does not count, although the query has ended."""
     flow.feed.put([row("a", 9)])

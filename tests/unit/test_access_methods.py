@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -29,43 +28,6 @@ DESCRIBED = {
 
 NOT_SERVED = {"/grpc.health.v1.Health/List"}
 
-NEEDS = {
-    "Claim": [("report", "computation")],
-    "Release": [("report", "computation")],
-    "Report": [],
-    "StageTask": [("report", "computation")],
-    "PrepareBatch": [("report", "computation")],
-    "CommitBatch": [("report", "computation")],
-    "Vouch": [("report", "computation")],
-    "GetWatermarks": [("read", "computations")],
-    "Watch": [("read", "computations")],
-    "CheckComplete": [("read", "computation")],
-    "ListRanges": [("read", "computation")],
-    "GetHistory": [("read", "computation")],
-    "Register": [("report", "name"), ("read", "inputs")],
-    "GetTopology": [],
-    "SetInputs": [("operate", "computation"), ("read", "inputs")],
-    "Reset": [("operate", "computation")],
-    "SplitSlice": [("operate", "computation")],
-    "Retire": [("operate", "computation")],
-    "Drop": [("operate", "computation")],
-    "ChangeLayout": [("operate", "computation")],
-    "GetLayout": [("read", "computation")],
-    "CreateGroup": [("report", "computation")],
-    "ConfigureGroup": [("operate", "computation")],
-    "CreateTasks": [("report", "computation")],
-    "TakeTask": [("report", "computation")],
-    "RenewTask": [("report", "computation")],
-    "CommitTask": [("report", "computation")],
-    "ReleaseTask": [("report", "computation")],
-    "ListTasks": [("read", "computation")],
-    "Locate": [],
-    "ListShards": [],
-    "Drain": [],
-    "Pin": [],
-    "Identify": [],
-}
-
 
 def test_each_method_is_either_open_or_guarded() -> None:
     services = {name for file in FILES for name in (s.full_name for s in file.DESCRIPTOR.services_by_name.values())}
@@ -73,22 +35,6 @@ def test_each_method_is_either_open_or_guarded() -> None:
     assert METHODS.keys() | OPEN == DESCRIBED.keys() - NOT_SERVED
     assert not METHODS.keys() & OPEN
     assert {name for name in DESCRIBED if "/grpc.health." in name} - NOT_SERVED == OPEN
-
-
-@pytest.mark.parametrize("name", NEEDS)
-def test_each_method_needs_what_is_written_here(name: str) -> None:
-    [(path, rule)] = [(path, rule) for path, rule in METHODS.items() if path.endswith(f"/{name}")]
-    request: Any = GetMessageClass(DESCRIBED[path].input_type)()
-    expected = []
-    for action, field in NEEDS[name]:
-        if field in {"computations", "inputs"}:
-            getattr(request, field).extend(["n/a", "n/b"])
-            expected += [(Action(action), "n/a"), (Action(action), "n/b")]
-        else:
-            setattr(request, field, "n/own")
-            expected.append((Action(action), "n/own"))
-    assert list(rule.needs(request)) == expected
-    assert rule.everything is (name in {"Drain", "Pin"})
 
 
 def test_each_method_of_the_global_authority_is_guarded() -> None:
@@ -122,24 +68,6 @@ def test_what_changes_something_is_an_act_for_the_audit() -> None:
         False,
         True,
     ]
-
-
-def test_every_field_that_names_computations_is_asked_for() -> None:
-    named = {
-        (path.rpartition("/")[2], field.name)
-        for path, method in DESCRIBED.items()
-        if path in METHODS
-        for field in method.input_type.fields
-        if field.name in {"computation", "computations", "inputs"} or (field.name == "name" and "Register" in path)
-    }
-    covered = {(name, field) for name, needs in NEEDS.items() for _, field in needs}
-    assert named - covered == {("Locate", "computations"), ("Pin", "computation")}
-
-
-def test_an_adoption_needs_to_operate_too() -> None:
-    rule = METHODS["/lowwater.v1.WorkerService/Claim"]
-    request = workers_pb2.ClaimRequest(computation="n/own", adopt=True)
-    assert list(rule.needs(request)) == [(Action.REPORT, "n/own"), (Action.OPERATE, "n/own")]
 
 
 EVERYTHING = Principal("all", (Allowance("*", dict.fromkeys(Action, ("*",))),))

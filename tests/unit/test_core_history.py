@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import pairwise
-
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lowwater_authority.core import recovery
 from lowwater_authority.core.history import HOUR, KEPT, SECOND, Completion, History
@@ -15,7 +11,6 @@ from lowwater_authority.core.topology import Spec
 from lowwater_authority.records import journal_pb2 as pb
 from tests.kit.memory_journal import MemoryDisk
 from tests.property.core_driver import Driver
-from tests.property.second_opinion import completed
 from tests.unit.test_shard import Gate, Running
 
 STEP = 10 * SECOND
@@ -36,19 +31,6 @@ def moved(*seconds: float, spec: Spec = SPEC) -> tuple[Driver, int]:
     for second in seconds:
         d.report(sequencer, int(second * SECOND))
     return d, sequencer
-
-
-@given(lows=st.lists(st.integers(-40, 40) | st.sampled_from([MIN, MAX]), max_size=12), step=st.integers(1, 9))
-def test_every_move_notes_what_it_completes(lows: list[int], step: int) -> None:
-    noted, expected, old = History(), [], MIN
-    for now, low in enumerate(sorted(lows)):
-        noted.note(1, step, old=old, low=low, now=now)
-        if step_ := completed(old, low, step):
-            expected.append(Completion(1, *step_, now))
-        old = low
-    assert list(noted) == expected
-    for before, after in pairwise(expected):
-        assert before.through == after.after, "no step is missing, none is there twice"
 
 
 def test_the_newest_that_end_after_a_time() -> None:

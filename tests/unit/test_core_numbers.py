@@ -35,22 +35,6 @@ def test_rule8_a_made_up_turn_leaves_room_for_those_that_the_owner_will_count() 
     assert report(3 + LONGEST_STEP) == report(4 + LONGEST_STEP) == []
 
 
-def test_only_the_first_report_of_a_stream_is_written_for_its_number() -> None:
-    """Claims repeat themselves every few seconds: that must not keep the journal busy."""
-    d = Driver()
-    owner = d.claim(b"", b"").sequencer
-    d.report(owner, 14, number=(1, 1))
-    written = len(d.records)
-    for number in range(2, 10):
-        d.report(owner, 14, number=(1, number))
-    assert len(d.records) == written
-    d.report(owner, 14, number=(2, 1))
-    assert (len(d.records), d.strong[-1]) == (written + 1, True)
-    for number in range(2, 10):
-        d.report(owner, 14, number=(2, number))
-    assert len(d.records) == written + 1
-
-
 @planted(8, switches.SendersForgotten)
 def test_rule8_no_sender_is_forgotten(computation_class: type[Computation]) -> None:
     d = Driver(computation_class=computation_class)
@@ -140,27 +124,6 @@ def test_rule8_a_lowering_counts_also_while_the_clock_is_back(computation_class:
     assert refused.reason == "TOO_FAR_AHEAD"
     d.report(me, now, handles=[1], number=(1, 4))
     assert d.low == late[0]
-
-
-def test_a_repeated_claim_says_nothing_of_ranges_it_has_lost() -> None:
-    """The slots of lost ranges stand at MAX inside; the repeat must not read as if those were finished."""
-    d = Driver()
-    first = d.claim(b"", b"m", b"", request_id=b"r")
-    d.report(first.sequencer, 10)
-    d.claim(b"m", b"")
-    again = d.claim(b"", b"m", b"", request_id=b"r")
-    assert (again.sequencer, again.watermarks.tolist()) == (first.sequencer, [10, MIN])
-
-
-def test_a_repeat_of_a_superseded_claim_takes_nothing_back() -> None:
-    d = Driver()
-    d.claim(b"", b"", request_id=b"old")
-    new = d.claim(b"", b"", request_id=b"new").sequencer
-    for _ in range(2):
-        with pytest.raises(errors.StaleSequencer):
-            d.claim(b"", b"", request_id=b"old")
-        d.crash()
-    assert d.report(new, 5) == set()
 
 
 def test_request_ids_are_kept_in_bounded_number() -> None:

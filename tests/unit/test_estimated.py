@@ -21,22 +21,6 @@ GUESS = Spec("guess", estimated=True)
 NOON = Watermark(1_357_732_800_000_000)
 
 
-def test_only_estimated_computations_read_estimated_ones() -> None:
-    topology = Topology().register(GUESS)
-    with pytest.raises(errors.EstimatedInput, match="hourly is exact and would read guess") as caught:
-        topology.register(Spec("hourly", ("guess",)))
-    assert caught.value.metadata == {"computation": "hourly", "input": "guess"}
-    assert topology.register(Spec("hourly", ("guess",), estimated=True)).get("hourly").estimated
-
-
-def test_a_name_does_not_change_what_it_is() -> None:
-    topology = Topology().register(GUESS).register(Spec("sure"))
-    assert topology.register(GUESS) is topology
-    for spec in (Spec("guess"), Spec("sure", estimated=True)):
-        with pytest.raises(errors.RegistrationConflict, match=r"estimated (True|False), and not"):
-            topology.register(spec)
-
-
 HOURLY = Spec("hourly", ("guess",))
 DAILY = Spec("daily", ("hourly",))
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from lowwater.core.events import ATTRIBUTE
 from lowwater.v1 import topology_pb2, topology_pb2_grpc, types_pb2, watermarks_pb2, watermarks_pb2_grpc
 from lowwater_authority.authority import Authority
 from lowwater_authority.files.table import BadFile
-from lowwater_authority.promises import MOST_CACHED, MOST_ENTRIES, MOST_PATTERNS, NOTHING, PromiseFile, Promises
+from lowwater_authority.promises import MOST_CACHED, MOST_ENTRIES, MOST_PATTERNS, NOTHING, Promises
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.served import authority_served
 from tests.kit.times import HOUR
@@ -100,43 +98,6 @@ def test_a_mistake_is_refused_with_its_place_and_the_fix(name: str) -> None:
     assert fix in message.partition(problem)[2]
     assert "hush" not in message
     assert len(message) < 600, "it goes into a line of the log"
-
-
-async def test_what_cannot_be_followed_is_told_and_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from lowwater_authority.files import followed
-
-    monkeypatch.setattr(followed, "LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(followed, "SETTLED_SECONDS", 0.0)
-    path = tmp_path / "promises.toml"
-    path.write_text(entry(team="'one'"))
-    file = PromiseFile(path)
-    failures, applied = [OSError("no thread")], asyncio.Event()
-
-    def apply(_: Promises) -> None:
-        if failures:
-            raise failures.pop()
-        applied.set()
-
-    file.on_change.append(apply)
-    path.write_text(entry(team="'another'"))
-    following = asyncio.create_task(file.watch())
-    async with asyncio.timeout(60):
-        await applied.wait()
-    following.cancel()
-    assert next(getattr(record, ATTRIBUTE)["event"] for record in caplog.records) == "promises_failed"
-
-
-def test_a_file_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
-    """A link that it names is followed by whoever is woken."""
-    path = tmp_path / "promises.toml"
-    path.write_text(GOOD)
-    path.chmod(0o666)
-    with pytest.raises(BadFile, match="can be written by everybody"):
-        PromiseFile(path)
-    path.chmod(0o644)
-    assert len(PromiseFile(path).value) == 4
 
 
 class Served:

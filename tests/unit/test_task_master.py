@@ -19,7 +19,7 @@ from lowwater_authority.engine.task_master import TaskMaster
 from tests.kit.faults import FaultPlan
 from tests.kit.memory_journal import MemoryDisk
 from tests.kit.shards import turns
-from tests.kit.times import DAY, HOUR, MAX, SECOND
+from tests.kit.times import DAY, HOUR, SECOND
 from tests.unit.test_shard import Running
 
 nonces = count(1)
@@ -109,35 +109,6 @@ async def test_rule9_a_repeated_commit_may_not_say_something_else(disk: MemoryDi
     await master.end(lease)
     with pytest.raises(errors.TaskConflict, match="with other outputs"):
         await master.end(lease, part="other")
-    await running.stop()
-
-
-async def test_a_task_is_there_as_soon_as_the_watermark_says_so_and_once(disk: MemoryDisk) -> None:
-    running, master = await begun(disk)
-    grant = await running.claim()
-    await running.report(grant, 30)
-    await master.daily()
-    assert await master.shown("daily") == [(0, "", "READY", 1)], "those too that were passed before there was the group"
-    await running.report(grant, 47)
-    assert len(await master.shown("daily")) == 1
-    await running.report(grant, 48)
-    assert len(await master.shown("daily")) == 2
-    await running.report(grant, 12)  # the range goes back, the watermark does not
-    await running.report(grant, 50)
-    disk.crash()
-    running, master = await begun(disk)
-    await running.report(grant, 51)
-    assert await master.shown("daily") == [(0, "", "READY", 1), (24, "", "READY", 1)]
-    _, figures, _, _ = await master.tasks("a", "daily", None, 10)
-    assert figures.closed == 0
-    await master.end(await master.lease("daily"))
-    _, figures, _, _ = await master.tasks("a", "daily", None, 10)
-    assert figures.closed == DAY
-    await running.report(grant, MAX, finish=True)
-    last = (await master.tasks("a", "daily", None, 10))[2][-1][0]
-    assert (last.key.at, last.until) == (2 * DAY, MAX), "what is left is one interval without an end"
-    with pytest.raises(errors.InvalidArgument, match="has intervals"):
-        await master.create("a", "daily", [task("by-hand", 5 * DAY)], 0)
     await running.stop()
 
 
