@@ -154,7 +154,7 @@ check-pyright:
 
 check-mypy:
 	$(RUN) python -m scripts.page_code
-	$(RUN) MYPYPATH=$(subst $() $(),:,$(wildcard integrations/*/src)) mypy $(TYPED) build/pages/*.py
+	$(RUN) MYPYPATH=$(subst $() $(),:,$(wildcard integrations/*/src)) mypy $(TYPED) build/blocks/pages/*.py
 
 check-public:
 	$(RUN) python -m scripts.check_public

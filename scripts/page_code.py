@@ -1,4 +1,4 @@
-"""Write the Python blocks of the pages into build/pages, a module for each page, for mypy.
+"""Write the Python blocks of the pages into build/blocks/pages, a module for each page, for mypy.
 
 A page leaves names to its reader, such as a session. The usual ones get their types here, unless
 the page binds them itself; for mypy any other name is of any type (``pages.*`` in pyproject.toml).
@@ -13,7 +13,7 @@ from typing import Final
 
 from scripts.dist import ROOT
 
-FOLDER: Final = ROOT / "build/pages"
+FOLDER: Final = ROOT / "build/blocks/pages"
 BLOCK: Final = re.compile(r"^ *```python\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 HEAD: Final = """\
 from datetime import datetime, timedelta
