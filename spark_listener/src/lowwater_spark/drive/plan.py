@@ -209,8 +209,10 @@ def holdback_of(checked: Checked, steps: Steps, window: timedelta | None = None)
         if cut is not None:
             length, period, at = _micros(cut.length), _micros(cut.slide), _micros(cut.start + stamp.shift)
             common = gcd(period, apart)
-            # The worst case is the last step before a window's end: Spark still holds the whole
-            # window there. The distance from that step to the end is taken off.
+            # How far below a step (a value of Spark's watermark) can a stamp be? The farthest is of
+            # the window that ends soonest above the operator's watermark, stamp.lag below the step.
+            # A window that ends exactly there is released: the least distance to the end is not 0,
+            # but at most ``common``. The end is higher by that distance, so it is taken off.
             lag -= (_micros(cut.start + cut.length + stamp.lag) - origin + before) % common or common
             lag, at = (lag + length, at) if stamp.kind == "start" else (lag, at + length)
         if stamp.truncated:

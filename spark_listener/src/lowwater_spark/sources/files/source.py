@@ -433,8 +433,9 @@ def _list(
         if not folder_too:
             read = source.recursive or columns == source.columns
             with contextlib.suppress(FileNotFoundError):  # a removed file, or a broken link: Spark skips it too
-                # A file beside the partitions gets NO_FILE, which holds W: Spark would log the file
-                # as taken and read no rows from it.
+                # Spark logs a file outside of the partitions as taken, but reads no rows from it.
+                # With its own time that entry would count as read, and the watermark would pass the
+                # rows. No entry has the time NO_FILE, so the watermark holds.
                 yield File(entry.path, entry.stat().st_mtime_ns // 1_000_000 if read else NO_FILE)
         elif source.recursive:
             yield from _below(source, entry, columns, settled)

@@ -271,9 +271,9 @@ class IcebergLog:
         with self._call("how it stands"):
             metadata = self._metadata()
             where = str(metadata.metadataFileLocation())
-            # For a table without a catalog ``where`` does not show a change: metadata files have
-            # numbers there, and a table that was created again has other metadata under the same
-            # one.
+            # ``by_number``: the metadata files of a path's or a Hadoop catalog's table are named by
+            # number, like v3.metadata.json. If it was dropped and created again, other metadata may
+            # be at the same location: without parsing each time, the old table would be returned.
             if self._read is None or self._read[0] != where or self.by_number:
                 text = str(self.classes.TableMetadataParser.toJson(metadata))
                 self._read = where, self._same(Table.parse(text))
