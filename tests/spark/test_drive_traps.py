@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
@@ -11,6 +13,7 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive import frame as frame_module
 from lowwater_spark.drive.watermark import Driving
 from lowwater_spark.errors import Unsupported
+from lowwater_spark.sources.control_reader import ControlDataSource
 from lowwater_spark.track.plan.checked import check_plan
 from tests.kit.times import at
 from tests.spark.drive_support import HOUR, Driven, counts, driven, millis, record, say
@@ -69,6 +72,28 @@ def test_rule_8_a_restart_goes_on_from_the_last_value(driven: Driven, upstream: 
     say(upstream, at(11))
     driven.await_watermark(at(11))
     assert driven.rows == counts(rows)
+
+
+@pytest.mark.long  # Spark waits 10 seconds for the process that is late
+def test_a_machine_that_was_too_busy_is_tried_again(
+    driven: Driven, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    python, late = driven.folder / "python", driven.folder / "late"
+    late.touch()
+    slow = f'case "$*" in *source_runner*) if [ -e {late} ]; then rm {late}; exec tail -f /dev/null; fi;; esac'
+    python.write_text(f'#!/bin/sh\n{slow}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setattr(driven.spark.sparkContext, "pythonExec", str(python))
+        driven.spark.dataSource.register(ControlDataSource)
+        rows = [record("a", at(9, 30))]
+        driven.feed().put(rows)
+        say(upstream, at(10))
+        driven.start(driven.hourly(driven.drive()), stamp=HOUR)
+    driven.spark.dataSource.register(ControlDataSource)
+    driven.await_watermark(at(10))
+    assert driven.rows == counts(rows, at(10))
+    assert "stage starts again" in caplog.text
 
 
 def test_several_controls_say_everything_again_after_a_restart(driven: Driven, lw: lowwater.Client) -> None:

@@ -53,7 +53,7 @@ from lowwater_spark.track.run.hook import Hook, WriteBatch
 from lowwater_spark.track.run.plain import Plain
 from lowwater_spark.track.run.run import Run
 from lowwater_spark.track.run.stage_run import StageRun
-from lowwater_spark.tracked import started
+from lowwater_spark.tracked import started, started_surely
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -612,7 +612,8 @@ class Stage:
                 driving.open(run.authority)
                 run.drive = driving
             owned = client if self.client is None else None
-            query = started(writer, name)
+            in_python = driving is not None or any(source.pace for source in run.checked.sources)
+            query = (started_surely if in_python else started)(writer, name)
             tracked = TrackedQuery(run, query, interval=self.interval, owned=owned, driving=driving)
             _running.add(tracked)
             return tracked

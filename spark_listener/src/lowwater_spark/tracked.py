@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["is_tracked", "started"]
+__all__ = ["is_tracked", "started", "started_surely"]
+
+logger = logging.getLogger("lowwater.spark")
 
 _starting: Final[list[str]] = []
 """Names of the tracked queries that are being started. Spark tells listeners of a start before it
@@ -24,6 +27,14 @@ _KEPT_RUNS: Final = 4
 """Number of runs of a checkpoint that are remembered."""
 
 
+_RESTARTS: Final = 3
+"""Number of times that a query starts again on a machine that is too busy."""
+
+_TOO_BUSY: Final = "Python worker failed to connect back", "Current State: INITIALIZING"
+"""Texts in the error of a query whose Python process for a source did not answer in time. The
+second one says that the query has not begun a batch."""
+
+
 def started(writer: DataStreamWriter, name: str) -> StreamingQuery:
     """Start a tracked query of this name, and return it."""
     _starting.append(name)
@@ -33,6 +44,35 @@ def started(writer: DataStreamWriter, name: str) -> StreamingQuery:
         return query
     finally:
         _starting.remove(name)
+
+
+def started_surely(writer: DataStreamWriter, name: str) -> StreamingQuery:
+    """Start a query with a source in Python, again when the machine is too busy; return it.
+
+    For each such source Spark starts a Python process and waits 10 seconds for it, which cannot be
+    set. Nothing of the query has run by then, so another start loses nothing and repeats nothing.
+    Returns when Spark has made the sources, or the query has failed, or after the last start.
+    """
+    query = started(writer, name)
+    for _ in range(_RESTARTS):
+        if not _was_too_busy(query):
+            break
+        logger.warning("%s starts again: Spark's Python process has not answered in time; nothing had run yet", name)
+        query = started(writer, name)
+    return query
+
+
+def _was_too_busy(query: StreamingQuery) -> bool:
+    """Wait until Spark has made a query's sources; return whether their process was late."""
+    from pyspark.errors import StreamingQueryException
+
+    try:
+        while query.isActive and query.status["message"].startswith("Initializing"):
+            query.awaitTermination(cast("int", 0.05))  # seconds; Spark accepts fractions
+    except StreamingQueryException:
+        logger.debug("%s has failed while it started", query.name)
+    failure = str(query.exception() or "")
+    return all(text in failure for text in _TOO_BUSY)
 
 
 def is_tracked(query: str, run: str, name: str | None) -> bool:
