@@ -16,6 +16,7 @@ from lowwater.views import NO_REMARKS, RangeState, Remarks
 from lowwater.watermark import MAX, MIN
 from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
+from lowwater_authority.records import journal_pb2 as pb
 from lowwater_authority.rpc import codec
 from lowwater_spark.track.run.status import in_short
 from tests.property.core_driver import SECOND, Driver, column
@@ -122,6 +123,20 @@ def test_remarks_reach_the_reader_of_the_watermark_and_of_a_worker_that_left_its
     driver.claim(b"", b"m")
     rest = max(driver.core.map.all_ranges(10)[0], key=lambda entry: entry.start)
     assert wire.range_view(codec.key_range_message(rest)).remarks == NO_REMARKS
+
+
+@pytest.mark.parametrize("failure", [None, "", "it broke"])
+def test_how_a_worker_ended_is_unknown_from_a_log_that_does_not_say(failure: str | None) -> None:
+    driver = Driver()
+    owner = driver.claim(b"", b"").sequencer
+    driver.release(owner)
+    record = pb.Record.FromString(driver.records.pop())
+    [op] = record.ops
+    op.release.CopyFrom(pb.Release(sequencer=owner, failure=failure))
+    driver.records.append(record.SerializeToString())
+    driver.crash()
+    [left], _ = driver.core.map.all_ranges(10)
+    assert left.owner.remarks == (NO_REMARKS if failure is None else Remarks(ended=True, failure=failure))
 
 
 @pytest.mark.parametrize("user", ["etl:", "u:"])

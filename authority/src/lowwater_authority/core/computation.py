@@ -442,7 +442,8 @@ class Computation:
     def _apply_release(self, op: pb.Release) -> None:
         group = self.map.groups[op.sequencer]
         group.state = GroupState.UNOWNED
-        group.remarks = Remarks(ended=True, failure=op.failure)
+        # An older release of the authority did not note whether the worker had failed.
+        group.remarks = Remarks(ended=True, failure=op.failure) if op.HasField("failure") else NO_REMARKS
         self.masses.changed(group)
         self._forget_dead_batches()
 

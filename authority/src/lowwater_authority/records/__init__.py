@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 c8c22efe1c69baa555a7188dbe111c56d26a66307e76ec59d91169685c8f9e1e
+Made from: sha256 f22e64aaef1c19c35fd40dab763321a19e481c3499f6b07f2a9ef5a4aafba485
 """
