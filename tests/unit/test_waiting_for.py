@@ -107,12 +107,13 @@ def test_remarks_reach_the_reader_of_the_watermark_and_of_a_worker_that_left_its
     )
     driver.settle()
 
-    def freed() -> tuple[RangeState, Remarks]:
+    def freed() -> tuple[RangeState, Remarks, int]:
         [range_], _ = driver.core.map.all_ranges(10)
         view = wire.range_view(codec.key_range_message(range_))
-        return view.state, view.remarks
+        return view.state, view.remarks, view.last_report_micros
 
-    end = RangeState.UNOWNED, Remarks(ended=True, failure=REMARKS.failure)
+    driver.now += SECOND
+    end = RangeState.UNOWNED, Remarks(ended=True, failure=REMARKS.failure), driver.now
     driver.release(owner)
     assert freed() == end
     driver.crash()
@@ -136,6 +137,7 @@ def test_how_a_worker_ended_is_unknown_from_a_log_that_does_not_say(failure: str
     driver.records.append(record.SerializeToString())
     driver.crash()
     [left], _ = driver.core.map.all_ranges(10)
+    assert left.owner.last_report, "it is told when it left"
     assert left.owner.remarks == (NO_REMARKS if failure is None else Remarks(ended=True, failure=failure))
 
 

@@ -431,17 +431,18 @@ class Computation:
         report = self.layout_report if self._layout_reporter == sequencer else None
         return None if report is None else report.layout
 
-    def release(self, sequencer: int) -> None:
+    def release(self, sequencer: int, now: int) -> None:
         """Leave a claim's ranges unowned, holding their values. Raises StaleSequencer."""
         self._owned(sequencer)
         self.staged.flush(self.map)
         op = pb.Release(sequencer=sequencer, failure=self.map.groups[sequencer].remarks.failure)
-        self._apply_release(op)
+        self._apply_release(op, now)
         self.staged.append(pb.Op(release=op))
 
-    def _apply_release(self, op: pb.Release) -> None:
+    def _apply_release(self, op: pb.Release, now: int) -> None:
         group = self.map.groups[op.sequencer]
         group.state = GroupState.UNOWNED
+        group.last_report = now  # a replay has lost the reports that changed nothing
         # An older release of the authority did not note whether the worker had failed.
         group.remarks = Remarks(ended=True, failure=op.failure) if op.HasField("failure") else NO_REMARKS
         self.masses.changed(group)
@@ -1137,7 +1138,7 @@ class Computation:
             case "values":
                 self._apply_values(op.values, now)
             case "release":
-                self._apply_release(op.release)
+                self._apply_release(op.release, now)
             case "revoke":
                 self._apply_revoke(op.revoke, now)
             case "retire":

@@ -148,7 +148,7 @@ class Group:
     """Oldest operation that its owner last reported, microseconds; 0: none. It stays after a
     release and after all ranges are finished."""
     last_report: int = 0
-    """Processing time of the last report, or of the claim; 0: not known. After a recovery it is the
+    """Processing time of the last report, claim or release; 0: not known. After a recovery it is the
     time of the last report that changed anything: others are not journaled."""
     claimed: int = 0
     """Processing time of the claim; 0: not known. Not in a snapshot: only a log that has the claim

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 f22e64aaef1c19c35fd40dab763321a19e481c3499f6b07f2a9ef5a4aafba485
+Made from: sha256 97965e0f0fedad391987781fd5e7238305ebb9cf0d43056e45f918edbd884d01
 """
