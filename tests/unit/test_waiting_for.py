@@ -196,3 +196,26 @@ def test_when_its_owner_claimed_a_range_is_shown_and_whether_it_reported_since()
     d.records = []
     d.crash(snapshot=snapshot)
     assert times()[0][0] == 0, "a snapshot does not have it"
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_how_a_worker_ended_is_unknown_when_it_has_not_reported_since_a_restart(snapshot: bool) -> None:
+    def left() -> Remarks:
+        [range_], _ = driver.core.map.all_ranges(10)
+        return range_.owner.remarks
+
+    for again in (False, True):
+        driver = Driver()
+        owner = driver.claim(b"", b"").sequencer
+        report = GroupReport(owner, column([SECOND]), remarks=REMARKS)
+        driver.core.report(report, sender=b"s", number=(1, 1), required=NO_FOLD, now=driver.now)
+        driver.settle()
+        image = recovery.snapshot(driver.core) if snapshot else None
+        driver.records = [] if snapshot else driver.records
+        driver.crash(snapshot=image)
+        if again:
+            driver.core.report(report, sender=b"s", number=(1, 2), required=NO_FOLD, now=driver.now)
+        driver.release(owner)
+        assert left() == (Remarks(ended=True, failure=REMARKS.failure) if again else NO_REMARKS)
+        driver.crash(snapshot=image)
+        assert left() == (Remarks(ended=True, failure=REMARKS.failure) if again else NO_REMARKS)

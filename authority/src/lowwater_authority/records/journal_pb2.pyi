@@ -649,7 +649,8 @@ class Release(google.protobuf.message.Message):
     """Sequencer of the claim."""
     failure: builtins.str
     """First line of the error that ended its worker; empty: it was stopped in good order. Absent: not
-    known, from a release of the authority that did not note it.
+    known, because its worker had not reported since the authority restarted, or from a release of
+    the authority that did not note it.
     """
     def __init__(
         self,
