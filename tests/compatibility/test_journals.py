@@ -19,7 +19,7 @@ from tests.kit.times import MIN
 from tests.process.serving import Serving
 
 RELEASES = sorted(path.name for path in JOURNALS.iterdir())
-ADDED = {"claimed_micros", "estimated", "history_step_micros", "last_report_micros", "newest_claim", "remarks"}
+ADDED = {"claimed_micros", "estimated", "history_step_micros", "last_report_micros", "newest_claim"}
 """Fields of answers that not all releases here had, or that no journal keeps."""
 
 

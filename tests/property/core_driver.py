@@ -170,7 +170,7 @@ class Driver:
         return flat(refused)
 
     def release(self, sequencer: int) -> None:
-        self.core.release(sequencer)
+        self.core.release(sequencer, self.now)
         self.settle()
 
     def retire(self, start: bytes = b"", end: bytes = b"", *, force: bool = False) -> int:

@@ -97,7 +97,7 @@ class CoreMachine(Pair):
     @rule(pick=picks)
     def release(self, pick: int) -> None:
         sequencer = self.sequencer(pick)
-        self.same("release", lambda: self.core.release(sequencer), lambda: self.oracle.release(sequencer))
+        self.same("release", lambda: self.core.release(sequencer, self.now), lambda: self.oracle.release(sequencer))
         self.check()
 
     @rule(pick=picks, through=times, older=coins)

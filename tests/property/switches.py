@@ -44,8 +44,8 @@ def merge_takes_the_greatest(least: Part) -> Part:
 class SilenceCountsAsIdle(Computation):
     """Ranges without a living owner hold nothing back."""
 
-    def _apply_release(self, op: pb.Release) -> None:
-        super()._apply_release(op)
+    def _apply_release(self, op: pb.Release, now: int) -> None:
+        super()._apply_release(op, now)
         self._idle(self.map.groups[op.sequencer])
 
     def _apply_revoke(self, op: pb.Revoke, now: int) -> None:

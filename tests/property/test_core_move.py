@@ -333,6 +333,15 @@ def test_a_claim_that_was_granted_before_is_stale_and_never_granted_again() -> N
         pair.core.claim(request([edge(4), edge(5)], identity="w", generation=9), NOW)
 
 
+def test_that_a_worker_has_ended_moves_with_the_keys_that_it_released() -> None:
+    pair, topology, name = cut()
+    pair.driver.release(1)
+    new = handed_over(pair, topology, name)
+    for _ in range(2):
+        assert [entry.owner.remarks.ended for entry in new.core.map.all_ranges(10)[0]] == [True]
+        new.crash()
+
+
 def test_the_last_batch_and_what_outputs_were_let_say_move_too() -> None:
     pair, topology, name = cut()
     task = pair.driver.stage(1, 7, 0, {0: 20})

@@ -203,3 +203,51 @@ def test_a_lost_authority_is_left_alone_and_refound(authority: Serving, lw: loww
 
     eventually(probed, "the newest, after a probe")
     assert (driver.sender.problem, view(lw).low.micros) == ("", micros(19))
+
+
+@pytest.mark.parametrize("failure", [None, "it broke"])
+def test_a_new_run_takes_back_the_end_of_one_whose_release_failed(
+    authority: Serving, lw: lowwater.Client, drivers: Drivers, monkeypatch: pytest.MonkeyPatch, failure: str | None
+) -> None:
+    def away(_lease: lowwater.Lease) -> None:
+        raise lowwater.errors.Unavailable("cut off")
+
+    driver = drivers(authority.address)
+    driver.batch("q1", micros(9))
+    reported(driver, "q1", micros(9))
+    monkeypatch.setattr(lowwater.Lease, "release", away)
+    driver.end("q1", failure=failure)
+    eventually(lambda: driver.sender.failures, "the release failed")
+    assert cause_of(view(lw), time.time_ns() // 1000) is (Cause.FAILED if failure else Cause.STOPPED)
+    monkeypatch.undo()
+    driver.book.started("q1", "r2", "hourly")
+    driver.later(RETRY)
+    eventually(lambda: not driver.status("q1").problem, "the new run is reported")
+    holder = view(lw).holder
+    assert holder is not None
+    assert (holder.state, holder.remarks) == (lowwater.RangeState.OWNED, lowwater.Remarks())
+
+
+def test_a_bug_in_the_reports_of_one_query_leaves_the_others_alone(
+    authority: Serving, drivers: Drivers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = drivers(authority.address)
+    deliver = Sender._deliver
+
+    def broken(self: Sender, saying: Any, speaker: Any) -> None:
+        if saying.query == "broken":
+            raise ZeroDivisionError
+        deliver(self, saying, speaker)
+
+    monkeypatch.setattr(Sender, "_deliver", broken)
+    for tries in range(1, 6):
+        driver.batch("broken", micros(9), name="other")
+        eventually(lambda tries=tries: driver.sender.failures == tries, "it failed")  # type: ignore[misc]  # a default binds
+        driver.later(RETRY)
+        time.sleep(0.05)
+        assert driver.sender.failures == tries, "it is not tried each second, with a traceback each time"
+        driver.later(SILENCE)
+    driver.batch("q1", micros(10))
+    reported(driver, "q1", micros(10))
+    assert not driver.sender.breaker.is_open
+    assert driver.book.swallowed == driver.sender.failures == len([r for r in caplog.records if r.exc_info])

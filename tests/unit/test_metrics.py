@@ -233,7 +233,7 @@ def test_ranges_are_counted_as_one_by_one_whatever_was_done(seed: int) -> None:
             report = GroupReport(group.sequencer, values, finish=True)
             computation.report(report, sender=b"s" * 16, number=(1, step), required=NO_FOLD, now=now)
         elif act == "release" and owned:
-            computation.release(dice.choice(owned))
+            computation.release(dice.choice(owned), now)
         elif act == "retire":
             computation.retire(bounds[0], bounds[-1], force=True, now=now)
         computation.take_record(now)

@@ -16,6 +16,7 @@ from lowwater.views import NO_REMARKS, RangeState, Remarks
 from lowwater.watermark import MAX, MIN
 from lowwater_authority.core import recovery
 from lowwater_authority.core.requests import NO_FOLD, GroupReport
+from lowwater_authority.records import journal_pb2 as pb
 from lowwater_authority.rpc import codec
 from lowwater_spark.track.run.status import in_short
 from tests.property.core_driver import SECOND, Driver, column
@@ -106,12 +107,13 @@ def test_remarks_reach_the_reader_of_the_watermark_and_of_a_worker_that_left_its
     )
     driver.settle()
 
-    def freed() -> tuple[RangeState, Remarks]:
+    def freed() -> tuple[RangeState, Remarks, int]:
         [range_], _ = driver.core.map.all_ranges(10)
         view = wire.range_view(codec.key_range_message(range_))
-        return view.state, view.remarks
+        return view.state, view.remarks, view.last_report_micros
 
-    end = RangeState.UNOWNED, Remarks(ended=True, failure=REMARKS.failure)
+    driver.now += SECOND
+    end = RangeState.UNOWNED, Remarks(ended=True, failure=REMARKS.failure), driver.now
     driver.release(owner)
     assert freed() == end
     driver.crash()
@@ -122,6 +124,21 @@ def test_remarks_reach_the_reader_of_the_watermark_and_of_a_worker_that_left_its
     driver.claim(b"", b"m")
     rest = max(driver.core.map.all_ranges(10)[0], key=lambda entry: entry.start)
     assert wire.range_view(codec.key_range_message(rest)).remarks == NO_REMARKS
+
+
+@pytest.mark.parametrize("failure", [None, "", "it broke"])
+def test_how_a_worker_ended_is_unknown_from_a_log_that_does_not_say(failure: str | None) -> None:
+    driver = Driver()
+    owner = driver.claim(b"", b"").sequencer
+    driver.release(owner)
+    record = pb.Record.FromString(driver.records.pop())
+    [op] = record.ops
+    op.release.CopyFrom(pb.Release(sequencer=owner, failure=failure))
+    driver.records.append(record.SerializeToString())
+    driver.crash()
+    [left], _ = driver.core.map.all_ranges(10)
+    assert left.owner.last_report, "it is told when it left"
+    assert left.owner.remarks == (NO_REMARKS if failure is None else Remarks(ended=True, failure=failure))
 
 
 @pytest.mark.parametrize("user", ["etl:", "u:"])
@@ -179,3 +196,26 @@ def test_when_its_owner_claimed_a_range_is_shown_and_whether_it_reported_since()
     d.records = []
     d.crash(snapshot=snapshot)
     assert times()[0][0] == 0, "a snapshot does not have it"
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_how_a_worker_ended_is_unknown_when_it_has_not_reported_since_a_restart(snapshot: bool) -> None:
+    def left() -> Remarks:
+        [range_], _ = driver.core.map.all_ranges(10)
+        return range_.owner.remarks
+
+    for again in (False, True):
+        driver = Driver()
+        owner = driver.claim(b"", b"").sequencer
+        report = GroupReport(owner, column([SECOND]), remarks=REMARKS)
+        driver.core.report(report, sender=b"s", number=(1, 1), required=NO_FOLD, now=driver.now)
+        driver.settle()
+        image = recovery.snapshot(driver.core) if snapshot else None
+        driver.records = [] if snapshot else driver.records
+        driver.crash(snapshot=image)
+        if again:
+            driver.core.report(report, sender=b"s", number=(1, 2), required=NO_FOLD, now=driver.now)
+        driver.release(owner)
+        assert left() == (Remarks(ended=True, failure=REMARKS.failure) if again else NO_REMARKS)
+        driver.crash(snapshot=image)
+        assert left() == (Remarks(ended=True, failure=REMARKS.failure) if again else NO_REMARKS)

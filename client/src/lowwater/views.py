@@ -123,8 +123,9 @@ class RangeView:
     since_micros: int
     """Processing time at which its watermark moved last."""
     last_report_micros: int
-    """Processing time of its owner's last report or of the claim; 0 when it was never claimed, or
-    not reported since the authority restarted. An authority of release 0.1 counts only reports."""
+    """Processing time of its owner's last report, or of the claim or its release; 0 when it was
+    never claimed, or not reported since the authority restarted. An authority of release 0.1 counts
+    only reports."""
     waiting_for: str = ""
     """Text in which its worker says what it waits for, at most 200 bytes; empty for none, or
     without an owner."""

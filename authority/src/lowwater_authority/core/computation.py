@@ -202,6 +202,7 @@ class Computation:
         claim.input_version = self.spec.input_version
         group, losses = self._apply_claim(claim, now, request.bounds)
         group.last_report = now  # the new owner's silence begins now, not with an earlier owner
+        group.heard = True
         self.staged.append(op)
         watermarks = self.map.columns.values[group.slots()].copy()
         fenced = tuple(self._fenced(losses, "a newer claim took it over"))
@@ -431,18 +432,23 @@ class Computation:
         report = self.layout_report if self._layout_reporter == sequencer else None
         return None if report is None else report.layout
 
-    def release(self, sequencer: int) -> None:
+    def release(self, sequencer: int, now: int) -> None:
         """Leave a claim's ranges unowned, holding their values. Raises StaleSequencer."""
-        self._owned(sequencer)
+        group = self._owned(sequencer)
         self.staged.flush(self.map)
-        op = pb.Release(sequencer=sequencer, failure=self.map.groups[sequencer].remarks.failure)
-        self._apply_release(op)
+        op = pb.Release(sequencer=sequencer)
+        if group.heard:
+            op.failure = group.remarks.failure
+        self._apply_release(op, now)
         self.staged.append(pb.Op(release=op))
 
-    def _apply_release(self, op: pb.Release) -> None:
+    def _apply_release(self, op: pb.Release, now: int) -> None:
         group = self.map.groups[op.sequencer]
         group.state = GroupState.UNOWNED
-        group.remarks = Remarks(ended=True, failure=op.failure)
+        group.last_report = now  # a replay has lost the reports that changed nothing
+        # A process that has not heard of the worker does not know whether it had failed, and older
+        # releases of the authority did not note it.
+        group.remarks = Remarks(ended=True, failure=op.failure) if op.HasField("failure") else NO_REMARKS
         self.masses.changed(group)
         self._forget_dead_batches()
 
@@ -638,7 +644,7 @@ class Computation:
         values, mass, late = report.watermarks, report.mass, report.lateness
         group.oldest_operation = min(report.oldest_operation, now)
         self.masses.changed(group)
-        group.waiting_for, group.remarks = report.waiting_for, report.remarks
+        group.waiting_for, group.remarks, group.heard = report.waiting_for, report.remarks, True
         refused: list[Refused] = []
         if unknown := self._refuse_fold(report, required):
             values = np.full(len(values), MIN, dtype=np.int64)
@@ -1136,7 +1142,7 @@ class Computation:
             case "values":
                 self._apply_values(op.values, now)
             case "release":
-                self._apply_release(op.release)
+                self._apply_release(op.release, now)
             case "revoke":
                 self._apply_revoke(op.revoke, now)
             case "retire":

@@ -148,8 +148,8 @@ class Group:
     """Oldest operation that its owner last reported, microseconds; 0: none. It stays after a
     release and after all ranges are finished."""
     last_report: int = 0
-    """Processing time of the last report, or of the claim; 0: not known. After a recovery it is the
-    time of the last report that changed anything: others are not journaled."""
+    """Processing time of the last report, claim or release; 0: not known. After a recovery it is
+    the time of the last report that changed anything: others are not journaled."""
     claimed: int = 0
     """Processing time of the claim; 0: not known. Not in a snapshot: only a log that has the claim
     gives it back."""
@@ -165,6 +165,9 @@ class Group:
     remarks: Remarks = NO_REMARKS
     """Newest remarks that its worker reported about itself, for people. Only those of a worker that
     has released its ranges are journaled."""
+    heard: bool = False
+    """True if this process has granted the claim or taken a report of it, and so knows its remarks.
+    """
     mass: Mass | None = None
     mass_known: bool = False
     """True when ``mass``, or else ``stand_ins``, describes exactly the live ranges."""

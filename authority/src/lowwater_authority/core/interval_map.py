@@ -274,6 +274,8 @@ class IntervalMap:
         state = GroupState.UNOWNED if group.state is GroupState.OWNED else group.state
         copied = Group(0, group.bounds.part(low, high + 1, max(start, group.bounds[low])), 0, state)
         copied.come_from(group)
+        if group.state is GroupState.UNOWNED:
+            copied.remarks = group.remarks  # whether its worker has ended is known wherever the keys go
         slots = slice(group.base + low, group.base + high)
         return copied, self.columns.values[slots].copy(), self.columns.since[slots].copy()
 

@@ -247,7 +247,7 @@ class OwnerRequests:
 
     async def release(self, name: str, sequencer: int) -> None:
         """Leave a claim's ranges unowned. Raises StaleSequencer."""
-        await self._requests.write(lambda round_: self._requests.touch(round_, name).release(sequencer))
+        await self._requests.write(lambda round_: self._requests.touch(round_, name).release(sequencer, round_.now))
         log.info("a claim of %s was released", name, extra=event("released", computation=name, sequencer=sequencer))
 
     async def retire(

@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 c8c22efe1c69baa555a7188dbe111c56d26a66307e76ec59d91169685c8f9e1e
+Made from: sha256 37e6ea1e7595191a12d0be70739b35d8838aa8f5eab9c8e92c4bb0f139316480
 """

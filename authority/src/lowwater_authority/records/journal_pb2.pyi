@@ -648,14 +648,19 @@ class Release(google.protobuf.message.Message):
     sequencer: builtins.int
     """Sequencer of the claim."""
     failure: builtins.str
-    """First line of the error that ended its worker; empty: it was stopped in good order."""
+    """First line of the error that ended its worker; empty: it was stopped in good order. Absent: not
+    known, because its worker had not reported since the authority restarted, or from a release of
+    the authority that did not note it.
+    """
     def __init__(
         self,
         *,
         sequencer: builtins.int = ...,
-        failure: builtins.str = ...,
+        failure: builtins.str | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["failure", b"failure", "sequencer", b"sequencer"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_failure", b"_failure", "failure", b"failure"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_failure", b"_failure", "failure", b"failure", "sequencer", b"sequencer"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_failure", b"_failure"]) -> typing.Literal["failure"] | None: ...
 
 Global___Release: typing_extensions.TypeAlias = Release
 

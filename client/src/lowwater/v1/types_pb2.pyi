@@ -229,8 +229,9 @@ class Range(google.protobuf.message.Message):
     since_micros: builtins.int
     """Processing time since which the range has been at this watermark."""
     last_report_micros: builtins.int
-    """Processing time of the last report of its claim, or of the claim itself. 0: it was never
-    claimed, or has sent nothing since the authority restarted. Release 0.1 counts reports only.
+    """Processing time of the last report of its claim, or of the claim itself, or of its release. 0: it
+    was never claimed, or has sent nothing since the authority restarted. Release 0.1 counts reports
+    only.
     """
     waiting_for: builtins.str
     """What its worker waits for, in the worker's words, at most 200 bytes. Empty: the worker has

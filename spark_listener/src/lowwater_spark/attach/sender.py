@@ -56,6 +56,8 @@ class _Speaker:
     lease: lowwater.Lease | None = None
     reported: int | None = None
     """Watermark that the authority acknowledged last, microseconds; None before the first."""
+    ended: bool = False
+    """True if the last report under the claim told of the query's end."""
     published: int = MIN
     """Greatest watermark published under the name, microseconds. It never goes down."""
     last_owner: tuple[int, int] | None = None
@@ -160,12 +162,12 @@ class Sender:
                 self._book.failed(saying.query, _words(refusal), again=SILENCE)
         except Exception as failure:
             # A bug in this report must not end the thread, nor open the breaker: the reports of all
-            # other queries go through both.
+            # other queries go through both. It is likely to come again, so the next try is late.
             logger.exception("an attached query could not be reported")
             self._book.swallow(failure)
             self.failures += 1
             self.problem = _words(failure)
-            self._book.failed(saying.query, self.problem, again=RETRY)
+            self._book.failed(saying.query, self.problem, again=SILENCE)
         else:
             self._answered()
         if saying.ended and speaker.lease is None and not self._book.waits(saying.query):
@@ -207,10 +209,12 @@ class Sender:
         inputs = speaker.worker.inputs() if reads and speaker.worker is not None else None
         stands = watermark if inputs is None else min(watermark, inputs.low.micros)
         try:
-            if speaker.reported != stands or saying.failure:
-                # Released without the error, the query would be shown as stopped in good order.
+            if speaker.reported != stands or saying.failure or speaker.ended != saying.ended:
+                # Released without the error, the query would be shown as stopped in good order. And
+                # if its end was reported but not its release, a new run must take the end back.
                 failure = shortened(on_one_line(saying.failure.partition("\n")[0]), _MOST_FAILURE)
                 remarks = lowwater.Remarks(ended=saying.ended, failure=failure)
+                speaker.ended = saying.ended
                 if inputs is None:
                     lease.advance(None, oldest=None, frontier=watermark, remarks=remarks)
                 else:
@@ -258,6 +262,7 @@ class Sender:
             speaker.worker = client.worker(saying.computation, name=worker, identity=IDENTITY)
         speaker.lease = speaker.worker.claim()
         speaker.reported = speaker.last_owner = None
+        speaker.ended = False
         speaker.warned.clear()
         speaker.published = client.get(saying.computation)[saying.computation].low.micros
         return speaker.lease
