@@ -208,7 +208,9 @@ class Sender:
         stands = watermark if inputs is None else min(watermark, inputs.low.micros)
         try:
             if speaker.reported != stands or saying.failure:
-                # Released without the error, the query would be shown as stopped in good order.
+                # A query that failed is reported even if its watermark has not moved, because the
+                # report has the error in ``remarks``. If its lease were released without that, the
+                # query would be shown as stopped in good order.
                 failure = shortened(on_one_line(saying.failure.partition("\n")[0]), _MOST_FAILURE)
                 remarks = lowwater.Remarks(ended=saying.ended, failure=failure)
                 if inputs is None:
