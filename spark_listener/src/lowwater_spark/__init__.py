@@ -19,8 +19,9 @@ from lowwater.notebook import install
 from lowwater_spark import notebook
 
 # The package also has folders named attach, drive and track. Python binds each of these names to
-# the folder when the folder is first imported. The imports below come after that, and bind the name
-# to the function: in the other order lws.track(...) would call a folder, and fail.
+# the folder when the folder is first imported, which the import of ``notebook`` above has done for
+# all three. So the imports below bind the names to the functions. If a folder were first imported
+# after its function, lws.track(...) would call a folder, and fail.
 from lowwater_spark.attach.attachment import Attachment, AttachStatus, attach
 from lowwater_spark.complete.mark import Completeness, OutputWriter
 from lowwater_spark.complete.sql import register_function

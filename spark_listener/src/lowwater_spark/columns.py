@@ -144,8 +144,9 @@ def event_micros(frame: DataFrame, event_time: str | Column) -> Column:
     from pyspark.sql import functions as sf
     from pyspark.sql.types import TimestampType
 
-    # The frame's schema, which PySpark keeps, has the type of a plainly named column. For any other
-    # one select() makes Spark analyse a plan: with Spark Connect, a call of the server.
+    # The schema of the frame, which PySpark keeps, has the type of a column that is given by a name
+    # that occurs once. For any other column select() makes Spark analyse a plan, which with Spark
+    # Connect is a call of the server.
     if isinstance(event_time, str) and event_time.isidentifier() and frame.schema.names.count(event_time) == 1:
         field = frame.schema[event_time]
     else:

@@ -204,9 +204,9 @@ class Collector(BaseCollector):
             whole |= {labels: status for labels, status in present.items() if labels[1] == query.stages[0]}
         answers = [_status("an attachment", attachment.status) for attachment in attachments]
         statuses = [status for status in answers if status is not None]
-        # Spark frees a query's name when the query ends, so two queries may have equal labels. Only
-        # the one that was first seen later is exported: of two samples with equal labels in one
-        # scrape Prometheus would drop one.
+        # Spark frees a query's name when the query ends, so two queries may have equal labels. Of
+        # two samples with equal labels in one scrape Prometheus would drop one. So only the later
+        # query is exported: of the attachment added last, the one that was first seen last.
         attached = {
             (query.name or query.query, query.computation): query for status in statuses for query in status.queries
         }

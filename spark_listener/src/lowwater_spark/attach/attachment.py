@@ -340,8 +340,8 @@ class Attachment:
             _attached[:] = [attachment for attachment in _attached if attachment is not self]
         atexit.unregister(self.stop)
         # In Spark Connect the listener stays, and ignores events. removeListener() there holds the
-        # lock of the listener bus while it waits for the thread that handles events, and that
-        # thread may wait for the same lock.
+        # lock of the listener bus while it waits for the thread that handles events. That thread
+        # may wait for the same lock, and then stop() would never return.
         if self._listener is not None and not _is_connect(self._spark):
             try:
                 self._spark.streams.removeListener(self._listener)

@@ -137,7 +137,8 @@ class Book:
             if progress.times is not None:
                 self._times.setdefault(progress.query, EventTimes()).note(progress.times)
             # After a restart of the query, progress events of its earlier run may still come. Their
-            # rows count, but their state must not replace that of the new run.
+            # rows count, but the new run's batch, state and watermark stay: the book would show and
+            # report older ones otherwise.
             counted = replace(
                 status,
                 batches=status.batches + 1,

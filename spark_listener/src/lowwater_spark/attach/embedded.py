@@ -60,7 +60,8 @@ def release(authority: EmbeddedAuthority) -> None:
             return
         del _users[authority]
         # If the process of this authority had died, acquire() may have started another one over the
-        # same folder, which must stay in _running.
+        # same folder, which must stay in _running: otherwise the next acquire() would start a third
+        # one, over a folder that is in use.
         for key in [key for key, running in _running.items() if running is authority]:
             del _running[key]
     authority.stop()

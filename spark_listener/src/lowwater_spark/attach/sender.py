@@ -210,8 +210,9 @@ class Sender:
         stands = watermark if inputs is None else min(watermark, inputs.low.micros)
         try:
             if speaker.reported != stands or saying.failure or speaker.ended != saying.ended:
-                # Released without the error, the query would be shown as stopped in good order. And
-                # if its end was reported but not its release, a new run must take the end back.
+                # A query that failed is reported even if its watermark has not moved: the report has
+                # the error in ``remarks``, without which the release would count as good order. So
+                # is a new run after an end that was reported and not released: it takes that back.
                 failure = shortened(on_one_line(saying.failure.partition("\n")[0]), _MOST_FAILURE)
                 remarks = lowwater.Remarks(ended=saying.ended, failure=failure)
                 speaker.ended = saying.ended

@@ -287,8 +287,8 @@ class HadoopPath:
         assert not self._files.puts
         try:
             with _as_os_error(to.uri):
-                # ``once`` is the option Rename.NONE. Hadoop's rename() without an option would move
-                # the directory into an existing directory ``to``.
+                # ``once`` is the option Rename.NONE: rename() fails when ``to`` exists. Without an
+                # option it would move the directory into an existing directory ``to``.
                 self._files.system.rename(self._path(), to._path(), self._files.once)
         except FileExistsError:
             return False
@@ -329,7 +329,8 @@ class HadoopPath:
         with _as_os_error(self.uri):
             builder = self._files.system.createFile(self._path()).overwrite(over)
             # With the option the store refuses to put when the name exists. Hadoop's client before
-            # 3.4.2 ignores the option: of two writers at the same moment the later one would win.
+            # 3.4.2 ignores the option and only looks first: of two writers at the same moment the
+            # later one would win. So a checkpoint on S3 needs a single driver (see the module).
             file = (builder if over else builder.opt(_UNLESS_THERE, True)).build()  # noqa: FBT003 - methods of Java take no keywords
             try:
                 if data:

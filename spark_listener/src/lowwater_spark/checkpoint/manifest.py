@@ -183,8 +183,9 @@ class Manifest:
             if not self._is_decided():
                 make_directory(self._folder)
                 # If an earlier take-over was killed before it wrote query.json, its versions are in
-                # the folder. Their content does not count, because an older release may have
-                # changed the seven files since. The new version only needs a higher number.
+                # the folder. Their content does not count: an older release may have gone on since,
+                # and changed its seven files (query.json, state.json and ``_FILES``), from which
+                # ``_content`` comes. The new version only needs a number above theirs.
                 self._version = max(self._numbers(), default=0)
                 self._create({**self._content, **self._noted})
                 self._probe("created")
@@ -215,7 +216,8 @@ class Manifest:
                 break
             self._version, theirs = self._newest()
             # Another run has written a newer version: an older run that still goes on, or a second
-            # start that was refused. Its sections stay, but for those that this run has changed.
+            # start that was refused. Its changes are kept (``theirs``), as ``content`` from before
+            # would undo them; only the sections that this run has changed replace its own.
             content = {**theirs, **self._noted}
         self._version, self._content, self._noted = number, content, {}
         for old in self._numbers():
@@ -274,7 +276,9 @@ class Manifest:
 
     def _read_old(self) -> dict[str, Any]:
         if not isinstance(self.home, Path) or self.home != self.checkpoint:
-            # The releases with seven files had neither sidecars nor checkpoints on HDFS or S3.
+            # ``home`` is no Path for a checkpoint on HDFS or S3, and another directory than the
+            # checkpoint for a sidecar. The releases with the seven files had neither, so there is
+            # nothing to read.
             return dict.fromkeys(SECTIONS)
         query, stages, reading, roots, sink, read = (
             self._old(f"lowwater/{name}.json") for name in ("query", "stages", "reading", "roots", "sink", "read")

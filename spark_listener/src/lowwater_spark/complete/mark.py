@@ -168,9 +168,10 @@ class History:
         """
         if at <= mark.checked:
             return f"{self.named(at)} was made when the table had {self.number(mark.checked)} already: it was put back meanwhile"
-        # The place alone does not show every loss. For example, somebody put back a copy of the
-        # table without its last three versions, and other writers have added three since: the place
-        # ``mark.before`` then has a version of theirs.
+        # ``mark.checked`` does not show every loss. For example, after the writer's check somebody
+        # put back a copy of the table without its last three versions, one of them this writer's,
+        # and others added three: ``mark.before``, the place of this writer's previous version, then
+        # has one of theirs. Without this test the table would read as complete, but rows are gone.
         before = self.log(mark.before) if mark.before >= 0 else None
         if before is not None and app not in before.writes:
             return f"{self.named(mark.before)} is not that of this writer, as it was when {self.number(at)} was made: the table was put back meanwhile"
@@ -197,16 +198,19 @@ def follow(app: str, standing: Standing, history: History) -> tuple[Mark, str]:
     lives: dict[str, int] = {}
     while at >= 0:
         unchecked = app in apps and (previous is None or at > previous.checked)
-        # When the writer left its previous mark, it compared its life with those in the marks of
-        # the other apps: a higher one would have ended it. Without a claim (life 0) it could not.
-        # If their marks were not read now, a run that was replaced would go on writing here.
+        # ``life`` is the incarnation of the computation: a new checkpoint has a higher one. When
+        # the writer left its previous mark, it compared its life with those in the marks of
+        # ``others``, and a higher one would have ended it. With life 0 (not claimed yet) it could
+        # not compare, and before its first batch it has no mark. Then the older versions are read
+        # too: otherwise a run that another checkpoint has replaced would go on writing here.
         compared_lives = app in apps and (previous is None or previous.life > 0)
         if not unchecked and (compared_lives or not pending):
             break
         version = log(at)
         if version is None:
-            # If the writer had checked this version, or writes its first batch now, the version was
-            # wanted only for the lives in other apps' marks. Its loss hides no removal of rows.
+            # Without ``unchecked`` the version was wanted only for the life in another app's mark:
+            # the writer had checked it for removed rows, or writes its first batch and has no rows
+            # to lose. So the removed rows are unknown only if the version was ``unchecked``.
             rewound = rewound or (f"{history.gone(at)}, {_UNKNOWN}" if unchecked else "")
             break
         if unchecked:
@@ -319,10 +323,11 @@ def read(history: History, writers: Sequence[str], *, ignore_deletes: bool = Fal
         if mark is None:
             return OutputWriter(lowwater.Watermark(MIN), _silent(apps_of[name], marks[name], history, expired), version)
         others = sorted(apps_of[name] - marks[name].keys() - set(mark.after))
-        # ``history.lost``: the checkpoints whose last batch is not in the table any more, for
-        # example after a rollback. For an earlier checkpoint that does not count, because this one
-        # has replaced it. But if its last batch is of a higher life than the mark, it went on after
-        # this one: if that loss were ignored, the table would read as complete without those rows.
+        # ``history.lost`` has the apps (checkpoints) whose last batch is not in the table any more,
+        # for example after a rollback. For those in ``mark.after``, which ``app`` has replaced,
+        # that does not count. But if the last batch of one has a higher life (incarnation of the
+        # computation) than the mark, it went on after ``app``: if that loss were ignored, the table
+        # would read as complete without those rows.
         earlier = {app for app in mark.after if history.lives.get(app, 0) <= mark.life}
         lost = [history.lost[app] for app in sorted(apps_of[name] - earlier) if app in history.lost]
         newer = [what for place, what in rewinds if place > mark.checked]

@@ -31,9 +31,10 @@ def version_of(commit: Commit) -> Version:
     what = f"{commit} takes rows away"
     if commit.operation == "DELETE":
         return Version(writes, deletes=what)
-    # RESTORE, CLONE and REPLACE set the whole content of the table. It may lack older rows although
-    # the commit removes no file, for example when a DELETE had removed all files before. Only
-    # version 0 has no older rows to lose.
+    # RESTORE, CLONE and REPLACE set the whole content of the table, and may lose older rows though
+    # the commit removes no file. For example, a DELETE has removed all files in version 8, and a
+    # RESTORE brings back version 3: the rows of versions 4 to 7 are lost, also for a reader that
+    # ignores the DELETE. Only version 0 has no older rows to lose.
     anew = commit.operation in ("RESTORE", "CLONE") or "REPLACE" in commit.operation
     return Version(writes, rewinds=what if commit.removes or (anew and commit.version > 0) else "")
 

@@ -52,9 +52,10 @@ def complete_through(
     if "/" in os.fspath(table) and not _is_table(spark, path):
         return complete_folder(location_of(spark, path, "The directory"), names, ignore_deletes=ignore_deletes)
     log = DeltaLog(spark, path)
-    # The apps are read before the newest version. A writer that begins in between is then found by
-    # the mark in its first version. In the other order the table would have an app of it and no
-    # version up to the newest one, and the answer would be "unknown".
+    # ``apps``: the names under which checkpoints count their batches in the table. They are read
+    # before the newest version, so each has a version up to that one. In the other order, a new
+    # checkpoint that begins in between would be in ``apps`` without one: the answer would be
+    # "unknown", though the marks of the earlier checkpoint tell how far the table is.
     apps = log.apps()
     return read(history_of(log, log.table().version, apps), names, ignore_deletes=ignore_deletes)
 

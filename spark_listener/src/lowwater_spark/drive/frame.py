@@ -117,8 +117,9 @@ def drive(
     _drives[declared.directory] = declared
     data = observe_untimed(df, event_time)
     data = data if declared.late is None else keep_late(data, declared)
-    # The control row's time is the value plus the delay of withWatermark, which Spark subtracts
-    # again. So Spark's watermark is the value, and the delay only keeps the keys of duplicates.
+    # ``delay`` is ``within``: for so long dropDuplicatesWithinWatermark keeps a key. Spark also
+    # subtracts it from the control row's time, so that time is the value plus the delay. Otherwise
+    # Spark's watermark would be lower than the value, and WatermarkLost would end the query.
     control = spark.readStream.format(FORMAT).option(DIRECTORY, declared.directory).load()
     value = control_time(control["value"], delay)
     fields = df.schema.fields

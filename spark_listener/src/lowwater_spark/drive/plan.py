@@ -187,8 +187,9 @@ def holdback_of(checked: Checked, steps: Steps, window: timedelta | None = None)
     if checked.retention is None:
         return 0
     before = 1_000 if steps.before else 0
-    # ``whole``: each step is a whole number of milliseconds. If it is none, Steps.value() rounds it
-    # down, by up to 999 microseconds.
+    # ``whole``: each step, a value that the control may have, is a whole number of milliseconds. If
+    # it is none, Steps.value() rounds it down, by up to 999 microseconds (``ahead``), so each whole
+    # millisecond may be a value: these are 1,000 microseconds ``apart``, from 0.
     whole = steps.length % 1_000 == 0 == steps.origin % 1_000
     apart, origin, ahead = (steps.length, steps.origin, before) if whole else (1_000, 0, before + 999)
 
@@ -209,10 +210,11 @@ def holdback_of(checked: Checked, steps: Steps, window: timedelta | None = None)
         if cut is not None:
             length, period, at = _micros(cut.length), _micros(cut.slide), _micros(cut.start + stamp.shift)
             common = gcd(period, apart)
-            # How far below a step (a value of Spark's watermark) can a stamp be? The farthest is of
-            # the window that ends soonest above the operator's watermark, stamp.lag below the step.
-            # A window that ends exactly there is released: the least distance to the end is not 0,
-            # but at most ``common``. The end is higher by that distance, so it is taken off.
+            # How far below Spark's watermark, which is at a step, can a stamp be? The operator has
+            # released all windows that end at or below its own watermark, ``stamp.lag`` lower. So
+            # the lowest stamp is of the window with the next end. The way up to that end is taken
+            # off ``lag``. It is at least the remainder by ``common``, with which ends and steps
+            # repeat, or ``common`` if that is 0, as the window that ends exactly there is released.
             lag -= (_micros(cut.start + cut.length + stamp.lag) - origin + before) % common or common
             lag, at = (lag + length, at) if stamp.kind == "start" else (lag, at + length)
         if stamp.truncated:

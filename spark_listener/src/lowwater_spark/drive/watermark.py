@@ -269,8 +269,9 @@ class Driving:
         While the authority is away, earlier readings may still be given out. Raises
         IncarnationChanged, WatermarkLost, and what the client raises once it is closed.
         """
-        # The questions of the control sources are read before the inputs. If an answer rested on
-        # inputs from before its question, the query could end though they had moved on.
+        # With availableNow a control source asks for a value that is chosen after its question, and
+        # lets the query end by it. So the questions are read before the inputs: a value from inputs
+        # that were read before could end the query though they had moved on.
         questions = {number: driven.control.asked() for number, driven in self._driven.items()}
         self._check_followed()
         if self._follows:
@@ -388,8 +389,9 @@ class Driving:
             return
         for plan in self.log.plans_after(self._synced, newest):
             for file in self._heads.evidence(self.log, plan):
-                # Spark may have deleted an old entry of its log: then a newer entry, which is
-                # synced as well, repeats it.
+                # Spark may have deleted this file since. A deleted entry of a file source's log is
+                # repeated by a newer, compacted one, which is synced as well. And a restart needs
+                # none of the plans that Spark deletes.
                 with contextlib.suppress(FileNotFoundError):
                     sync_file(file)
                 sync_directory(file.parent)

@@ -158,7 +158,8 @@ def describe(checkpoint: str, session: Any) -> str:
     where: Location = (
         Path(checkpoint)
         if checkpoint.startswith("/")
-        # describe() only reads and reports no watermark, so it needs no promise of a single driver.
+        # single_driver=True stands for the promise, for which describe() does not ask: it only
+        # reads, and reports no watermark that a second driver could make wrong.
         else checkpoint_of(session(), checkpoint, single_driver=True, looked_at=True)
     )
     query = query_id(where)

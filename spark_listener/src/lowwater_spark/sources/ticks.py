@@ -54,8 +54,8 @@ def with_ticks(spark: SparkSession, frame: DataFrame, checkpoint: Location) -> D
     folder = tick_directory(checkpoint)
     make_directory(folder)
     # With maxFileAge Spark forgets a tick after an hour: each listing looks at all that it
-    # remembers. No new tick is too old for Spark, because force() gives a local file at least the
-    # time of the newest tick.
+    # remembers. It also skips a new tick that is older than the newest one by an hour, as after the
+    # clock was set back. For a local file force() prevents that; for others see ``_PATIENCE``.
     stream = spark.readStream.option("maxFileAge", "1h").text(spark_path(folder).text)
     ticks = stream.select(*nulls_of(frame.schema.fields)).where(sf.lit(col=False))
     return frame.union(ticks)
@@ -123,7 +123,8 @@ class Ticks(Rowless):
         path = self._folder / f"{self._ordinal}-{self._count}"
         write_over(path, b"", durable=False)
         # If the clock was set back by more than maxFileAge, Spark would skip this tick as too old.
-        # So the tick gets the time of the newest one.
+        # So a local file gets the time of the newest tick that Spark has taken. On HDFS and S3
+        # Spark skips the ticks until the clock has caught up.
         newest = self._log.newest * 1_000_000
         if isinstance(path, Path) and path.stat().st_mtime_ns < newest:
             os.utime(path, ns=(newest, newest))

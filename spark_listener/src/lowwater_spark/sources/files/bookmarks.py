@@ -231,8 +231,9 @@ class Output:
         first = self._unsettled = scan.unsettled
         self._next = max((n for n in scan.sure if first is None or n < first), default=NOTHING)
         if not self._has(self.extent):
-            # The last batch has another digest: another directory is in this one's place, or the
-            # output began again. Nothing in it counts as read until believe() or advance() says so.
+            # The last batch of ``self.extent`` is not here, or has another digest: another
+            # directory is in this one's place, or the output began again. Nothing in it counts as
+            # read until believe() or advance() says so.
             self.extent = Extent()
         elif first is not None and first <= self.extent.read:
             self._count(self._next, self.extent.skipped)

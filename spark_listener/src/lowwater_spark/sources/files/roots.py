@@ -105,12 +105,14 @@ class Roots:
                 f"replaced it on purpose, run: touch {self._replaced}"
             )
             raise Replaced(msg)
-        # The witnesses are renewed only after the comparison: the files of a wrong directory must
-        # not become witnesses of the right one.
+        # Witnesses are files by which a directory is known again when its inode is another one, as
+        # after a remount. This listing gives them only after the comparison above: otherwise files
+        # of a wrong directory would become witnesses, and it would pass for the right one.
         newest = heapq.nlargest(_WITNESSES, _files(head), key=_age)
         # Older witnesses stay though this listing may lack them, because settled batches are not
-        # listed again. They are dropped when this directory is a copy (it has another identity):
-        # the copy may lack those files.
+        # listed again: if all are settled, there would be no witness, and a remount would be
+        # refused. They are dropped when the identity is another one, as that of a copy: the copy
+        # may lack those files, and only the old directory would be known by them.
         older = before.witnesses if before is not None and before.identity == identity else ()
         now = _Root(identity, tuple(dict.fromkeys([*newest, *older]))[:_WITNESSES])
         if now != before:

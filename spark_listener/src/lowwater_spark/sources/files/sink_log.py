@@ -174,7 +174,6 @@ def _entry(path: Path) -> list[dict[str, Any]]:
         raise _Damaged(path, "it is empty")
     if checksum_matches(path, content) is False:
         raise _Damaged(path, "its content does not match the checksum beside it")
-    # Only "\n" ends a line: paths may have other characters at which splitlines() would split.
     version, *lines = content.split(b"\n")
     if version != _VERSION:
         msg = f"{path} is of version {version.decode(errors='replace')!r}; this release reads v1. Use a PySpark that docs/operate/operations.md names, or a newer lowwater-spark."

@@ -492,8 +492,10 @@ def list_head(source: FileSource, settled: Settled | None = None) -> Head:
         missing = before.difference(file.path for file in itertools.chain(head, head.settled))
         if not missing:
             return head
-        # The next listing must have each unread file of this one. It need not have the files that a
-        # batch has read, because these may be removed at any time.
+        # A file was renamed or removed during this listing, so another one follows. That must have
+        # each unread file of this one. The files in head.settled are left out, because they were
+        # read and may be removed at any time, and so are entries with NO_FILE, which Spark never
+        # reads.
         before = {file.path for file in head if file.modified != NO_FILE}
         if settled is not None:
             settled.begin_again()
@@ -600,7 +602,8 @@ class OpenFiles(OpenSource):
         self._settled.end()
         # The notes of removed batches are read after the listing. A writer notes a removal before
         # it deletes the batch, so each batch that the listing lacks for that reason is noted by
-        # now.
+        # now. In the other order a batch could be removed in between, and its unread rows would
+        # count as read.
         self._wait_for_removed(head)
         return head
 
@@ -741,9 +744,10 @@ class Settled:
         whole = self._is_whole(folder, content)
         if whole:
             self._current[folder.path] = (folder.inode(), len(content))
-        # ``sure``: if a batch was there before this listing, the listing has all batches before it.
-        # That holds for one whose files are taken. A batch 8 without files may have come during the
-        # listing, after a batch 7 that the listing lacks: if 8 were sure, 7 would count as read.
+        # ``sure``, for a settled batch: it was there before this listing began, so the listing has
+        # all batches before it. That holds for a batch with files, because a committed batch has
+        # read them. A batch 8 without files may have come during the listing, after a batch 7 that
+        # the listing lacks: if 8 were sure, 7 would count as read.
         number = batch_number(folder.name)
         if number is not None:
             self._scan(folder.path[: -len(folder.name) - 1]).add(number, settled=whole, sure=bool(content))

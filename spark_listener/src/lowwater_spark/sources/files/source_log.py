@@ -252,7 +252,8 @@ class SourceLog:
         if not removed:
             return
         # The waiting heads are updated before the drop: look() finds that a file was taken only
-        # while the file's entry is in _taken.
+        # while the file's entry is in _taken. In the other order a head would go on waiting for a
+        # file that was taken and is gone.
         for head in self._waiting:
             self.look(head)
         for path in removed:

@@ -141,8 +141,9 @@ class KafkaAdmin:
     def __init__(self, jvm: Any, options: Mapping[str, str]) -> None:
         self._jvm = jvm
         settings = {name.removeprefix(_PREFIX): value for name, value in options.items() if name.startswith(_PREFIX)}
-        # read_kafka() takes settings of the library confluent-kafka, some of which have other names
-        # in Kafka's client of the JVM.
+        # ``PACE`` is an option that read_kafka() sets. Its other settings are those of the library
+        # confluent-kafka. Some have other names in Kafka's client of the JVM, which would ignore
+        # them: without those of a user and password, for example, it could not log in.
         self.properties = {**(java_settings(settings) if PACE in options else settings), **_PATIENCE}
         """Properties of the JVM's client."""
         self._key = id(jvm), frozenset(self.properties.items())

@@ -144,7 +144,7 @@ class PacedReader(DataSourceStreamReader):
             latest = self._listed("latest", places)
             if below(latest, before):
                 # The answer may come from a broker that has just lost the partition to another
-                # leader. A new client finds the present leader.
+                # leader, and not show lost rows. A new client finds the present leader.
                 self._admin = None
                 latest = self._listed("latest", places)
                 if cut := below(latest, before):

@@ -355,7 +355,8 @@ class KafkaSource(Source):
                     "the inputs may write rows into topics or partitions that the option does not name, and these would not be waited for",
                     "Name the topics with the option subscribe.",
                 )
-        # With one of these two options Spark ignores startingOffsets.
+        # With one of these two options Spark ignores startingOffsets: the query begins at a time,
+        # and not with the earliest rows.
         other = self.options.keys() & {"startingtimestamp", "startingoffsetsbytimestamp"}
         earliest = self.options.get("startingoffsets", "").lower() == "earliest" and not other
         if whole and not earliest and not skips_earlier(self.options):
@@ -652,8 +653,9 @@ class OpenKafka(OpenSource):
             )
             raise CheckpointMismatch(msg)
         now = self._source.identity()
-        # A stage with inputs needs every row: those that Kafka has removed would count as read. An
-        # injector (no inputs) reports only its own rows, and so may begin anywhere.
+        # A stage with inputs needs every row, unless its options say that it skips earlier ones:
+        # rows that Kafka has removed would count as read. An injector (no inputs) reports only its
+        # own rows, and so may begin anywhere.
         needs_all = self._source.inputs and not skips_earlier(self._source.options)
         begins = self._cluster.beginnings(now.partitions) if needs_all else {}
         if removed := {place: at for place, at in begins.items() if at}:
@@ -771,9 +773,10 @@ class OpenKafka(OpenSource):
         """
         marks = dict(self._marks)
         before, lost = self._look_at()
-        # The marks are read before the ends are listed. A writer's rows are acknowledged before
-        # their mark, so these ends have the rows of each mark. In the other order a new mark could
-        # be above the ends, as if the log had been cut off.
+        # The topics of marks are read before ``ends`` are listed. batch.write_kafka writes a mark
+        # after its rows are acknowledged, so ``ends`` have the rows of each mark. In the other
+        # order a new mark could be above ``ends``, as if Kafka had cut the partition off, and the
+        # watermark would hold for good. (``marks`` are others, of the ends that were seen before.)
         marks_read_to = self._read_marks(before)
         ends = self._source.listed(before, self._source.topics)
         stable = self._cluster.ends([*ends], before.epochs, committed=True) if self._source.committed_only else ends

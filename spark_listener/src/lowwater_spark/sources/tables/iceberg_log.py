@@ -340,9 +340,9 @@ class IcebergLog:
     def _metadata(self) -> Any:
         if not self.by_number:
             return self.java.operations().refresh()
-        # A table without a catalog is loaded anew each time. refresh() would go on from the number
-        # of the metadata file that it read last: after the table was created again, it would fail
-        # or keep the old metadata.
+        # ``by_number``: the table of a path or of a Hadoop catalog is loaded anew each time.
+        # refresh() would go on from the number of the metadata file that it read last: after the
+        # table was dropped and created again, it would fail or keep the old metadata.
         state: Any = self._spark._jsparkSession.sessionState()
         return self.classes.hadoop.HadoopTables(state.newHadoopConf()).load(self.java.location()).operations().current()
 

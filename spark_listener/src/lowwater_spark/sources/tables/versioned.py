@@ -185,8 +185,9 @@ class TableSource(Source):
                 f"Name {min(strangers)} in inputs, or let it write into a table of its own.",
             )
         # Versions before the first mark may name no computation, because the table may have been
-        # filled before. If ``writers`` has names but no version of ``recent`` has one, the first
-        # mark is older than ``recent``, and all of its versions are checked.
+        # filled before; those after it must name one. If ``writers`` has names but no version of
+        # ``recent`` has one, the first mark is older than ``recent``, and all of ``recent`` is
+        # checked. Without any mark none of it is.
         unmarked = -1 if writers else len(recent)
         first = next((at for at, version in enumerate(recent) if version.writer), unmarked)
         late = next((version for version in recent[first + 1 :] if version.strange), None)
