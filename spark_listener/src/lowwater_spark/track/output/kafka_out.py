@@ -279,9 +279,10 @@ class KafkaOut(BatchOutput):
         batch of this checkpoint than expected, and OSError when Kafka does not answer.
         """
         if (life := _life(turn)) > self.life:
-            # This run has claimed a newer life of the computation than the checkpoint has noted. If
-            # a run of an earlier life could still publish, its rows would come out below the
-            # watermark that this run reports.
+            # ``life`` is the incarnation of the computation that this run has claimed: a reset, or
+            # a checkpoint that adopts the name, begins a new one. It is newer than the checkpoint
+            # has noted. If another checkpoint's run of an earlier incarnation could still publish,
+            # its rows would come out below the watermark that this run reports.
             self._end_others(life)
             remember(*self._note, {**remembered(*self._note, SECTION), "life": life}, SECTION)
             self.life = life

@@ -59,8 +59,8 @@ class Removal:
         cleared, handed_over = self._old(before.cleared, committed, now - keep.total_seconds())
         old = list(handed_over)
         if not old:
-            # AT_ONCE numbers in a row have no batch here. Note that, or each call would look at the
-            # same numbers, and never get to the batches after them.
+            # If AT_ONCE numbers in a row have no batch here, note that: otherwise each call would
+            # look at the same numbers, and never get to the batches after them.
             if cleared - before.cleared == self.AT_ONCE:
                 self.probe("passed")
                 if not self.is_overtaken(before):

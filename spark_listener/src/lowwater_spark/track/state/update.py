@@ -439,9 +439,10 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     out.close()
     starts, counts = pending.columns()
     held_before = sum(job.before[handle].records for handle in entries)
-    # ``finished`` counts the records that a stage held or read and no longer holds. Of an injector
-    # it counts the emitted rows: the same record may come to an injector twice, first announced and
-    # then read, and would count twice.
+    # ``finished`` counts the records that a stage held or read and no longer holds; none if it now
+    # holds more, as a function that makes several of one row. Of an injector it counts the emitted
+    # rows: the same record may come to it twice, first as a notice that it is outstanding and then
+    # itself, and would count twice.
     finished = emitted_rows if job.injector else max(0, held_before + rows_in - pending.total)
     detail = {
         "ranges": [[handle, *entry.columns()] for handle, entry in entries.items()],
