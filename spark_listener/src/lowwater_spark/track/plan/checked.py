@@ -271,7 +271,8 @@ def check_plan(
     if holding:
         own = () if event_time is None else (event_time,)
         # Pairs, and no dict by a column's text: the t of the left and the t of the right side of a
-        # join print alike. A dict would lose the stamps of one, and the bound could be too high.
+        # join print alike. A dict would lose the stamps of one: the bound could be too high, and
+        # its rows would come out below the published watermark.
         declared_stamps = [(column, _stamps_of(frame, column)) for column in (*own, *also)]
         stamps = [stamp for _, column_stamps in declared_stamps for stamp in column_stamps or ()]
         if retention is not None:

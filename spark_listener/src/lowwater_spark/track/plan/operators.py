@@ -222,7 +222,8 @@ def _window(aggregate: Any, key: Any) -> tuple[str, Window] | None:
     if not json.loads(key.metadata().json()).get("spark.timeWindow"):
         return None
     for definition in _definitions(aggregate, key.exprId().id()):
-        # An AttributeReference only gives the window another name: the next definition makes it.
+        # An AttributeReference only gives the window another name: the next definition makes it, or
+        # names it again. _cut() would find no window in a name.
         if definition.getClass().getSimpleName() != "AttributeReference":
             return _cut(definition)
     return None

@@ -288,7 +288,8 @@ class Actions:
         """Register with the session that runs the batch; False if that fails."""
         try:
             # Each session has its own listeners, and Spark runs a batch in a copy of the user's
-            # session. If this copy is another one than before, the listener is registered anew.
+            # session. If this copy is another one than before, the listener is registered anew, or
+            # it would hear of no action.
             manager: Any = frame.sparkSession._jsparkSession.listenerManager()
             if self._manager is None or not manager.equals(self._manager):
                 self.close()
@@ -351,7 +352,8 @@ class Actions:
         metric = self._metric
         try:
             metrics = execution.observedMetrics()
-            # tuple() copies the names: watch(), on the batch's thread, may add one during the loop.
+            # tuple() copies the names: watch(), on the batch's thread, may add one meanwhile, and a
+            # loop over the dict itself would raise RuntimeError.
             for emitted in tuple(self._unread):
                 if metrics.contains(emitted):
                     self._unread[emitted] = False
