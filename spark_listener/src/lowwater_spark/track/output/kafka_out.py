@@ -408,7 +408,8 @@ class KafkaOut(BatchOutput):
             place = self._slot(published.slot).partition(self.marks)
             first[place] = min(published.at, first.get(place, published.at))
         # Kafka shows a partition only up to its first open transaction. A writer that was killed
-        # within one hides the marks behind it until Kafka ends it, after a minute: wait longer.
+        # within one hides the marks behind it until Kafka ends it, after a minute: wait longer, or
+        # a batch that is in the topic would fail.
         deadline = time.monotonic() + 2 * PATIENCE
         for mark in self._from(first, deadline):
             if isinstance(mark, SlotMark) and (mark.next, mark.staged) == (batch + 1, staged.id):

@@ -81,7 +81,8 @@ class Removal:
         note_removed(self.folder, note)
         self.probe("noted")
         # A reader that wrote its first bookmark after bookmarks() above may have started without
-        # seeing the note, and may still need a chosen batch: so the bookmarks are read again.
+        # seeing the note, and may still need a chosen batch, whose files are deleted below: so the
+        # bookmarks are read again.
         least = _least(bookmarks(self.folder))
         if least < chosen[-1]:
             chosen = self._choose(handed_over, least, keep)

@@ -172,7 +172,8 @@ class Rows:
         if histogram is None:
             return None
         counts: dict[int, int] = {}
-        # Spark's histogram_numeric may return one bucket in two bins, whose counts are added.
+        # Spark's histogram_numeric may return one bucket in two bins. Their counts are added: else
+        # the second bin would replace the first.
         for bin_ in json.loads(histogram):
             counts[round(bin_["x"])] = counts.get(round(bin_["x"]), 0) + round(bin_["y"])
         return Arrived(self._reference, counts)

@@ -274,8 +274,8 @@ def _run(job: _Job, frame: DataFrame, keyed: Keyed) -> list[Receipt]:
     seeds = session.range(0, len(cut), 1, 1).select(*own.seed)
     rows = placed.select("*", own.row).union(seeds)
     tasks = cut.spread(partitions_of(session), pins=can_pin())
-    # Before PySpark 4.1 a row's task is a hash of its range's handle, so some tasks get several
-    # ranges and others none.
+    # Before PySpark 4.1, which has repartitionById(), a row's task is a hash of its range's handle:
+    # some tasks get several ranges, which run one after the other, and others none.
     spread = rows.repartitionById(tasks, own.task) if can_pin() else rows.repartition(tasks, own.handle)
     return [receipt_of(row) for row in map_in_arrow(spread, partial(_update_ranges, job), RECEIPT).collect()]
 
