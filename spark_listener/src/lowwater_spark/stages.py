@@ -431,10 +431,11 @@ class Stage:
         writer_options.check_no_sink()
         frame, query_name = writer_options.frame, writer_options.name or self.name
         # ``stamped``: the stages for which _check() refuses the query unless its plan or a declared
-        # retention shows that no row is stamped below the watermark. An injector is none of them:
-        # it reports its own frontier. Nor is a later stage without a ``stamp`` column: it stamps
-        # its rows by the event time of an earlier stage's rows, which that stage's watermark
-        # bounds. The frame may lack that column, so a sound query would be refused.
+        # retention shows that no row is stamped below the watermark. A stage without ``inputs``, an
+        # injector, is none of them: it reports its own frontier. Nor is one that reads earlier
+        # stages of the query (``inner``), unless its ``stamp`` is a column: otherwise
+        # keyed.event_time is its event_time, that of the earlier stages' rows, which their
+        # watermarks bound. The frame may lack this column, so a sound query would be refused.
         stamped = [
             stage
             for stage, inner in zip(stages, earlier, strict=True)

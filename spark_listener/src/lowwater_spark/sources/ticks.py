@@ -144,9 +144,10 @@ class Ticks(Rowless):
         files = {str(path): path for path in self._folder.iterdir()} if old else {}
         deleted = [files[path] for path in old if path in files]
         if not self._outstanding:
-            # Spark's listing that found the last tick found the passed-over ones too. Those that it
-            # did not take were older than maxFileAge, and stay so: delete their files. Before, a
-            # batch could still name such a file, and would fail without it. A passed-over tick that
+            # The newest tick is committed. ``_passed_over`` are the ticks before it that Spark had
+            # not taken in time. The listing that found the newest one found them too: those that it
+            # did not take were older than maxFileAge, and stay so. So delete their files. Before
+            # that commit a batch could still name such a file, and would fail without it. One that
             # Spark has taken is in ``taken``, and is deleted as any other tick, by ``old``.
             deleted += [path for path in self._passed_over if str(path) not in self._log.taken]
             self._passed_over = []
@@ -156,9 +157,10 @@ class Ticks(Rowless):
             sync_directory(self._folder)
         self._log.drop(old)
         self._forgotten += len(old)
-        # The log is shortened after the files are deleted. If the driver died between the two in
-        # the other order, the next run's Spark would find files that its log does not name: it
-        # would take them for new ticks, and run a needless batch.
+        # compacted.drop_before() shortens Spark's log of ticks only after their files are deleted.
+        # If the driver died between the two in the other order, the next run's Spark would find
+        # files that its log does not name: it would take them for new ticks, and run a needless
+        # batch.
         if self._forgotten >= _MANY and (compacted := Compacted.newest(self._entries, committed)):
             compacted.drop_before(committed)
             self._forgotten = 0

@@ -240,8 +240,10 @@ class Tracked:
                 closing.callback(self._owned.close)
             closing.callback(self._run.close)
             if self._driving is not None:
-                # close() releases the frame of drive() for another query. Before this query has
-                # ended (below), that other query could get values that belong to this one.
+                # close() frees the directory through which this clock gives values to a frame of
+                # drive(), for another query with the frame. It is called at the end of this block,
+                # after _end() has ended this query: before, the sources of both queries would read
+                # one clock's values. Until then silence() gives out no more values.
                 closing.callback(self._driving.close)
                 self._driving.silence()
             if self._run.failure is not None and self._active():

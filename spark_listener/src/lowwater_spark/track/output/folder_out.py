@@ -122,9 +122,10 @@ class FolderOut(BatchOutput):
                     "checkpoint is older than its output, or another one's. Use a directory of its own for each checkpoint; restore both from one moment."
                 )
                 raise CheckpointMismatch(msg)
-        # Note the directory's first batch now. append() does so as well, but is not called for a
-        # batch that is there already. If the manifest lacked the note then, the next batch would
-        # take 0 for the first one, and the output would read as incomplete: "batch 0 is missing".
+        # _first() notes the directory's first batch in the manifest. append() calls it too, but is
+        # not called in a replay whose batch is there already. If the manifest had no note then, as
+        # one that was restored, the next batch would find this one, and take 0 for the first: the
+        # output would read as incomplete, "batch 0 is missing".
         self._first(turn)
 
     def find(self, turn: OutputTurn) -> FoundBatch | None:

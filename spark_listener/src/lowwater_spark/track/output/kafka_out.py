@@ -279,9 +279,10 @@ class KafkaOut(BatchOutput):
         batch of this checkpoint than expected, and OSError when Kafka does not answer.
         """
         if (life := _life(turn)) > self.life:
-            # This run has claimed a newer life of the computation than the checkpoint has noted. If
-            # a run of an earlier life could still publish, its rows would come out below the
-            # watermark that this run reports.
+            # ``life`` is the incarnation of the computation that this run has claimed: a reset, or
+            # a checkpoint that adopts the name, begins a new one. It is newer than the checkpoint
+            # has noted. If another checkpoint's run of an earlier incarnation could still publish,
+            # its rows would come out below the watermark that this run reports.
             self._end_others(life)
             remember(*self._note, {**remembered(*self._note, SECTION), "life": life}, SECTION)
             self.life = life
@@ -407,7 +408,8 @@ class KafkaOut(BatchOutput):
             place = self._slot(published.slot).partition(self.marks)
             first[place] = min(published.at, first.get(place, published.at))
         # Kafka shows a partition only up to its first open transaction. A writer that was killed
-        # within one hides the marks behind it until Kafka ends it, after a minute: wait longer.
+        # within one hides the marks behind it until Kafka ends it, after a minute: wait longer, or
+        # a batch that is in the topic would fail.
         deadline = time.monotonic() + 2 * PATIENCE
         for mark in self._from(first, deadline):
             if isinstance(mark, SlotMark) and (mark.next, mark.staged) == (batch + 1, staged.id):

@@ -59,8 +59,8 @@ class Removal:
         cleared, handed_over = self._old(before.cleared, committed, now - keep.total_seconds())
         old = list(handed_over)
         if not old:
-            # AT_ONCE numbers in a row have no batch here. Note that, or each call would look at the
-            # same numbers, and never get to the batches after them.
+            # If AT_ONCE numbers in a row have no batch here, note that: otherwise each call would
+            # look at the same numbers, and never get to the batches after them.
             if cleared - before.cleared == self.AT_ONCE:
                 self.probe("passed")
                 if not self.is_overtaken(before):
@@ -81,7 +81,8 @@ class Removal:
         note_removed(self.folder, note)
         self.probe("noted")
         # A reader that wrote its first bookmark after bookmarks() above may have started without
-        # seeing the note, and may still need a chosen batch: so the bookmarks are read again.
+        # seeing the note, and may still need a chosen batch, whose files are deleted below: so the
+        # bookmarks are read again.
         least = _least(bookmarks(self.folder))
         if least < chosen[-1]:
             chosen = self._choose(handed_over, least, keep)

@@ -121,8 +121,10 @@ class Stamp:
         if self.window is not None:
             parts = (self.window.length, self.window.slide, self.window.start)
             length, slide, start = (truncation // _MICRO for truncation in parts)
-            # Spark has released the windows that end at or below the watermark, ``lowest``. So the
-            # lowest end that it still emits is the first one above it.
+            # Spark has released the windows that end at or below ``lowest``, the watermark of this
+            # operator. So the lowest end that it still emits is the first one above. Ends are at
+            # start + length and whole slides from there: the remainder leads from ``lowest`` down
+            # to the last end that is not above it, and a slide more to the next one.
             end = lowest - (lowest - start - length) % slide + slide
             lowest = end if self.kind == "end" else end - length
         lowest += self.shift // _MICRO

@@ -271,7 +271,8 @@ def check_plan(
     if holding:
         own = () if event_time is None else (event_time,)
         # Pairs, and no dict by a column's text: the t of the left and the t of the right side of a
-        # join print alike. A dict would lose the stamps of one, and the bound could be too high.
+        # join print alike. A dict would lose the stamps of one: the bound could be too high, and
+        # its rows would come out below the published watermark.
         declared_stamps = [(column, _stamps_of(frame, column)) for column in (*own, *also)]
         stamps = [stamp for _, column_stamps in declared_stamps for stamp in column_stamps or ()]
         if retention is not None:
@@ -372,9 +373,10 @@ def _check_state(operators: Sequence[Operator], watermarks: Sequence[Watermark],
     """Refuse operators whose held rows have no bound, or no declared one."""
     own = [watermark for watermark in watermarks if not watermark.driven]
     holding = [operator for operator in operators if operator.holds]
-    # Refused without a retention: a withWatermark in a query that holds rows, and one that no
-    # operator uses, which is a mistake. A query that only deduplicates passes: a deduplication
-    # needs the watermark to forget keys, and holds no row back.
+    # ``own``: each withWatermark that has more below it than the controls of a drive(). Without a
+    # retention, declared or shown by the plan, it is refused in a query that holds rows: they could
+    # come out below the published watermark. It is also refused without any operator, where it is a
+    # mistake. A query that only deduplicates passes: it holds no row, and forgets keys by it.
     if not declared and own and (holding or not operators):
         raise Unsupported(
             "withWatermark",

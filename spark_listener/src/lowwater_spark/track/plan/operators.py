@@ -222,7 +222,8 @@ def _window(aggregate: Any, key: Any) -> tuple[str, Window] | None:
     if not json.loads(key.metadata().json()).get("spark.timeWindow"):
         return None
     for definition in _definitions(aggregate, key.exprId().id()):
-        # An AttributeReference only gives the window another name: the next definition makes it.
+        # An AttributeReference only gives the window another name: the next definition makes it, or
+        # names it again. _cut() would find no window in a name.
         if definition.getClass().getSimpleName() != "AttributeReference":
             return _cut(definition)
     return None
@@ -561,7 +562,8 @@ def _lowers(expression: Any, below: Any, path: _Path, searched: set[tuple[int, _
     if name == "CreateNamedStruct" and path:
         value = children[1 if _has_varying_gap(children) else 2 * path[0] + 1]
         return (path[0] == 0 and _is_window_start(value)) or _lowers(value, below, path[1:], searched)
-    # A boolean child, such as the condition of CASE WHEN, only selects a value, and lowers none.
+    # A boolean child, such as the condition of CASE WHEN, only selects a value, and lowers none. If
+    # it were searched, a sound query with date_trunc() in a condition would be refused.
     return any(_lowers(child, below, path, searched) for child in children if _type(child) != "boolean")
 
 
@@ -627,7 +629,8 @@ def _cuts_off(expression: Any, name: str, children: Sequence[Any], path: _Path) 
             return _loses(before, after)
         return _loses(_at(before, path), _at(after, path), expression)
     moments = [_type(child).startswith("timestamp") for child in children]
-    # PreciseTimestampConversion makes microseconds of a moment, in a window(), and loses nothing.
+    # In a window() PreciseTimestampConversion makes microseconds of a moment, and loses nothing. By
+    # its type, a number, it would count as cut off: a stamp by a window's end would be refused.
     if True not in moments or name == "PreciseTimestampConversion":
         return False
     if name == "Sequence":  # its moments are lowered if it counts up from a constant, or down to one
@@ -791,7 +794,7 @@ def _inside(expression: Any, followed: _Followed) -> _Followed | None:
         if truncated is None or followed.shift:
             return None
         return _inside(children[1], dataclasses.replace(followed, truncated=(truncated, *followed.truncated)))
-    # window_time() is the end of a window less a microsecond.
+    # A plan has window_time() as the end of the window in microseconds, less a Literal of one.
     if name == "Subtract" and children[0].getClass().getSimpleName() == "PreciseTimestampConversion":
         if children[1].getClass().getSimpleName() != "Literal":
             return None
@@ -848,8 +851,9 @@ def _stamps_of_join(join: Any, followed: _Followed) -> list[Stamp] | None:
     below, lag = _lag_of_all(sides), _lags(join)[side]
     if followed.id in _time_keys(join) and _holds(sides[side]):
         # The join requires equal event times of both sides, and an operator below it holds rows of
-        # this side. The join releases rows by a watermark of its own, the lower one of both sides:
-        # so the stamp has the greater lag of the two operators.
+        # this side. They wait for that operator's watermark, ``stamp.lag`` below the query's, and
+        # for the join's, the lower one of both sides, ``below`` it. By the smaller of the two lags
+        # the bound would be too high, and a row would come out below the published watermark.
         stamps = _stamps(sides[side], followed)
         if stamps is None or below is None:
             return None

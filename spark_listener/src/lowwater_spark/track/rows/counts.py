@@ -101,8 +101,10 @@ def bucket(lateness: Column) -> Column:
     from pyspark.sql import functions as sf
 
     edges = sf.expr(_EDGES)
-    # ``near`` is the bucket by the logarithm. The edges are rounded to whole numbers, so it may be
-    # one too low: ``exact`` compares the lateness with the edge itself.
+    # ``near`` is the bucket by the logarithm; less 1e-9, lest a rounding of log() makes it one too
+    # high. The edges are rounded down to whole numbers, so it may be one too low: ``exact``
+    # compares the lateness with edge ``near`` itself, at near + 1 as element_at() counts from 1.
+    # Beyond the last edge of the array, least() takes that one: element_at() would find none.
     near = sf.ceil(sf.log(lateness / sf.lit(1000.0)) / sf.lit(_GROWTH) - sf.lit(1e-9)).cast("int") + 1
     exact = near + sf.when(sf.element_at(edges, sf.least(near, sf.lit(len(EDGES) - 2)) + 1) < lateness, 1).otherwise(0)
     # least() ignores nulls: without this condition a null lateness would get the last bucket.
@@ -170,7 +172,8 @@ class Rows:
         if histogram is None:
             return None
         counts: dict[int, int] = {}
-        # Spark's histogram_numeric may return one bucket in two bins, whose counts are added.
+        # Spark's histogram_numeric may return one bucket in two bins. Their counts are added: else
+        # the second bin would replace the first.
         for bin_ in json.loads(histogram):
             counts[round(bin_["x"])] = counts.get(round(bin_["x"]), 0) + round(bin_["y"])
         return Arrived(self._reference, counts)
@@ -286,7 +289,8 @@ class Actions:
         """Register with the session that runs the batch; False if that fails."""
         try:
             # Each session has its own listeners, and Spark runs a batch in a copy of the user's
-            # session. If this copy is another one than before, the listener is registered anew.
+            # session. If this copy is another one than before, the listener is registered anew, or
+            # it would hear of no action.
             manager: Any = frame.sparkSession._jsparkSession.listenerManager()
             if self._manager is None or not manager.equals(self._manager):
                 self.close()
@@ -349,7 +353,8 @@ class Actions:
         metric = self._metric
         try:
             metrics = execution.observedMetrics()
-            # tuple() copies the names: watch(), on the batch's thread, may add one during the loop.
+            # tuple() copies the names: watch(), on the batch's thread, may add one meanwhile, and a
+            # loop over the dict itself would raise RuntimeError.
             for emitted in tuple(self._unread):
                 if metrics.contains(emitted):
                     self._unread[emitted] = False

@@ -141,7 +141,9 @@ def _slot_column(xxhash64: Column, starts: Sequence[int]) -> Column:
         return sf.lit(0)
     # A key's place is its hash with the sign bit flipped, as an unsigned number: the claimed bounds
     # and ``starts`` are in the order of places. Without the flip, a key with a negative hash would
-    # get a range of the upper half of the key space, not of the lower one.
+    # get a range of the upper half of the key space, not of the lower one. The upper 16 bits of a
+    # place are its slot: shifted by 48, and by log2 of ``width``, a power of two, it becomes the
+    # index of a step in the table.
     place = xxhash64.bitwiseXOR(sf.lit(-SIGN))
     return _looked_up(sf.shiftrightunsigned(place, 48 + width.bit_length() - 1).cast("int"), table)
 

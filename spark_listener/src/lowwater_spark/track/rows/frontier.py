@@ -171,8 +171,9 @@ class Bounds:
             if part.newest is not None:
                 newest[name] = max(newest.get(name, MIN), part.newest)
         # A bound in before.proven says that no later row of the part is older. It was computed with
-        # the ``across`` and ``delay`` of then. If this start declares a greater one, older rows may
-        # come, and the frontier would pass them: a change of either drops these bounds.
+        # the ``across`` and ``delay`` that were declared then. If this start declares a greater
+        # one, older rows may come, and the frontier would pass them: a change of either drops these
+        # bounds.
         proven_before = before.proven if before.by == (self.across, self.delay) else {}
         proven = {name: micros for name, micros in proven_before.items() if name in expected}
         bounds = [] if self.delay is None else [now - self.delay]

@@ -93,6 +93,8 @@ def key_zone(frame: DataFrame, key: Sequence[str | Column]) -> str:
         loader = node.getClass().getClassLoader()
         aware = loader.loadClass("org.apache.spark.sql.catalyst.expressions.TimeZoneAwareExpression").isInstance(node)
         # Spark gives every Cast a time zone; needsTimeZone() says whether the cast depends on it.
+        # If the others counted too, store.match() would refuse the state after a change of the
+        # session's time zone, though the key is the same.
         if aware and (node.getClass().getSimpleName() != "Cast" or node.needsTimeZone()):
             zones.add(node.timeZoneId().get())
     return ", ".join(sorted(zones))

@@ -396,9 +396,10 @@ class Authority:
             ):
                 if refusal.reason == errors.StaleSequencer.reason:
                     raise errors.StaleSequencer(refusal.message, metadata={"computation": self.registration.name})
-                # The values of some ranges are refused, such as for leading the clock by too much;
-                # the others count. The stage does not hold, because another batch would be refused
-                # as well. The lease sends the values again, and the status shows the refusal.
+                # The values of some ranges are refused, such as for being ahead of the authority's
+                # clock by more than max_skew; the others count. The stage does not hold, because
+                # another batch would be refused as well. The lease sends the values again, and the
+                # status shows the refusal.
                 logger.warning("batch %d of %s: %s", batch, self.registration.name, refusal.message)
             self.wanted = wanted_layouts[-1] if wanted_layouts else None
             self._acknowledged_layout = (lease.sequencer, known_versions[-1]) if known_versions else None
@@ -496,9 +497,10 @@ class Authority:
                 if reading.low == MAX:
                     self._finish(lease, [handle for handle, value in enumerate(values) if value == MAX])
                 if len(self._finished) < len(values):
-                    # advance() refuses the frontier MAX of an injector that has finished. It gets
-                    # the greatest stamp that a range still holds instead: so each of those ranges
-                    # reports its own stamp, and the finished ones stay at MAX.
+                    # advance() refuses the frontier MAX of an injector that has finished. A range
+                    # reports the lesser of the frontier and its own value: by the greatest stamp
+                    # that is still held as the frontier, each range that holds one reports its own.
+                    # The others stay at MAX, as _finish() has reported.
                     held = (value for value in values if value != MAX)
                     advance(None, frontier=reading.low if reading.low != MAX else max(held))
         self._last_report = arguments

@@ -626,8 +626,9 @@ class Batch:
         stage, reader, reading = self._stage, self._run.reader, self._shared.facts.reading
         with self._run.lock:
             claim = self._claim_epoch()
-            # False if an input was added or reset since the batch's reading, which knows nothing of
-            # the new one. The output must not be marked as complete by that reading.
+            # ``current`` is False if an input of the query (``reader``) or of this stage was added
+            # or reset since the batch's reading, which knows nothing of the new one: the output
+            # would be marked as complete, though older rows of the new input may still come.
             current = reader is None or not reader.progress.is_outdated(reading)
             if current and reader is not None and stage.reads and reading.low != MIN:
                 current = stage.translated(reading, reader).low != MIN
@@ -722,8 +723,10 @@ class Batch:
             self._shared.actions.tell_unread(*self._emitted, self._destination.computation, self.id)
         self._fix_frontier()
         if self._outcome.version is None:
-            # A late row counts once in a query, in a key range of one stage: an earlier stage that
-            # this one reads, or the query's first stage. Other stages only count finished rows.
+            # A stage without state. ``rows`` are those of the query's frame: of the stages that
+            # read it, only the first counts late rows and lateness by them, or each late row would
+            # count several times. The others count only finished rows; a stage that reads earlier
+            # ones counts as many as those have finished.
             if self._earlier:
                 counted = Counted(sum(batch._outcome.counted.finished for batch in self._earlier))
             elif self is not next(iter(self._shared.batches.values())):

@@ -174,9 +174,10 @@ class Hook:
             number = running.plan.batch
             if not ((evidence is not None and evidence > number) or self.run.log.committed(number)):
                 return
-            # confirm() checks that the sources are still those of the batches before, so no stage
-            # may commit earlier. If it raises OSError, self._running stays, and the next look calls
-            # it again.
+            # confirm() raises CheckpointMismatch for a source that was replaced, such as a topic
+            # that was made anew: if a stage committed first, its watermark would pass rows that no
+            # batch has read. If confirm() raises OSError, self._running stays, and the next look
+            # calls it again.
             self.run.heads.confirm(running.plan.lines)
             self.probe("committed", number)
             # A stage commits after the stages that it reads: a crash between two commits leaves the
@@ -304,8 +305,9 @@ class Hook:
             return None
         source_state = stage.entries.seen(number)
         if source_state is None and (frontier := stage.entries.frontier(number)) is not None:
-            # A replay, and the batch's first run had no disorder=: there the function set the
-            # frontier. The replay keeps it, whatever the rows would show now.
+            # A replay, and the batch's first run had no disorder=, which makes ``bounds``: there
+            # the function set the frontier. The replay keeps it, whatever the rows would show now:
+            # for another one, set_frontier() raises CheckpointMismatch.
             batch._set_computed_frontier(frontier)
             return None
         if source_state is None:
@@ -389,8 +391,9 @@ class Hook:
             prepared[stage.name] = dataclasses.replace(outcome, after=after, holding=holding)
             stage.count_late(batch.id, outcome)
             # In a driven query Spark's windows have dropped rows without an event time by now.
-            # Run.take() counts them where the query reads them, by Spark's events. If they were
-            # counted here as well, those that came through to the batch would count twice.
+            # Run.take(), of the class Run, counts them where the query reads them, by Spark's
+            # events. If they were counted here as well, those that came through to the batch would
+            # count twice.
             if not self.run.checked.controls:
                 stage.count_untimed(batch.id, outcome.counted.untimed)
         return list(prepared.values())
@@ -431,26 +434,29 @@ class Hook:
             entries, digest = self.run.stages[0].entries, plan.digest
             # At a run's first batch, self._newest is from durable(). An older run of the query may
             # have run more batches since: then the batch log has the last one's facts. By facts of
-            # an older batch, this batch's bounds and clock could be below those of the last one.
+            # an older batch, this batch's ``low``, ``promised`` and clock could be below those of
+            # the last one, and windows that it has closed would open again.
             newest = -1 if self._newest is None else self._newest.batch
             if newest < number - 1 and (before := entries.read(number - 1)) is not None:
                 self._note(before)
             chosen, promised = UNREAD, MIN
             # Lowest stamp of the rows that Spark still holds after this batch. A later batch writes
-            # them, so the reading that this batch uses must not be above it.
+            # them: if the reading that this batch uses were above it, they would come out below
+            # the watermark.
             bound = self.run.checked.spark_bound(plan)
             if self.run.reader is not None:
                 progress, spark_bound = self.run.reader.progress, self.run.reader.progress.committed.spark_bound
-                # A plan names the files of a file source, so counted() takes the planned line. Of
-                # another source, such as Kafka, the batch may read other rows than those planned:
-                # by that line, the reading could cover rows that no batch has read. So the line of
-                # the last committed batch counts.
+                # A plan names the files of a file source, and the batch fails if one is missing: so
+                # counted() takes the planned line. A plan of Kafka names offsets, where a topic
+                # that is made anew or truncated before the batch runs has other rows: by that line,
+                # the reading could cover rows that no batch has read. So the line of the last
+                # committed batch counts.
                 chosen = progress.choose(self.run.heads.counted(plan.lines, self.run.lines))
                 if self._newest is not None:
                     # A start with a larger retention lowers ``bound`` and ``spark_bound``. But the
                     # rows that Spark holds from before come out within the smaller retention. So
-                    # the last batch's bounds stay in force: else windows that it has closed would
-                    # open again.
+                    # ``low`` and ``promised`` of the last batch are the least values: by lower
+                    # ones, windows that it has closed would open again.
                     bound = max(bound, self._newest.reading.low)
                     spark_bound = max(spark_bound, self._newest.promised)
                 promised = min(progress.reading.low, spark_bound)

@@ -134,8 +134,9 @@ class Plain:
             self._last.load(NOTHING)
             if self._sink is not None:
                 self._sink.begin()
-            # A sidecar cannot know which rows the query of another process has begun to read, or
-            # holds, before that query's first commit: at MIN the stage promises nothing until then.
+            # A sidecar, which has a witness, cannot know which rows the query of another process
+            # has begun to read, or holds, before that query's first commit: at MIN the stage
+            # promises nothing until then.
             return [AfterBatch(spark_bound=checked.spark_bound(None) if self.witness is None else MIN)]
         plan = self._plan(batch)
         self._sync(batch)

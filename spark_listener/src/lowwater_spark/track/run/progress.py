@@ -140,8 +140,9 @@ class Progress:
         ``holding``: why the authority does not know it whole, or empty.
         """
         if self.is_outdated(committed.reading):
-            # A replay runs with the inputs' watermark of its first run. If an input was added
-            # since, that watermark says nothing about the new input, and must not be reported.
+            # A replay runs with the inputs' watermark of its first run. If an input was added or
+            # reset since, that watermark says nothing about its rows. If it were reported, they
+            # could come out below it.
             committed = dataclasses.replace(committed, reading=UNREAD)
         self.committed = committed
         self.holding = holding

@@ -283,13 +283,15 @@ class Run:
             newest = self.log.newest()
             planned = () if newest is None else newest.lines
             with self.lock:
-                # A sidecar reads the source logs only up to the last commit: the process that it
-                # follows may plan an uncommitted batch anew, from other rows.
+                # A sidecar reads the source logs only up to the last commit. The process that it
+                # follows may plan an uncommitted batch anew, from other rows, and read_to() reads
+                # no entry again: rows that no batch has read would count as read.
                 self.heads.read_to(committed.lines if self.batches.elsewhere else planned)
                 self.reader.progress.observe(reading, heads, now, planned)
-        # Record what was committed since the look began. In a sidecar, follow_commits() also checks
-        # that the checkpoint is still the same query's: if it was begun anew during the look,
-        # read_to() above has read another query's logs. Without news it has read none.
+        # Record what was committed since the look began. In a sidecar, follow_commits() also raises
+        # if the checkpoint was begun anew during the look: then read_to() above has read another
+        # query's logs, and report() must not go by them. Without news it has read none, and
+        # look() has called follow_commits() already.
         if news or not self.batches.elsewhere:
             self.batches.follow_commits()
         self._looked = self.progress.committed.batch

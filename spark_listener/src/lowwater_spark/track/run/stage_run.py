@@ -351,8 +351,9 @@ class StageRun:
         if wanted is not None and wanted != layout:
             if wanted.starts:
                 return
-            # A wanted layout without starts is from before a reset of the computation, and is not
-            # followed. The request must still name its version, or the authority refuses it.
+            # A wanted layout without starts names no ranges, and is not followed: the computation
+            # was dropped and registered anew, or is a slice that has handed keys to another. The
+            # request must still name its version, or the authority refuses it.
             layout = dataclasses.replace(layout, version=wanted.version)
         better = balanced(layout, self._loads, outcome.tasks, outcome.workers, self.keyed.ranges, pins=can_pin())
         if better is not None and self.authority.propose(better):

@@ -38,7 +38,8 @@ def in_short(waiting_for: Sequence[str]) -> str:
         first = _LEADING_FOLDERS.sub(".../", first)
     encoded = first.encode()
     if len(encoded) > room:
-        # Leave the middle out: the text begins with a path, and ends with why it was not read.
+        # Leave the middle out: a text that is too long mostly begins with a path, and ends with the
+        # reason. Its first third of ``room`` stays, "..." takes three bytes, and the end the rest.
         head = encoded[: room // 3]
         first = f"{head.decode(errors='ignore')}...{encoded[len(head) + 3 - room :].decode(errors='ignore')}"
     return first + more

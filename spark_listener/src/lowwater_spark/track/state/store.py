@@ -274,8 +274,9 @@ class StateStore:
             self._keep({**stage, "schema": dict(schema)})
             return
         before = self.description["schema"]
-        # Old releases stored the schema as one text, and a key that is a plain column without
-        # backticks. For those (``as_text``), a key that differs only by backticks is not refused.
+        # Old releases stored the schema as one text (``as_text``), and a key that is a plain column
+        # by its name without the backticks that it may have now. Beside such a schema, texts that
+        # differ only by backticks are equal: else an upgrade would refuse the state of its own key.
         as_text = isinstance(before, str)
         for what, now in stage.items():
             stored = self.description.get(what, now)

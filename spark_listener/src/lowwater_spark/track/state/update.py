@@ -274,8 +274,8 @@ def _run(job: _Job, frame: DataFrame, keyed: Keyed) -> list[Receipt]:
     seeds = session.range(0, len(cut), 1, 1).select(*own.seed)
     rows = placed.select("*", own.row).union(seeds)
     tasks = cut.spread(partitions_of(session), pins=can_pin())
-    # Before PySpark 4.1 a row's task is a hash of its range's handle, so some tasks get several
-    # ranges and others none.
+    # Before PySpark 4.1, which has repartitionById(), a row's task is a hash of its range's handle:
+    # some tasks get several ranges, which run one after the other, and others none.
     spread = rows.repartitionById(tasks, own.task) if can_pin() else rows.repartition(tasks, own.handle)
     return [receipt_of(row) for row in map_in_arrow(spread, partial(_update_ranges, job), RECEIPT).collect()]
 
@@ -439,9 +439,10 @@ def _update_ranges(job: _Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     out.close()
     starts, counts = pending.columns()
     held_before = sum(job.before[handle].records for handle in entries)
-    # ``finished`` counts the records that a stage held or read and no longer holds. Of an injector
-    # it counts the emitted rows: the same record may come to an injector twice, first announced and
-    # then read, and would count twice.
+    # ``finished`` counts the records that a stage held or read and no longer holds; none if it now
+    # holds more, as a function that makes several of one row. Of an injector it counts the emitted
+    # rows: the same record may come to it twice, first as a notice that it is outstanding and then
+    # itself, and would count twice.
     finished = emitted_rows if job.injector else max(0, held_before + rows_in - pending.total)
     detail = {
         "ranges": [[handle, *entry.columns()] for handle, entry in entries.items()],
