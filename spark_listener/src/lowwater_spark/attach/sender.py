@@ -210,7 +210,7 @@ class Sender:
         stands = watermark if inputs is None else min(watermark, inputs.low.micros)
         try:
             if speaker.reported != stands or saying.failure or speaker.ended != saying.ended:
-                # A query that failed is reported even if its watermark has not moved: the report has
+                # A failed query is reported even if its watermark has not moved: the report has
                 # the error in ``remarks``, without which the release would count as good order. So
                 # is a new run after an end that was reported and not released: it takes that back.
                 failure = shortened(on_one_line(saying.failure.partition("\n")[0]), _MOST_FAILURE)
