@@ -101,10 +101,11 @@ def bucket(lateness: Column) -> Column:
     from pyspark.sql import functions as sf
 
     edges = sf.expr(_EDGES)
-    # ``near`` is the bucket by the logarithm; less 1e-9, lest a rounding of log() makes it one too
-    # high. The edges are rounded down to whole numbers, so it may be one too low: ``exact``
-    # compares the lateness with edge ``near`` itself, at near + 1 as element_at() counts from 1.
-    # Beyond the last edge of the array, least() takes that one: element_at() would find none.
+    # ``near`` is the bucket by the logarithm, less 1e-9: a rounding of log() must not make it one
+    # too high, because below only one too low is corrected. It may be that: each edge is 1.05 times
+    # the edge before it, rounded down, so the edges lag behind the powers of 1.05, by less than a
+    # bucket. ``exact`` compares the lateness with edge ``near`` itself, at near + 1 as element_at()
+    # counts from 1. Beyond the last edge, least() takes that one: element_at() would find none.
     near = sf.ceil(sf.log(lateness / sf.lit(1000.0)) / sf.lit(_GROWTH) - sf.lit(1e-9)).cast("int") + 1
     exact = near + sf.when(sf.element_at(edges, sf.least(near, sf.lit(len(EDGES) - 2)) + 1) < lateness, 1).otherwise(0)
     # least() ignores nulls: without this condition a null lateness would get the last bucket.

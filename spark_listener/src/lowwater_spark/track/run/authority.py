@@ -497,10 +497,11 @@ class Authority:
                 if reading.low == MAX:
                     self._finish(lease, [handle for handle, value in enumerate(values) if value == MAX])
                 if len(self._finished) < len(values):
-                    # advance() refuses the frontier MAX of an injector that has finished. A range
-                    # reports the lesser of the frontier and its own value: by the greatest stamp
-                    # that is still held as the frontier, each range that holds one reports its own.
-                    # The others stay at MAX, as _finish() has reported.
+                    # Without a snapshot the stage is an injector, and ``reading.low`` its frontier.
+                    # At MAX it brings in no more rows, but some ranges still hold rows. advance()
+                    # never takes the frontier MAX. A range reports the lesser of the frontier and
+                    # its own value: with the greatest held stamp as the frontier, each range that
+                    # holds rows reports its own. The others stay at MAX, as _finish() has reported.
                     held = (value for value in values if value != MAX)
                     advance(None, frontier=reading.low if reading.low != MAX else max(held))
         self._last_report = arguments

@@ -723,10 +723,10 @@ class Batch:
             self._shared.actions.tell_unread(*self._emitted, self._destination.computation, self.id)
         self._fix_frontier()
         if self._outcome.version is None:
-            # A stage without state. ``rows`` are those of the query's frame: of the stages that
-            # read it, only the first counts late rows and lateness by them, or each late row would
-            # count several times. The others count only finished rows; a stage that reads earlier
-            # ones counts as many as those have finished.
+            # A stage without state. ``rows`` are those of the query's frame, made with the key and
+            # the promise of the query's first stage: only that one counts late rows and lateness by
+            # them, or each late row would count several times. The others count only finished rows;
+            # a stage that reads earlier ones counts as many as those have finished.
             if self._earlier:
                 counted = Counted(sum(batch._outcome.counted.finished for batch in self._earlier))
             elif self is not next(iter(self._shared.batches.values())):

@@ -284,8 +284,9 @@ class Run:
             planned = () if newest is None else newest.lines
             with self.lock:
                 # A sidecar reads the source logs only up to the last commit. The process that it
-                # follows may plan an uncommitted batch anew, from other rows, and read_to() reads
-                # no entry again: rows that no batch has read would count as read.
+                # follows may plan an uncommitted batch again from other rows, for example after the
+                # checkpoint was restored from an older copy. read_to() reads no entry twice, so the
+                # files of the first plan would count as read: the watermark would pass their rows.
                 self.heads.read_to(committed.lines if self.batches.elsewhere else planned)
                 self.reader.progress.observe(reading, heads, now, planned)
         # Record what was committed since the look began. In a sidecar, follow_commits() also raises
