@@ -47,7 +47,7 @@ def test_the_worst_is_first_and_each_cell_is_told_in_words(tab: Watched) -> None
     assert all(re.search(r":00$|^\d+ [A-Z]", text) for text in ticks.all_inner_texts())
     page.get_by_role("group", name="Heat map").focus()
     page.keyboard.press("ArrowDown")
-    expect(sentence).to_contain_text(re.compile(r"flights .*on time"))
+    expect(sentence).to_contain_text(re.compile(r"flights .*(on time|nearly late)"))  # the clock goes on
     page.keyboard.press("Home")
     expect(sentence).to_contain_text("no watermark was seen")
     cells = page.locator(".heat-cells").first
