@@ -243,8 +243,8 @@ def test_without_an_address_an_authority_comes_along(
     with lowwater.connect(seen.address) as lw:
         eventually(lambda: lw.get("spark.hourly")["spark.hourly"].low == mark(9, 50), "published")
     assert re.fullmatch(rf"<Attachment {seen.address} answers; spark\.hourly>", repr(seen))
-    html = HTML[lws.Attachment](seen)
-    assert all(words in html for words in ("<b>hourly</b>", "ended", "2013-01-09T09:50:00Z", seen.page))
+    shown = ("<b>hourly</b>", "ended", "2013-01-09T09:50:00Z", seen.page)  # Spark tells of the end later
+    eventually(lambda: all(words in HTML[lws.Attachment](seen) for words in shown), "the end is shown")
     seen.stop()
     assert seen.embedded.ended
     assert repr(seen) == "<Attachment not attached>"
