@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import lowwater
+from lowwater import errors
 from lowwater.core.causes import Cause, cause_of
 from lowwater.watermark import MIN
 from lowwater_spark.attach import sender as sender_module
@@ -210,7 +211,7 @@ def test_a_new_run_takes_back_the_end_of_one_whose_release_failed(
     authority: Serving, lw: lowwater.Client, drivers: Drivers, monkeypatch: pytest.MonkeyPatch, failure: str | None
 ) -> None:
     def away(_lease: lowwater.Lease) -> None:
-        raise lowwater.errors.Unavailable("cut off")
+        raise errors.Unavailable("cut off")
 
     driver = drivers(authority.address)
     driver.batch("q1", micros(9))
