@@ -74,9 +74,10 @@ class PageChild:
                 if asyncio.get_running_loop().time() - began > longest:
                     wait = first
                 log.warning(
-                    "the status page's process has ended (%s); another begins in %g s",
+                    "the status page's process has ended (%s); another begins in %g s%s",
                     reason,
                     wait,
+                    ", once a browser connects" if self._on_visit else "",
                     extra=event("page_ended", reason=reason, again_seconds=wait),
                 )
                 await asyncio.sleep(wait)

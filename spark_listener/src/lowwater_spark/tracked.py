@@ -26,7 +26,6 @@ after the end of a run."""
 _KEPT_RUNS: Final = 4
 """Number of runs of a checkpoint that are remembered."""
 
-
 _RESTARTS: Final = 3
 """Number of times that a query starts again on a machine that is too busy."""
 

@@ -31,7 +31,7 @@ TURN: Final = 0.25
 """Seconds between two turns of the workers."""
 
 FIRST_TURN: Final = 0.02
-"""The same until the first watermark, for which somebody waits."""
+"""Seconds between two turns until the first watermark, for which somebody waits."""
 
 WINDOW: Final = timedelta(seconds=10)
 """Length of the windows of ``revenue``, and time between two uploads of paris."""

@@ -110,8 +110,8 @@ class Book:
         self._queries: dict[str, QueryStatus] = {}
         self._times: dict[str, EventTimes] = {}
         self._waiting: dict[str, float] = {}
-        """By the id of a waiting query: the time from which it may be reported, in seconds of
-        ``clock``. The query that began to wait first is the first."""
+        """Earliest time at which each waiting query may be reported, seconds of ``clock``, by the
+        query's id. The query that began to wait first is the first."""
         self._ended: dict[str, None] = {}
         """Ids of the ended queries. The one that ended first is the first."""
         self._owed: set[str] = set()

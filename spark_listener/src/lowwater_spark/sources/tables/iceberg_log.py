@@ -304,7 +304,7 @@ class IcebergLog:
 
     @property
     def by_number(self) -> bool:
-        """True for a table without a catalog, whose metadata files are ordered by number."""
+        """True for a table of a path or a Hadoop catalog: its metadata files have numbers."""
         return str(self.java.operations().getClass().getName()) == _HADOOP
 
     @property
