@@ -114,6 +114,12 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
         patience = ["--timeout", "50ms"] if name == "wait" else []
         # On a busy machine it takes a while to hear that nobody is there.
         expect(3, name, "flights", *rest, *patience, *NOBODY, "--answer-within", "500ms", text=" there")
+    expect(1, "promise", "sales", "--until", LATE, "--after", SOON, lw=lw, text="sales is unknown, and --after is 2013")
+    expect(0, "promise", "sales", "--until", SOON, lw=lw)
+    assert next(iter(lw.ranges("sales"))).remarks.ended, "a promise by a script leaves no worker that looks dead"
+    expect(0, "promise", "sales", "--until", "finished", "--after", SOON, lw=lw)
+    expect(2, "promise", "flights", "--until", LATE, lw=lw, text="exec-7 on")
+    expect(3, "promise", "sales", "--until", SOON, *NOBODY, "--answer-within", "500ms", text="running there?")
     expect(2, "watch", "flihgts", lw=lw, text="did you mean flights?")
     expect(0, "tasks", "list", "flights", lw=lw)
     expect(2, "tasks", "list", "flihgts", lw=lw, text="did you mean flights?")

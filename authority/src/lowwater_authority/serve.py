@@ -135,7 +135,7 @@ def address(text: str, flag: str) -> tuple[str, int]:
 
 
 def choose_places(args: argparse.Namespace) -> None:
-    """Set the defaults of ``--listen`` and ``--http``.
+    """Set the defaults of ``--listen`` and ``--http``, which is at the next port.
 
     Without access rules every caller may do everything. So without ``--access`` the default is an
     address that only this machine reaches. Raises CannotServe when other shards could not reach it.
@@ -159,8 +159,8 @@ def choose_places(args: argparse.Namespace) -> None:
     elif args.listen is None:
         args.listen = f"0.0.0.0:{args.port}"
     if args.http is None:
-        host, _ = address(args.listen, "--listen")
-        args.http = f"{host}:{args.port + 1}"
+        host, port = address(args.listen, "--listen")
+        args.http = f"{host}:{port and port + 1}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -234,12 +234,34 @@ class Lease:
                 if state.lost_all:
                     self._runtime.reporter.reporting.remove(state)
 
-    async def retire(self, deadline: float) -> None:
-        """Stop reporting; waits until a monotonic time for the last state to become durable."""
-        if not self._ended_here:
-            await self._drain(deadline)
-            self._closed = _WORKER_CLOSED
-            self._runtime.reporter.remove(self._state)
+    async def retire(self, deadline: float, failure: str | None = None) -> None:
+        """Stop reporting; waits until a monotonic time for the last state to become durable.
+
+        ``failure``: release the ranges too, because their worker has ended by this error, or empty:
+        in good order. None: they stay the worker's.
+        """
+        if self._ended_here:
+            return
+        given_back = failure is not None and not self._state.finished_all and not self._state.lost_all
+        if given_back:
+            with self._runtime.reporter.guard:
+                self._state.end(failure or "")
+                self._runtime.reporter.staged(self._state)
+        await self._drain(deadline)
+        if given_back:
+            await self._give_back(deadline)
+        self._closed = _WORKER_CLOSED
+        self._runtime.reporter.remove(self._state)
+
+    async def _give_back(self, deadline: float) -> None:
+        runtime = self._runtime.here()
+        try:
+            call = runtime.calls.release(self.computation, self.sequencer)
+            await runtime.call(call, max(0.0, deadline - self._monotonic()))
+        except errors.StaleSequencer:
+            pass  # a newer claim has the ranges
+        except errors.LowwaterError as error:
+            logger.info("%s is left without a release of its ranges, which hold: %s", self.computation, error)
 
     # -- what needs no network ---------------------------------------------------------------------
 

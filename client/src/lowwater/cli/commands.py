@@ -32,7 +32,7 @@ from lowwater.core.slices import slices_of
 from lowwater.core.text import counted, duration, on_one_line
 from lowwater.core.why import find_culprits, find_slices
 from lowwater.core.words import holder_words, severity
-from lowwater.views import Promise, Shards, WatermarkView
+from lowwater.views import Promise, RangeState, Shards, WatermarkView
 from lowwater.watermark import Watermark
 
 __all__ = ["COMMANDS", "open_client", "run"]
@@ -45,6 +45,9 @@ _REDRAW_SECONDS: Final = 1.0
 
 _ASK_SECONDS: Final = 0.2
 """Pause between two questions about a shard that is being drained."""
+
+_PROMISER: Final = "promise"
+"""Name of the worker that `lowwater promise` claims with."""
 
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
@@ -367,8 +370,36 @@ def why(lw: Client, args: argparse.Namespace) -> int:
     return 3 if explanation.guilty.cause is Cause.CANNOT_TELL else 0
 
 
+def promise(lw: Client, args: argparse.Namespace) -> int:
+    """Promise that nothing older than a time will come.
+
+    Returns 1 if something before ``--after`` is not promised yet.
+    """
+    lw.register(args.name)
+    for claim in lw.ranges(args.name):
+        if claim.state is RangeState.OWNED and claim.worker != _PROMISER:
+            msg = (
+                f"{claim.worker} on {claim.host} reports {args.name}, and a promise from here would take its key ranges"
+            )
+            raise errors.OwnedRanges(msg, metadata={"fix": "let that program promise, or stop it first"})
+    with lw.worker(args.name, name=_PROMISER) as worker:
+        lease = worker.claim()
+        low = min(lease.watermarks)
+        if args.after is not None and low < args.after:
+            failure = errors.Timeout(f"nothing is promised: {args.name} {_stands(low)}, and --after is {args.after}")
+            return fail("promise", failure, as_json=args.json, code=1)
+        if args.until.finished:
+            lease.finish()
+        else:
+            lease.advance(None, oldest=None, frontier=args.until)
+            lease.flush()
+    stands = lw.get(args.name)[args.name].low
+    return answer(args, {"computation": args.name, **render.times("low", stands)}, f"{args.name} {_stands(stands)}")
+
+
 def wait(lw: Client, args: argparse.Namespace) -> int:
     """Wait until a computation is complete to a time."""
+    _tell_of_silence_of(lw, "wait")
     try:
         view = lw.wait(args.name, args.until, args.timeout, registered=not args.even_unregistered)
     except errors.Timeout as error:
@@ -579,6 +610,7 @@ COMMANDS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {
     "status": status,
     "watch": watch,
     "why": why,
+    "promise": promise,
     "wait": wait,
     "complete": complete,
     "publish": _publish,
