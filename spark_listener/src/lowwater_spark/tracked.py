@@ -53,12 +53,32 @@ def started_surely(writer: DataStreamWriter, name: str) -> StreamingQuery:
     Returns when Spark has made the sources, or the query has failed, or after the last start.
     """
     query = started(writer, name)
-    for _ in range(_RESTARTS):
+    for restart in range(1, _RESTARTS + 1):
         if not _was_too_busy(query):
-            break
-        logger.warning("%s starts again: Spark's Python process has not answered in time; nothing had run yet", name)
+            return query
+        words = "%s starts again (%d of %d times): the machine is so busy that Spark's Python process was late. Nothing had run, so Spark's traceback is harmless"
+        logger.warning(words, name, restart, _RESTARTS)
+        _forget(query)
         query = started(writer, name)
     return query
+
+
+def _forget(query: StreamingQuery) -> None:
+    """Let ``spark.streams.awaitAnyTermination()`` wait on, if it would end by this failed query.
+
+    Spark remembers the first query that has failed, which may be another one.
+    """
+    from pyspark.errors import StreamingQueryException
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is None:
+        return
+    try:
+        session.streams.awaitAnyTermination(cast("int", 0.001))
+    except StreamingQueryException as failure:
+        if query.runId in str(failure):
+            session.streams.resetTerminated()
 
 
 def _was_too_busy(query: StreamingQuery) -> bool:

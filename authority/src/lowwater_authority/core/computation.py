@@ -438,7 +438,7 @@ class Computation:
         self.staged.flush(self.map)
         op = pb.Release(sequencer=sequencer)
         if group.heard:
-            op.failure = group.remarks.failure
+            op.failure, op.waiting_for = group.remarks.failure, group.waiting_for
         self._apply_release(op, now)
         self.staged.append(pb.Op(release=op))
 
@@ -449,6 +449,7 @@ class Computation:
         # A process that has not heard of the worker does not know whether it had failed, and older
         # releases of the authority did not note it.
         group.remarks = Remarks(ended=True, failure=op.failure) if op.HasField("failure") else NO_REMARKS
+        group.waiting_for = op.waiting_for
         self.masses.changed(group)
         self._forget_dead_batches()
 

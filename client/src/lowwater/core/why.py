@@ -21,7 +21,7 @@ from lowwater.core.text import (
     lag,
     on_one_line,
 )
-from lowwater.views import Promise, Ranges, RangeState, RangeView, WatermarkView
+from lowwater.views import NO_REMARKS, Promise, Ranges, RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 
 __all__ = [
@@ -264,8 +264,12 @@ class _Graph:
 
 
 def holdback_of(view: WatermarkView) -> int:
-    """Return the microseconds by which a watermark lags its inputs by design; 0 when unknown."""
-    return 0 if view.holder is None else view.holder.remarks.holdback_micros
+    """Return the microseconds by which a watermark lags its inputs by design.
+
+    0 when unknown, and when its worker has ended, which leaves what came since undone.
+    """
+    remarks = NO_REMARKS if view.holder is None else view.holder.remarks
+    return 0 if remarks.ended else remarks.holdback_micros
 
 
 def find_way(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> Way:
@@ -277,13 +281,14 @@ def find_way(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> 
     lag by a second behind an input that is two hours late.
 
     Two rules come first. A computation in trouble (see :class:`Cause`) is the root cause however
-    little it adds so far, since it does not move before somebody acts. A computation downstream of
+    little it adds so far, since it does not move before somebody acts. A stopped one is not in
+    trouble: it may be a program that runs by cron. A computation downstream of
     it is named all the same when it adds more, and more than its rounding explains: what its worker
     holds back by design, or an hour when the worker does not report that. And a computation at one
     long operation is named before an input that lags less than ten times as much.
 
     A computation that lags by less than it holds back by design, such as a stage of windows, adds
-    nothing: the way continues upstream, unless it is in trouble itself.
+    nothing: the way continues upstream, unless it is in trouble or stopped itself.
 
     A computation that is cut waits for its slowest slice, and the slices wait for its inputs, so
     the way continues into that slice. It lags its slices by itself only while their reports are on
@@ -685,7 +690,7 @@ def _adds(name: str, own_lag: int | None, graph: _Graph, now_micros: int) -> str
     """Return in words how far a computation lags by itself."""
     view = graph.views[name]
     cause = cause_of(view, now_micros)
-    doing = "in trouble as well" if cause.trouble else "alive"
+    doing = "in trouble as well" if cause.trouble else "is stopped" if cause is Cause.STOPPED else "alive"
     if cause is Cause.BUSY:
         doing = f"at one operation for {duration(seconds_since(view.oldest_operation_micros, now_micros))}"
     against = "the clock" if own_lag == now_micros - view.low.micros else "the newest data"

@@ -235,7 +235,7 @@ class Range(google.protobuf.message.Message):
     """
     waiting_for: builtins.str
     """What its worker waits for, in the worker's words, at most 200 bytes. Empty: the worker has
-    reported none, or no worker owns the range.
+    reported none, or no worker owns the range. If its worker has released it, what it waited for then.
     """
     claimed_micros: builtins.int
     """Processing time, in microseconds, at which its owner claimed it. While last_report_micros is the

@@ -460,8 +460,8 @@ class GroupReport(google.protobuf.message.Message):
     waiting_for: builtins.str
     """What the worker waits for, for people: a file, or another system. At most 200 bytes of UTF-8
     without control characters. A state like the rest: empty removes the text before. It is in
-    memory only, shown in Range.waiting_for while the claim owns the range. No watermark depends on
-    it.
+    memory only, and in the record of the claim's release, shown in Range.waiting_for until another
+    claim. No watermark depends on it.
     """
     @property
     def handles(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
