@@ -4,8 +4,8 @@ It needs `pip install confluent-kafka`, and one broker: at localhost:9092, or na
 `lowwater serve --data lowwater-data`, then in another terminal:
     python examples/jobs/kafka_to_kafka.py
 It makes two topics and five clicks. Partition 1 is three hours behind, and all its clicks count.
-You will see two rows. Start a job of yours on the same checkpoints
-again, always.
+You will see two rows, and who holds the next hours. Start a job of yours again on the same
+checkpoints, always.
 """
 
 import os
@@ -67,6 +67,7 @@ if __name__ == "__main__":
 
     with lowwater.connect() as lw:  # a job of yours runs on: query.await_termination()
         print(f"click-counts is complete until {lw.wait('click-counts', until='2013-01-09T12:00Z', timeout=300).low}")
+        print(lw.why("click-counts").sentence)
     written = {"subscribe": "click-counts", "kafka.isolation.level": "read_committed", **KAFKA}
     spark.read.format("kafka").options(**written).load().selectExpr("string(value)").sort("value").show(truncate=False)
     for running in spark.streams.active:

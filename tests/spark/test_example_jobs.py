@@ -70,7 +70,9 @@ def test_kafka_to_kafka(run: Callable[[str], list[str]], kafka: Kafka, monkeypat
     monkeypatch.setenv("BROKER", kafka.address)
     hour = '{"hour":"2013-01-09T09:00:00.000Z","page":"%s","count":%d}'
     rows = [hour % ("a", 1), hour % ("b", 2)]
-    assert run("kafka_to_kafka") == ["click-counts is complete until 2013-01-09T12:00:00Z", "value", *rows]
+    complete, why, *table = run("kafka_to_kafka")
+    assert (complete, table) == ("click-counts is complete until 2013-01-09T12:00:00Z", ["value", *rows])
+    assert re.search("held by clicks all keys .* it waits for partition 1 of clicks ", why), why
 
 
 def test_delta_to_delta(run: Callable[[str], list[str]]) -> None:
