@@ -72,7 +72,7 @@ def test_kafka_to_kafka(run: Callable[[str], list[str]], kafka: Kafka, monkeypat
     rows = [hour % ("a", 1), hour % ("b", 2)]
     complete, why, *table = run("kafka_to_kafka")
     assert (complete, table) == ("click-counts is complete until 2013-01-09T12:00:00Z", ["value", *rows])
-    assert re.search("held by clicks all keys .* it waits for partition 1 of clicks ", why), why
+    assert re.search("held by clicks all keys on clicks-1 .* it waits for partition 1 of clicks ", why), why
 
 
 def test_delta_to_delta(run: Callable[[str], list[str]]) -> None:

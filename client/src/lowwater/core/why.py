@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final
 
 from lowwater import errors
@@ -99,14 +99,16 @@ class Hop:
     upstream: str | None
     """Input at which the way continues; None at the root cause."""
     holders: tuple[RangeView, ...]
-    """First few key ranges that hold it, those in trouble first; empty when only an input holds
-    it."""
+    """First few key ranges that hold it, those in trouble first, and neighbours that are alike as
+    one; empty when only an input holds it."""
     sentence: str
     cause: Cause | None = None
     """Reason why it does not move; None when its input alone holds it."""
     holding: int = 0
     """Number of key ranges at its low watermark or below. Only asked for the root cause; 0
     elsewhere."""
+    unnamed: int = 0
+    """Number of those that the first of ``holders`` does not stand for."""
     slice_of: str = ""
     """Computation that it is a slice of; empty for no slice."""
     epoch: int = 0
@@ -579,15 +581,31 @@ def _end(
         sentence = f"{where}: {_untold(unknown)}.{last}"
         return Hop(view.computation, view.low, behind, None, _holders(view.holder), sentence, Cause.CANNOT_TELL)
     # The ranges were read a moment after the watermark; a range above it does not hold it any more.
-    holding = [holder for holder in ranges if holder.watermark <= view.low]
-    causes = {id(holder): cause_of_range(holder, view.oldest_operation_micros, now_micros) for holder in holding}
+    holding = _merged([holder for holder in ranges if holder.watermark <= view.low])
+    causes = {holder: cause_of_range(holder, view.oldest_operation_micros, now_micros) for holder in holding}
     # A living owner may move by itself, so it comes after those in trouble.
-    holding.sort(key=lambda holder: not causes[id(holder)].trouble)
-    total = ranges.total if holding else 0
-    holders = tuple(holding[:_NAMED])
-    sentence = f"{where}: {_holders_in_words(view, holders, total, now_micros)}"
-    cause = causes[id(holders[0])] if holders else Cause.MOVED_ON
-    return Hop(view.computation, view.low, behind, None, holders, sentence, cause, total)
+    holders = tuple(sorted(holding, key=lambda holder: (not causes[holder].trouble, holder.watermark))[:_NAMED])
+    total = ranges.total if holders else 0
+    rest = total - sum(holding[holder] for holder in holders)
+    sentence = f"{where}: {_holders_in_words(view, holders, total, rest, now_micros)}"
+    if not holders:
+        return Hop(view.computation, view.low, behind, None, holders, sentence, Cause.MOVED_ON)
+    cause, unnamed = causes[holders[0]], total - holding[holders[0]]
+    return Hop(view.computation, view.low, behind, None, holders, sentence, cause, total, unnamed)
+
+
+def _merged(ranges: Iterable[RangeView]) -> dict[RangeView, int]:
+    """Return key ranges, neighbours that are alike as one, with the number that each stands for."""
+    merged: list[tuple[RangeView, int]] = []
+    for key_range in sorted(ranges, key=attrgetter("start")):
+        if merged:
+            before, count = merged[-1]
+            both = replace(before, end=key_range.end)
+            if before.end == key_range.start and both == replace(key_range, start=before.start):
+                merged[-1] = both, count + 1
+                continue
+        merged.append((key_range, 1))
+    return dict(merged)
 
 
 def _behind(view: WatermarkView, low: Watermark) -> float | None:
@@ -612,11 +630,13 @@ def _where(view: WatermarkView, graph: _Graph, now_micros: int) -> str:
     return where if _timeless(view.low) else f"{where}, {lag(view.low, now_micros)} behind the clock"
 
 
-def _holders_in_words(view: WatermarkView, holders: tuple[RangeView, ...], holding: int, now_micros: int) -> str:
+def _holders_in_words(
+    view: WatermarkView, holders: tuple[RangeView, ...], holding: int, rest: int, now_micros: int
+) -> str:
     if not holders:
         return "no key range says why; its workers have just moved on."
     named = "; ".join(held_words(holder, now_micros) for holder in holders)
-    more = f" ({len(holders)} of the {holding} key ranges that hold it)" if holding > len(holders) else ""
+    more = f" ({holding - rest} of the {holding} key ranges that hold it)" if rest else ""
     sentence = f"held by {named}{more}."
     if view.oldest_operation_micros and all(holder.state is RangeState.OWNED for holder in holders):
         running = duration(seconds_since(view.oldest_operation_micros, now_micros))
@@ -747,7 +767,7 @@ def _root_words(root: Hop, graph: _Graph, now_micros: int, unknown: errors.Lowwa
         return f"held by {root.computation}, {_without_range(root, graph, unknown)}"
     holder = root.holders[0]
     holder_words = f"held by {root.computation} {describe_range(holder.start, holder.end)}{_on(holder)}"
-    more = f", and by {root.holding - 1} more of its key ranges" if root.holding > 1 else ""
+    more = f", and by {root.unnamed} more of its key ranges" if root.unnamed else ""
     stood = duration(seconds_since(holder.since_micros, now_micros))
     match root.cause:
         case Cause.NEVER_CLAIMED | Cause.UNOWNED:
