@@ -26,8 +26,8 @@ after the end of a run."""
 _KEPT_RUNS: Final = 4
 """Number of runs of a checkpoint that are remembered."""
 
-_RESTARTS: Final = 3
-"""Number of times that a query starts again on a machine that is too busy."""
+_RESTARTS: Final = 10
+"""Number of times that a query starts again on a machine that is too busy: for two minutes."""
 
 _TOO_BUSY: Final = "Python worker failed to connect back", "Current State: INITIALIZING"
 """Texts in the error of a query whose Python process for a source did not answer in time. The
