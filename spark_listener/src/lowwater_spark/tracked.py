@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -28,6 +29,9 @@ _KEPT_RUNS: Final = 4
 
 _RESTARTS: Final = 10
 """Number of times that a query starts again on a machine that is too busy: for two minutes."""
+
+_NOTED_WITHIN: Final = 10.0
+"""Most seconds between the end of a query and Spark's note of it."""
 
 _TOO_BUSY: Final = "Python worker failed to connect back", "Current State: INITIALIZING"
 """Texts in the error of a query whose Python process for a source did not answer in time. The
@@ -52,33 +56,46 @@ def started_surely(writer: DataStreamWriter, name: str) -> StreamingQuery:
     set. Nothing of the query has run by then, so another start loses nothing and repeats nothing.
     Returns when Spark has made the sources, or the query has failed, or after the last start.
     """
+    ended_before = _ended(0.001)
     query = started(writer, name)
     for restart in range(1, _RESTARTS + 1):
         if not _was_too_busy(query):
             return query
         words = "%s starts again (%d of %d times): the machine is so busy that Spark's Python process was late. Nothing had run, so Spark's traceback is harmless"
         logger.warning(words, name, restart, _RESTARTS)
-        _forget(query)
+        # Spark remembers the last query that has ended, for awaitAnyTermination(), and notes it a
+        # moment after its end. It forgets this one, and no other.
+        if not ended_before and query.runId in _ended(_NOTED_WITHIN):
+            _session().streams.resetTerminated()
         query = started(writer, name)
+    if _was_too_busy(query):
+        logger.error(
+            "%s is given up after %d starts: start it on the same checkpoint when the machine has more time",
+            name,
+            1 + _RESTARTS,
+        )
     return query
 
 
-def _forget(query: StreamingQuery) -> None:
-    """Let ``spark.streams.awaitAnyTermination()`` wait on, if it would end by this failed query.
+def _ended(within: float) -> str:
+    """Return the error of the query that ``spark.streams.awaitAnyTermination()`` would end by.
 
-    Spark remembers the first query that has failed, which may be another one.
+    "ended" for one without an error; empty when none has ended in ``within`` seconds.
     """
     from pyspark.errors import StreamingQueryException
+
+    try:
+        return "ended" if _session().streams.awaitAnyTermination(cast("int", within)) else ""
+    except StreamingQueryException as failure:
+        return str(failure)
+
+
+def _session() -> SparkSession:
     from pyspark.sql import SparkSession
 
     session = SparkSession.getActiveSession()
-    if session is None:
-        return
-    try:
-        session.streams.awaitAnyTermination(cast("int", 0.001))
-    except StreamingQueryException as failure:
-        if query.runId in str(failure):
-            session.streams.resetTerminated()
+    assert session is not None, "a query was started in it"
+    return session
 
 
 def _was_too_busy(query: StreamingQuery) -> bool:

@@ -178,11 +178,17 @@ class Worker:
     async def retire(self, deadline: float, failure: str | None = None) -> None:
         """Close the worker for its client, waiting until a monotonic time at most.
 
-        ``failure``: as of Lease.retire.
+        ``failure``: release the ranges too, as Lease.give_back does. None: they stay the worker's.
         """
         self.closed = True
-        for lease in tuple(self._leases):  # an interrupted call can be repeated
-            await lease.retire(deadline, failure)
+        leases = tuple(self._leases)
+        for lease in leases:  # an interrupted call can be repeated
+            refused = await lease.retire(deadline)
+            failure = failure if failure is None else failure or refused
+        if failure is not None:
+            for lease in leases:
+                if not await lease.give_back(deadline, failure):
+                    break  # nobody answers
         self._leases = _leases()
         if self._reader is not None:
             self._reader.close()

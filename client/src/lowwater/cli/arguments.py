@@ -241,6 +241,11 @@ def parser() -> CommandParser:
         metavar="TIME",
         help="only if everything before this time is promised already; exits 1 otherwise",
     )
+    promise.add_argument(
+        "--take-over",
+        action="store_true",
+        help="even if another program has reported the source: it has no work left, and will not run again",
+    )
 
     wait = _named(commands, "wait", "wait until everything before a time is here (exits 0; 1 at the end of --timeout)")
     _until(wait)

@@ -373,28 +373,43 @@ def why(lw: Client, args: argparse.Namespace) -> int:
 def promise(lw: Client, args: argparse.Namespace) -> int:
     """Promise that nothing older than a time will come.
 
-    Returns 1 if something before ``--after`` is not promised yet.
+    Returns 1 if something before ``--after`` is not promised yet. Changes nothing then.
     """
-    lw.register(args.name)
-    for claim in lw.ranges(args.name):
-        if claim.state is RangeState.OWNED and claim.worker != _PROMISER:
-            msg = (
-                f"{claim.worker} on {claim.host} reports {args.name}, and a promise from here would take its key ranges"
-            )
-            raise errors.OwnedRanges(msg, metadata={"fix": "let that program promise, or stop it first"})
+    view = lw.get(args.name)[args.name]
+    if view.inputs:
+        msg = f"{args.name} reads {', '.join(view.inputs)}, so it goes as far as they do: only a source is promised for"
+        raise errors.InvalidArgument(msg, metadata={"fix": "name the source that your script brings in"})
+    if args.after is not None and view.low < args.after:
+        stands = f"{args.name} {_stands(view.low)}" if view.registered else f"{args.name} is not registered"
+        failure = errors.InvalidArgument(
+            f"nothing is promised: {stands}, and --after is {args.after}",
+            metadata={"fix": "bring in what is missing, and promise once without --after"},
+        )
+        return fail("promise", failure, as_json=args.json, code=1)
+    if not view.registered:
+        lw.register(args.name)
+    if view.low < args.until:
+        _promise(lw, args)
+        view = lw.get(args.name)[args.name]
+    low = max(view.low, args.until)
+    return answer(args, {"computation": args.name, **render.times("low", low)}, f"{args.name} {_stands(low)}")
+
+
+def _promise(lw: Client, args: argparse.Namespace) -> None:
+    """Claim all keys and promise. Raises OwnedRanges where another program has promised before."""
+    for claim in lw.ranges(args.name, limit=1000):
+        if claim.state is RangeState.RETIRED or (claim.worker not in {"", _PROMISER} and not args.take_over):
+            whose = f"{claim.worker} on {claim.host} reports" if claim.worker else "an operator has retired a part of"
+            msg = f"{whose} {args.name}, and a promise for all its keys may pass over records of that"
+            fix = "let that program promise, or pass --take-over when it has no work left and will not run again"
+            raise errors.OwnedRanges(msg, metadata={"fix": fix})
     with lw.worker(args.name, name=_PROMISER) as worker:
         lease = worker.claim()
-        low = min(lease.watermarks)
-        if args.after is not None and low < args.after:
-            failure = errors.Timeout(f"nothing is promised: {args.name} {_stands(low)}, and --after is {args.after}")
-            return fail("promise", failure, as_json=args.json, code=1)
         if args.until.finished:
             lease.finish()
         else:
             lease.advance(None, oldest=None, frontier=args.until)
             lease.flush()
-    stands = lw.get(args.name)[args.name].low
-    return answer(args, {"computation": args.name, **render.times("low", stands)}, f"{args.name} {_stands(stands)}")
 
 
 def wait(lw: Client, args: argparse.Namespace) -> int:

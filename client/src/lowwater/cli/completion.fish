@@ -305,6 +305,7 @@ complete -c lowwater -n '_shtab_lowwater_using promise' -l cert -xka "(__fish_co
 complete -c lowwater -n '_shtab_lowwater_using promise' -l key -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s key (default: LOWWATER_KEY)'
 complete -c lowwater -n '_shtab_lowwater_using promise' -l until -x -d 'an event time, exclusive, like 2013-01-09T14:00Z; or finished'
 complete -c lowwater -n '_shtab_lowwater_using promise' -l after -x -d 'only if everything before this time is promised already; exits 1 otherwise'
+complete -c lowwater -n '_shtab_lowwater_using promise' -l take-over -d 'even if another program has reported the source: it has no work left, and will not run again'
 complete -c lowwater -n '_shtab_lowwater_using promise; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
 complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a wait -d 'Wait until everything before a time is here (exits 0; 1 at the end of --timeout).'
 complete -c lowwater -n '_shtab_lowwater_using wait' -s h -l help -d 'show this help message and exit'

@@ -385,6 +385,7 @@ _shtab_lowwater_promise_options=(
   "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
   "--until[an event time, exclusive, like 2013-01-09T14\:00Z\; or finished]:TIME:"
   "--after[only if everything before this time is promised already\; exits 1 otherwise]:TIME:"
+  "--take-over[even if another program has reported the source\: it has no work left, and will not run again]"
   ":the computation:_lowwater_names"
 )
 

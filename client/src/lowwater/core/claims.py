@@ -20,7 +20,10 @@ from lowwater.v1 import workers_pb2
 from lowwater.views import slice_of
 from lowwater.watermark import EventTime, Watermarks, to_micros
 
-__all__ = ["CLOSE_TIMEOUT", "Claimant", "Grant", "closed_worker", "failure_of", "no_inputs"]
+__all__ = ["CLOSE_TIMEOUT", "GOODBYE_TIMEOUT", "Claimant", "Grant", "closed_worker", "failure_of", "no_inputs"]
+
+GOODBYE_TIMEOUT: Final = 1.0
+"""Most seconds that leaving a worker waits for the release of one claim: it is for people only."""
 
 CLOSE_TIMEOUT: Final = 5.0
 """Most seconds that leaving a worker waits for its last states to become durable."""
@@ -151,7 +154,11 @@ def failure_of(error: BaseException | None) -> str:
     """
     if error is None or not (isinstance(error, Exception) or (isinstance(error, SystemExit) and error.code)):
         return ""
-    words = f"{type(error).__name__}: {error}".partition("\n")[0]
+    try:
+        line = str(error).strip().partition("\n")[0]
+    except Exception as unprintable:  # noqa: BLE001  # an error of another's that cannot be shown
+        line = f"its text cannot be shown, {type(unprintable).__name__}"
+    words = f"{type(error).__name__}: {line}" if line else type(error).__name__
     return shortened(on_one_line(without_passwords(words)), checks.MOST_WORDS)
 
 

@@ -261,12 +261,6 @@ class LeaseState:
                 self._dirty.update(self.finished)
         self._stage()
 
-    def end(self, failure: str) -> None:
-        """Stage that the worker has ended: by an error, or empty: in good order."""
-        if self.version:  # a claim that reported nothing has no report to repeat
-            self._remarks = self._remarks._replace(ended=True, failure=failure)
-            self._stage()
-
     def _stage(self) -> None:
         self.version += 1
         self._retry()

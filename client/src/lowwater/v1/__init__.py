@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 a505cbcad37bad7f16ef17955bab33206e3069aa52716e60c6b71414ee62a033
+Made from: sha256 624cde1a4892f3065e5dbe0cc6b6d8bbed7841a9d7f121439bf8ac503b560ffa
 """
