@@ -245,7 +245,7 @@ class OwnerRequests:
 
         return self._requests.rounds.write(stage, without=without)
 
-    async def release(self, name: str, sequencer: int, failure: str | None) -> None:
+    async def release(self, name: str, sequencer: int, failure: str | None = None) -> None:
         """Leave a claim's ranges unowned. Raises StaleSequencer.
 
         ``failure``: as of Computation.release.
