@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 a505cbcad37bad7f16ef17955bab33206e3069aa52716e60c6b71414ee62a033
+Made from: sha256 2281a659e03e6fbfb3ee074ae9df1046d083e847d13213275d7e9772be9b1322
 """
