@@ -7,6 +7,7 @@ and in a third one, in the same folder:
 It makes a short log, and runs until Ctrl-C. The lines are in order of time, so it promises the time
 of the last line that is whole: no older line follows. An hour is complete when there is a line of a
 later hour, and not when the clock says so. Start it again at any time: it counts all lines anew.
+So it is for a log that is never rotated: of a new file it would count the new lines only.
 """
 
 import os

@@ -20,7 +20,7 @@ if __name__ == "__main__":
     sales = [
         {"shop": shop, "at": f"2013-01-09T{hour}:40:00Z", "cents": cents} for shop, cents in (("a", 20), ("b", 700))
     ]
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)  # not synced into its parent: make a real one beforehand
     part = FOLDER.parent / f"{hour}.part"
     with part.open("w") as file:
         file.write("".join(json.dumps(sale) + "\n" for sale in sales))

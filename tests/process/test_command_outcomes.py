@@ -277,6 +277,22 @@ def test_watch_in_a_pipe_tells_once_of_silence_and_once_of_its_end(lw: lowwater.
         assert watching.stderr.read() == "", "each is said once"
 
 
+def test_wait_tells_of_silence_and_waits_on(lw: lowwater.Client, server: Serving) -> None:
+    command = [sys.executable, "-m", "lowwater.cli", "wait", "flights", "--until", "finished"]
+    with subprocess.Popen(
+        [*command, "--address", server.address], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stderr is not None
+        server.kill()
+        line = waiting.stderr.readline()
+        assert line.startswith("lowwater wait: no answer for "), line
+        assert line.endswith(f" from {server.address}; still waiting\n")
+        server.start()
+        lw.worker("flights").claim().finish()
+        assert waiting.stdout.readline() == "flights is finished\n"
+
+
 def test_to_be_told_to_stop_twice_is_no_traceback(lw: lowwater.Client) -> None:
     """`timeout` does this: it tells its command and then the whole group. Here the second one comes while Python ends."""
     program = (

@@ -223,7 +223,7 @@ def watch(lw: Client, args: argparse.Namespace) -> int:
     if sys.stdout.isatty() and not args.json:
         return _live(lw, args)
     reader_left = _tell_when_the_reader_leaves(lw)
-    _tell_of_silence_of(lw, "watch")
+    _tell_of_silence_of(lw, "watch", "what was shown last stands")
     printed: set[str] = set()
     blame = _Blame(lw)
     for view in lw.watch(*_with_slices(lw, args)):
@@ -292,14 +292,16 @@ def _tell_when_the_reader_leaves(lw: Client) -> threading.Event:
     return reader_left
 
 
-def _tell_of_silence_of(lw: Client, command: str) -> None:
-    threading.Thread(target=_tell_of_silence, args=(lw, command), name="lowwater-silence", daemon=True).start()
+def _tell_of_silence_of(lw: Client, command: str, meanwhile: str) -> None:
+    arguments = lw, command, meanwhile
+    threading.Thread(target=_tell_of_silence, args=arguments, name="lowwater-silence", daemon=True).start()
 
 
-def _tell_of_silence(lw: Client, command: str) -> None:
+def _tell_of_silence(lw: Client, command: str, meanwhile: str) -> None:
     """Say once when the authority falls silent, and once when it answers again.
 
-    Without this a silent authority would look like one whose watermarks do not change.
+    ``meanwhile`` says what the command does until then. Without this a silent authority would look
+    like one whose watermarks do not change.
     """
     clock, began, silent = threading.Event(), time.monotonic(), False
     with suppress(errors.Closed):
@@ -310,9 +312,7 @@ def _tell_of_silence(lw: Client, command: str) -> None:
                 continue
             silent = not silent
             shards = f" of {', '.join(watcher.unserved)}" if watcher.unserved else ""
-            message = (
-                f"no answer{shards} for {duration(seconds)} from {lw.settings.address}; what was shown last stands"
-            )
+            message = f"no answer{shards} for {duration(seconds)} from {lw.settings.address}; {meanwhile}"
             say(command, message if silent else "the authority answers again")
 
 
@@ -414,7 +414,7 @@ def _promise(lw: Client, args: argparse.Namespace) -> None:
 
 def wait(lw: Client, args: argparse.Namespace) -> int:
     """Wait until a computation is complete to a time."""
-    _tell_of_silence_of(lw, "wait")
+    _tell_of_silence_of(lw, "wait", "still waiting")
     try:
         view = lw.wait(args.name, args.until, args.timeout, registered=not args.even_unregistered)
     except errors.Timeout as error:
@@ -462,7 +462,7 @@ def _publish(lw: Client, args: argparse.Namespace) -> int:
     from lowwater.cli.publish import publish
 
     if not args.once:
-        _tell_of_silence_of(lw, "publish")
+        _tell_of_silence_of(lw, "publish", "no interval is published meanwhile")
     return publish(lw, args)
 
 
