@@ -685,7 +685,10 @@ def _cause_sentence(
     at = f"is at {clock_time(first.watermark, now_micros)}, {lag(first.watermark, now_micros)} behind"
     about = f"{first.computation}{estimated} {'is unknown' if first.watermark.unknown else at}"
     sentence = f"{about}: {_root_words(root, graph, now_micros, unknown)}"
-    sentence += "".join(f"; {_adds(name, way.lags[name], graph, now_micros)}" for name in _also(way, root))
+    also, view = _also(way, root), views.get(first.computation)
+    sentence += "".join(f"; {_adds(name, way.lags[name], graph, now_micros)}" for name in also)
+    if first is not root and first.computation not in also and cause_of(view, now_micros) is Cause.STOPPED:
+        sentence += f"; {first.computation} itself {_stopped(view, now_micros)}"
     if way.others:
         sentence += f"; and just as much by {_listed([_briefly(views.get(name), name) for name in way.others])}"
     return sentence if sentence.endswith("?") else f"{sentence}."
@@ -710,12 +713,20 @@ def _adds(name: str, own_lag: int | None, graph: _Graph, now_micros: int) -> str
     """Return in words how far a computation lags by itself."""
     view = graph.views[name]
     cause = cause_of(view, now_micros)
-    doing = "in trouble as well" if cause.trouble else "is stopped" if cause is Cause.STOPPED else "alive"
+    doing = "in trouble as well" if cause.trouble else "alive"
+    if cause is Cause.STOPPED:
+        doing = _stopped(view, now_micros)
     if cause is Cause.BUSY:
         doing = f"at one operation for {duration(seconds_since(view.oldest_operation_micros, now_micros))}"
     against = "the clock" if own_lag == now_micros - view.low.micros else "the newest data"
     behind = "its slices" if graph.slices(view) else "its input" if view.inputs else against
     return f"{name} itself is {duration((own_lag or 0) / 1e6)} behind {behind}, and {doing}"
+
+
+def _stopped(view: WatermarkView | None, now_micros: int) -> str:
+    """Say when the worker of a computation stopped, which its holder tells."""
+    holder = None if view is None else view.holder
+    return "" if holder is None else quiet_words(holder, now_micros).removeprefix("which ")
 
 
 def _briefly(view: WatermarkView | None, name: str) -> str:
