@@ -50,13 +50,13 @@ def main(address: str, path: str, broker: str) -> None:
         "spark.local.dir": str(folder / "spark"),
     }
     with spark_session("billing", folder, settings) as spark:
-        queries = _start_unique(spark, address, folder, broker), _start_bills(spark, address, folder)
+        _start_unique(spark, address, folder, broker)
+        _start_bills(spark, address, folder)
         print(READY, flush=True)
-        while not any(query.await_termination(1) for query in queries):
-            pass
+        spark.streams.awaitAnyTermination()
 
 
-def _start_unique(spark: SparkSession, address: str, folder: Path, broker: str) -> lws.TrackedQuery:
+def _start_unique(spark: SparkSession, address: str, folder: Path, broker: str) -> None:
     """Pass each record on once: the meters send some again."""
     from pyspark.sql import functions as sf
 
@@ -80,10 +80,10 @@ def _start_unique(spark: SparkSession, address: str, folder: Path, broker: str) 
     stage = lws.stage(
         spark, UNIQUE, inputs=METERS, key="id", event_time="sched_dep", ranges=RANGES, heuristics=(), address=address
     )
-    return stage.foreach_batch(usage, write, checkpoint=checkpoint(folder, UNIQUE))
+    stage.foreach_batch(usage, write, checkpoint=checkpoint(folder, UNIQUE))
 
 
-def _start_bills(spark: SparkSession, address: str, folder: Path) -> lws.TrackedQuery:
+def _start_bills(spark: SparkSession, address: str, folder: Path) -> None:
     """Bill what has passed."""
     (folder / UNIQUE).mkdir(exist_ok=True)
     frame = spark.readStream.schema(USAGE).option("recursiveFileLookup", "true").parquet(str(folder / UNIQUE))
@@ -91,7 +91,7 @@ def _start_bills(spark: SparkSession, address: str, folder: Path) -> lws.Tracked
     def write(outputs: Mapping[str, DataFrame], batch: lws.Batch) -> None:
         batch.write_table(outputs["bills"], table(folder))
 
-    return start(Bills(), frame, write, checkpoint=checkpoint(folder, Bills.name), ranges=RANGES, address=address)
+    start(Bills(), frame, write, checkpoint=checkpoint(folder, Bills.name), ranges=RANGES, address=address)
 
 
 if __name__ == "__main__":

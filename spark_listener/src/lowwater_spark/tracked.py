@@ -7,8 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery, StreamingQueryManager
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 __all__ = ["is_tracked", "started", "started_surely"]
@@ -49,24 +48,25 @@ def started(writer: DataStreamWriter, name: str) -> StreamingQuery:
         _starting.remove(name)
 
 
-def started_surely(writer: DataStreamWriter, name: str) -> StreamingQuery:
+def started_surely(writer: DataStreamWriter, name: str, streams: StreamingQueryManager) -> StreamingQuery:
     """Start a query with a source in Python, again when the machine is too busy; return it.
 
     For each such source Spark starts a Python process and waits 10 seconds for it, which cannot be
     set. Nothing of the query has run by then, so another start loses nothing and repeats nothing.
-    Returns when Spark has made the sources, or the query has failed, or after the last start.
+    ``streams``: the queries of the writer's session. Returns when Spark has made the sources, or
+    the query has failed, or after the last start.
     """
-    ended_before = _ended(0.001)
+    ended_before = _ended(streams, 0.001)
     query = started(writer, name)
     for restart in range(1, _RESTARTS + 1):
         if not _was_too_busy(query):
             return query
         words = "%s starts again (%d of %d times): the machine is so busy that Spark's Python process was late. Nothing had run, so Spark's traceback is harmless"
         logger.warning(words, name, restart, _RESTARTS)
-        # Spark remembers the last query that has ended, for awaitAnyTermination(), and notes it a
-        # moment after its end. It forgets this one, and no other.
-        if not ended_before and query.runId in _ended(_NOTED_WITHIN):
-            _session().streams.resetTerminated()
+        # Spark notes the last query that has ended, for awaitAnyTermination(), soon after its end.
+        # Let Spark forget this query, and no other.
+        if not ended_before and query.runId in _ended(streams, _NOTED_WITHIN):
+            streams.resetTerminated()
         query = started(writer, name)
     if _was_too_busy(query):
         logger.error(
@@ -77,25 +77,17 @@ def started_surely(writer: DataStreamWriter, name: str) -> StreamingQuery:
     return query
 
 
-def _ended(within: float) -> str:
-    """Return the error of the query that ``spark.streams.awaitAnyTermination()`` would end by.
+def _ended(streams: StreamingQueryManager, within: float) -> str:
+    """Return the error of the query that ``streams.awaitAnyTermination()`` would end by.
 
     "ended" for one without an error; empty when none has ended in ``within`` seconds.
     """
     from pyspark.errors import StreamingQueryException
 
     try:
-        return "ended" if _session().streams.awaitAnyTermination(cast("int", within)) else ""
+        return "ended" if streams.awaitAnyTermination(cast("int", within)) else ""
     except StreamingQueryException as failure:
         return str(failure)
-
-
-def _session() -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    session = SparkSession.getActiveSession()
-    assert session is not None, "a query was started in it"
-    return session
 
 
 def _was_too_busy(query: StreamingQuery) -> bool:

@@ -248,25 +248,24 @@ class Lease:
         self._runtime.reporter.remove(self._state)
         return refused
 
-    def give_back(self, deadline: float, failure: str) -> bool:
+    def give_back(self, deadline: float, failure: str) -> None:
         """Release the ranges of a retired lease, as far as it still has them.
 
         ``failure``: first line of the error that ended its worker; empty: it ended in good order.
-        Returns False when the authority did not answer: then the ranges hold, and stay its
+        After a monotonic time, or when the authority does not answer, the ranges hold, and stay the
         worker's.
         """
-        if self._closed != _WORKER_CLOSED or self._pid != os.getpid() or self._state.finished_all:
-            return True
+        left = deadline - self._monotonic()
+        if self._closed != _WORKER_CLOSED or self._pid != os.getpid() or self._state.finished_all or left <= 0:
+            return
         runtime = self._runtime
         try:
             call = runtime.calls.release(self.computation, self.sequencer, failure)
-            runtime.call(call, max(0.0, min(GOODBYE_TIMEOUT, deadline - self._monotonic())))
+            runtime.call(call, min(GOODBYE_TIMEOUT, left))
         except errors.StaleSequencer:
             pass  # a newer claim has the ranges
         except errors.LowwaterError as error:
             logger.info("%s is left without a release of its ranges, which hold: %s", self.computation, error)
-            return not isinstance(error, AWAY)
-        return True
 
     # -- what needs no network ---------------------------------------------------------------------
 

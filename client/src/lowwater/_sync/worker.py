@@ -182,13 +182,10 @@ class Worker:
         """
         self.closed = True
         leases = tuple(self._leases)
-        for lease in leases:  # an interrupted call can be repeated
-            refused = lease.retire(deadline)
-            failure = failure if failure is None else failure or refused
+        refusals = [lease.retire(deadline) for lease in leases]  # an interrupted call can be repeated
         if failure is not None:
-            for lease in leases:
-                if not lease.give_back(deadline, failure):
-                    break  # nobody answers
+            for lease, refused in zip(leases, refusals, strict=True):
+                lease.give_back(deadline, failure or refused)
         self._leases = _leases()
         if self._reader is not None:
             self._reader.close()

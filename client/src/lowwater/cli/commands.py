@@ -398,9 +398,11 @@ def promise(lw: Client, args: argparse.Namespace) -> int:
 def _promise(lw: Client, args: argparse.Namespace) -> None:
     """Claim all keys and promise. Raises OwnedRanges where another program has promised before."""
     for claim in lw.ranges(args.name, limit=1000):
-        if claim.state is RangeState.RETIRED or (claim.worker not in {"", _PROMISER} and not args.take_over):
-            whose = f"{claim.worker} on {claim.host} reports" if claim.worker else "an operator has retired a part of"
-            msg = f"{whose} {args.name}, and a promise for all its keys may pass over records of that"
+        if claim.state is RangeState.RETIRED:
+            msg = f"an operator has retired keys of {args.name}, and a promise for all keys would bring them back"
+            raise errors.OwnedRanges(msg, metadata={"fix": "let a program claim the other keys, and promise for them"})
+        if claim.worker not in {"", _PROMISER} and not args.take_over:
+            msg = f"{claim.worker} on {claim.host} reports {args.name}, and may have records left that a promise passes"
             fix = "let that program promise, or pass --take-over when it has no work left and will not run again"
             raise errors.OwnedRanges(msg, metadata={"fix": fix})
     with lw.worker(args.name, name=_PROMISER) as worker:
