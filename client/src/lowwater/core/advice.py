@@ -203,7 +203,8 @@ def advise(
     elif not rows and event_times.unjudged_rows:
         unknown.append(
             f"What a delay loses is not known yet: no batch of {on_one_line(query)} has rows with event times and two batches before it. "
-            "Without withWatermark Spark reports no event times"
+            "Without withWatermark Spark reports no event times. If all rows come in one batch, read them anew in small batches: "
+            ".option('maxFilesPerTrigger', 1) or ('maxOffsetsPerTrigger', 1000), and a new checkpoint and output"
         )
     elif not rows:
         unknown.append(
