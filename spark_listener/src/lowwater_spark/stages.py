@@ -34,6 +34,7 @@ from lowwater_spark.track.plan.checked import (
     Checked,
     absolute,
     check_arriving,
+    check_classic,
     check_output_mode,
     check_plan,
     check_session,
@@ -162,7 +163,7 @@ def stage(
         client: A client of your own, instead of all these. Its settings, contents included, travel
             to the executors.
 
-    Raises ValueError for arguments that make no stage.
+    Raises ValueError for arguments that make no stage, and Unsupported in Spark Connect.
     """
     if not inputs:
         msg = f"{name} has no inputs; a stage that brings records in from outside is lws.injector(...)"
@@ -250,6 +251,7 @@ def _declare(
     event_time: str | Column,
     options: CommonOptions,
 ) -> Stage:
+    check_classic(spark, "A stage in a Spark Connect session")
     ranges, stamp = options.get("ranges"), options.get("stamp", "event")
     heuristics, lateness_budget = options.get("heuristics", (0.99,)), options.get("lateness_budget", ())
     address, client = options.get("address"), options.get("client")

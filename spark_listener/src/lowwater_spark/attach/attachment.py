@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import lowwater
 from lowwater.core.advice import DELAYS, Advice, advise
 from lowwater_spark.attach.book import Book, QueryStatus
+from lowwater_spark.attach.connect import ConnectEvents
 from lowwater_spark.attach.embedded import acquire, release
 from lowwater_spark.attach.progress import computation_name, read_progress
 from lowwater_spark.attach.sender import Sender
@@ -161,6 +162,10 @@ class Attachment:
         self._reach: lowwater.Settings | None = None
         self._sender: Sender | None = None
         self._listener: StreamingQueryListener | None = None
+        self._gate = threading.Lock()
+        """Held while an event is noted, and while those that were missed are."""
+        self._events: ConnectEvents | None = None
+        """Events of Spark Connect; None in a classic session."""
         self._stopped = not settings.enabled
         if settings.enabled:
             self._start(client)
@@ -191,7 +196,7 @@ class Attachment:
             self._reach = reach
             reporting = lowwater.Client(reach)
             self._sender = Sender(self._book, reporting, inputs=self.settings.inputs)
-            self._listener = _listener(self._book, lambda: self._stopped)
+            self._listener = _listener(self._book, lambda: self._stopped, self._gate)
             self._listen(self._listener)
         except BaseException:
             self._stopped = True
@@ -212,16 +217,23 @@ class Attachment:
         atexit.register(self.stop)
 
     def _listen(self, listener: StreamingQueryListener) -> None:
-        streams = self._spark.streams
-        if not _is_connect(self._spark):
-            streams.addListener(listener)
-            return
-        # In Spark Connect addListener() starts the thread that handles events, which is a daemon
-        # only if its starter is one. With a thread that is none, a program that does not stop its
-        # session would never end.
-        thread = threading.Thread(target=streams.addListener, args=(listener,), daemon=True)
-        thread.start()
-        thread.join()
+        if _is_connect(self._spark):
+            self._events = ConnectEvents(self._spark, listener, self._catch_up, self._gate)
+            self._events.begin()
+        else:
+            self._spark.streams.addListener(listener)
+
+    def _catch_up(self) -> None:
+        """Note what happened while no events came: ends, starts, and the batches that Spark has."""
+        active = {str(query.id): query for query in self._spark.streams.active}
+        for status in self._book.queries():
+            query = active.get(status.query)
+            if status.state != "ended" and (query is None or str(query.runId) != status.run):
+                self._book.terminated(status.query, status.run, None)
+        for query in active.values():
+            self._book.started(str(query.id), str(query.runId), query.name)
+            for progress in query.recentProgress:
+                self._book.progressed(read_progress(json.loads(progress.json)))
 
     @property
     def page(self) -> str:
@@ -347,6 +359,8 @@ class Attachment:
                 self._spark.streams.removeListener(self._listener)
             except Exception as failure:  # noqa: BLE001 - whatever py4j raises when the JVM is gone
                 logger.debug("the listener went with its session: %r", failure)
+        if self._events is not None:
+            self._events.stop()
         if self._sender is not None:
             self._sender.stop()
         if self.embedded is not None:
@@ -373,7 +387,7 @@ def _session_of(spark: SparkSession) -> Any:
     return spark.session_id if _is_connect(spark) else spark._jsparkSession  # type: ignore[attr-defined]  # of Spark Connect
 
 
-def _listener(book: Book, stopped: Callable[[], bool]) -> StreamingQueryListener:
+def _listener(book: Book, stopped: Callable[[], bool], gate: threading.Lock) -> StreamingQueryListener:
     """Return a listener that writes into the book. It never waits: Spark's start() waits for it."""
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
@@ -381,7 +395,8 @@ def _listener(book: Book, stopped: Callable[[], bool]) -> StreamingQueryListener
         if stopped():
             return
         try:
-            take(event)
+            with gate:
+                take(event)
         except Exception as failure:  # noqa: BLE001 - none of our errors may reach a query
             book.swallow(failure)
 

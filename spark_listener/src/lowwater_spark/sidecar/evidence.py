@@ -27,14 +27,15 @@ if TYPE_CHECKING:
     from lowwater_spark.checkpoint.manifest import Manifest
     from lowwater_spark.sources.base import Source
 
-__all__ = ["ON_ARRIVAL", "Evidence", "operators", "query_id"]
+__all__ = ["AGGREGATIONS", "ON_ARRIVAL", "Evidence", "operators", "query_id"]
 
 ON_ARRIVAL: Final = frozenset({"dedupe", "dedupeWithinWatermark", "globalLimit"})
 """Spark's names of operators that emit a row when it arrives, or never."""
 
 _WINDOWS: Final = "stateStoreSave"
 
-_AGGREGATIONS: Final = frozenset({"sessionWindowStateStoreSaveExec", _WINDOWS})
+AGGREGATIONS: Final = frozenset({"sessionWindowStateStoreSaveExec", _WINDOWS})
+"""Spark's names of aggregations, whose output depends on the output mode."""
 
 _FUNCTIONS: Final = frozenset(
     {
@@ -253,7 +254,7 @@ class Evidence:
         if operator in ON_ARRIVAL:
             return
         what = f"the operator {operator or 'without a name'} in {folder}"
-        if operator not in _AGGREGATIONS | _FUNCTIONS | {_JOIN}:
+        if operator not in AGGREGATIONS | _FUNCTIONS | {_JOIN}:
             raise Unsupported(
                 what, "this release does not know what Spark holds in it", "Do without it, or ask for it to be known."
             )
@@ -263,7 +264,7 @@ class Evidence:
                 "Spark holds rows in it, and nothing says how far below its watermark they can come out",
                 "Declare the retention: of windows their length, of sessions how long one lasts, of a join how long a row waits and a millisecond, of a function what it keeps, of several the sum.",
             )
-        if operator in _AGGREGATIONS and not self._declared.output_mode:
+        if operator in AGGREGATIONS and not self._declared.output_mode:
             raise Unsupported(
                 what,
                 "the checkpoint does not say in which output mode it is written",

@@ -92,8 +92,8 @@ def check_classic(spark: SparkSession, what: str) -> None:
     if not hasattr(spark, "_jvm"):
         raise Unsupported(
             what,
-            "the driver's Python must see the query's plan and its checkpoint",
-            "Run the query in a classic session, where the driver is.",
+            "only the Python of a classic driver sees the query's plan and its checkpoint",
+            "Start the query by writeStream, and track it as exactly by its checkpoint: lws.track(NAME, query=query).",
         )
 
 
