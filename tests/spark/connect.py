@@ -79,6 +79,12 @@ class ConnectServer:
             with warnings.catch_warnings(action="ignore"):  # of a server that was killed meanwhile
                 spark.client.close()
 
+    def pipeline(self, specification: Path, *options: str) -> subprocess.Popen[str]:
+        """Start a run of a declarative pipeline, as ``spark-pipelines run`` does."""
+        command = [sys.executable, "-m", "pyspark.pipelines.cli", "run", "--spec", str(specification), *options]
+        environ = {**os.environ, "SPARK_REMOTE": self.url}
+        return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
 
 class Relay:
     """Passes connections on to the server until it is cut; then it ends them, and takes none until it is mended."""

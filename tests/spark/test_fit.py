@@ -24,6 +24,7 @@ HOUR = timedelta(hours=1)
 CONNECT = "Spark Connect, and platforms that offer nothing else"
 
 NOT_ASKED = {
+    "declarative pipelines (`spark-pipelines`)": "tests/spark/test_pipelines.py",
     "Kafka, its brokers declared": "tests/spark/test_kafka.py",
     "`rate`, a Python data source": "tests/spark/test_opaque.py",
     "`socket`": "tests/spark/test_opaque.py",
