@@ -101,7 +101,7 @@ class Pipeline:
     """The sources outside of the pipeline, as texts, with the computations that write them."""
     flows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What no checkpoint shows of a flow, by the flow's name: retention, stamp and the like."""
-    known: dict[Path, list[Path | str]] = field(default_factory=dict, compare=False)
+    origins: dict[Path, list[Path | str]] = field(default_factory=dict, compare=False)
     """What each checkpoint reads, as far as it was found: see :meth:`Graph.reads`."""
 
     @classmethod
@@ -131,15 +131,15 @@ class Pipeline:
             if wrong := sorted(flow.keys() - set(_PER_FLOW)):
                 msg = f"{wrong[0]} is no key of the flow {name}; there are {', '.join(_PER_FLOW)}{did_you_mean(wrong[0], _PER_FLOW)}"
                 raise ValueError(msg)
-        given = tuple(promises or ())
+        promised = tuple(promises or ())
         for promise in (*needed("/"), HISTORY):
-            if promise not in given:
+            if promise not in promised:
                 raise Unsupported(
                     f"the pipeline in {storage}",
                     f"no checkpoint says whether {PROMISES[promise]}",
                     f'If that is so of all its flows, add "{promise}" to its promises.',
                 )
-        return cls(storage, warehouse, str(table.get("prefix", "")), given, dict(inputs), dict(flows))
+        return cls(storage, warehouse, str(table.get("prefix", "")), promised, dict(inputs), dict(flows))
 
     def look(self) -> tuple[dict[str, dict[str, Any]], dict[str, Exception]]:
         """Return the queries of the flows that are there now, and why the others are not tracked.
@@ -147,7 +147,7 @@ class Pipeline:
         Both by the name of the flow. Costs a listing, and once a read of each flow's source logs.
         Raises OSError.
         """
-        graph = Graph(flows_in(self.storage), self.warehouse, [*self.inputs], self.known)
+        graph = Graph(flows_in(self.storage), self.warehouse, [*self.inputs], self.origins)
         queries: dict[str, dict[str, Any]] = {}
         refused: dict[str, Exception] = {}
         for flow in graph.flows:
@@ -161,20 +161,20 @@ class Pipeline:
         graph.check_table(flow)
         sources: list[str | Mapping[str, str]] = []
         inputs: list[str] = []
-        for number, found in enumerate(graph.reads(flow)):
-            if isinstance(found, str) and found in self.inputs:
-                sources.append(found)
-                inputs += self.inputs[found]
-            elif isinstance(found, str):
+        for number, origin in enumerate(graph.reads(flow)):
+            if isinstance(origin, str) and origin in self.inputs:
+                sources.append(origin)
+                inputs += self.inputs[origin]
+            elif isinstance(origin, str):
                 raise Unsupported(
                     f"the flow {flow.name}",
-                    f"it reads {found} as source {number}, and nothing says which computation writes that",
-                    f'Add to [pipeline.inputs]: "{found}" = ["<the computation>"]',
+                    f"it reads {origin} as source {number}, and nothing says which computation writes that",
+                    f'Add to [pipeline.inputs]: "{origin}" = ["<the computation>"]',
                 )
             else:
-                writers = graph.writers[found]
+                writers = graph.writers[origin]
                 graph.check_table(writers[0])
-                sources.append({"kind": SINK, "path": str(found)})
+                sources.append({"kind": SINK, "path": str(origin)})
                 inputs += [self.prefix + writer.name for writer in writers]
         directory = flow.directory(self.warehouse)
         return {
@@ -196,7 +196,7 @@ class Graph:
     warehouse: Path
     outside: Sequence[str]
     """The sources outside of the pipeline that are declared, as texts."""
-    known: dict[Path, list[Path | str]] = field(default_factory=dict)
+    origins: dict[Path, list[Path | str]] = field(default_factory=dict)
     """What each checkpoint reads, as far as it was found."""
 
     @cached_property
@@ -229,9 +229,9 @@ class Graph:
         Each is the directory of a table of the pipeline, or the text of a source outside of it.
         Raises NotYet before a source's first rows; Unsupported, CheckpointMismatch, OSError.
         """
-        if flow.checkpoint not in self.known:
-            self.known[flow.checkpoint] = self._reads(flow)
-        return self.known[flow.checkpoint]
+        if flow.checkpoint not in self.origins:
+            self.origins[flow.checkpoint] = self._reads(flow)
+        return self.origins[flow.checkpoint]
 
     def _reads(self, flow: Flow) -> list[Path | str]:
         plan = CheckpointLog(flow.checkpoint).newest_committed()
@@ -240,14 +240,14 @@ class Graph:
             raise NotYet(msg)
         reads: list[Path | str] = []
         for number, line in enumerate(plan.lines):
-            found = self._files(flow, number, line) or self._topics(line)
-            if found is None:
+            origin = self._files(flow, number, line) or self._topics(line)
+            if origin is None:
                 raise Unsupported(
                     f"the flow {flow.name}",
                     f"the checkpoint does not show what its source {number} is, which is at {line[:200]}",
                     f"Declare it as a [[query]] of its own, with the checkpoint {flow.checkpoint}.",
                 )
-            reads.append(found)
+            reads.append(origin)
         return reads
 
     def _files(self, flow: Flow, number: int, line: Line) -> Path | str | None:
@@ -346,16 +346,16 @@ def describe_pipeline(file: Path, warehouse: Path | None) -> str:
         reads = []
         try:
             graph.check_table(flow)
-            for found in graph.reads(flow):
-                if isinstance(found, Path):
-                    reads.append(f"the table of {', '.join(writer.name for writer in graph.writers[found])}")
+            for origin in graph.reads(flow):
+                if isinstance(origin, Path):
+                    reads.append(f"the table of {', '.join(writer.name for writer in graph.writers[origin])}")
                 else:
-                    reads.append(found)
-                    outside.setdefault(found, []).append(flow.name)
+                    reads.append(origin)
+                    outside.setdefault(origin, []).append(flow.name)
         except (Unsupported, OSError) as failure:
             reads.append(f"(not tracked: {failure})")
         lines.append(f"# {flow.name}: {flow.checkpoint}, reads {'; '.join(reads)}")
-        tables += _asked(flow)
+        tables += _flow_table(flow)
     where = json.dumps(str(warehouse or "<directory of the tables: spark.sql.warehouse.dir>"), ensure_ascii=False)
     return "\n".join(
         [
@@ -399,7 +399,7 @@ def _warehouse(flows: Sequence[Flow]) -> Path | None:
     return None
 
 
-def _asked(flow: Flow) -> list[str]:
+def _flow_table(flow: Flow) -> list[str]:
     """Return the table of what a flow's checkpoint does not show; empty if it shows all."""
     kinds = set(operators(flow.checkpoint).values()) - ON_ARRIVAL
     if not kinds:

@@ -159,29 +159,29 @@ def _checkpoint(query: StreamingQuery) -> str:
     return ""
 
 
-def undeclared(name: str, given: Mapping[str, Any], running: Running | None) -> str:
+def undeclared(name: str, declared: Mapping[str, Any], running: Running | None) -> str:
     """Return what is still to be declared, as the call to fill in and paste; empty: nothing is.
 
-    ``given`` are the declarations, empty where there is none.
+    ``declared`` has the declarations, empty where there is none.
     """
-    asked: dict[str, tuple[Any, str]] = {
+    blanks: dict[str, tuple[Any, str]] = {
         "checkpoint": ("<the query's checkpointLocation>", ""),
         "inputs": (["<each computation whose output it reads>"], ""),
         "sources": (["<files:/data/in>"], "in the order of the query"),
-        "promises": ([*needed(given["checkpoint"] or "/"), HISTORY], "if each is true; what they mean is below"),
+        "promises": ([*needed(declared["checkpoint"] or "/"), HISTORY], "if each is true; what they mean is below"),
         "state": ("<a local directory that stays>", ""),
     }
     if running is not None and running.holding:
         operators = ", ".join(running.holding)
         text = f"how far below its watermark Spark's {operators} holds rows; of windows their length"
-        asked["retention"] = ("<1h>", text)
+        blanks["retention"] = ("<1h>", text)
     if running is not None and running.modes:
-        asked["output_mode"] = ("<append or update>", "")
-    if given.get("windows") is not None:
-        asked.pop("retention", None)
-    values = {key: value for key, (value, _) in asked.items()}
-    values |= {key: value for key, value in given.items() if value not in (None, "", (), [])}
-    missing = [key for key, (value, _) in asked.items() if values[key] is value]
+        blanks["output_mode"] = ("<append or update>", "")
+    if declared.get("windows") is not None:
+        blanks.pop("retention", None)
+    values = {key: value for key, (value, _) in blanks.items()}
+    values |= {key: value for key, value in declared.items() if value not in (None, "", (), [])}
+    missing = [key for key, (value, _) in blanks.items() if values[key] is value]
     if "<" in _text(values["sources"]):
         missing = [*dict.fromkeys([*missing, "sources"])]
     if not missing:
@@ -190,9 +190,9 @@ def undeclared(name: str, given: Mapping[str, Any], running: Running | None) -> 
     if running is not None:
         lines.append("    query=query,")
     for key, value in values.items():
-        comment = asked[key][1] if key in missing else ""
+        comment = blanks[key][1] if key in missing else ""
         lines.append(f"    {key}={_text(value)},{f'  # {comment}' if comment else ''}")
-    meanings = [f"{promise}: {PROMISES[promise]}" for promise in asked["promises"][0]] if "promises" in missing else []
+    meanings = [f"{promise}: {PROMISES[promise]}" for promise in blanks["promises"][0]] if "promises" in missing else []
     return "\n".join(
         [
             f"{name} is not tracked: {', '.join(missing)} cannot be known here. Fill in what is in <>, and paste:",

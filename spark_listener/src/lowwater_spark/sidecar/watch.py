@@ -136,9 +136,9 @@ def track(
         sources = sources or running.sources
         declared = {"output": running.output, **declared}
     declared |= {"checkpoint": checkpoint, "inputs": inputs, "sources": sources, "promises": promises}
-    asked = undeclared(name, {**declared, "state": state}, running)
-    if asked or state is None:
-        raise ValueError(asked)
+    message = undeclared(name, {**declared, "state": state}, running)
+    if message or state is None:
+        raise ValueError(message)
     declaration = Declaration.parse({**declared, "name": name, "sources": list(sources or ())})
     home = Path(state) / quote(name, safe="").replace(".", "%2E")
     return _Beginning(declaration, home, spark, step, "" if running is None else running.id).begin(
@@ -211,15 +211,15 @@ class _Beginning:
         if not self.query:
             return
         try:
-            found = query_id(checkpoint)
+            current = query_id(checkpoint)
         except FileNotFoundError as failure:
             msg = (
                 f"{checkpoint} has no query here: run lowwater-spark track with these declarations on a machine that has it, and the "
                 "sources, at the paths of the query's driver"
             )
             raise FileNotFoundError(msg) from failure
-        if found != self.query:
-            msg = f"{checkpoint} is of the query {found}, and not of {self.query}: pass the checkpointLocation of that one"
+        if current != self.query:
+            msg = f"{checkpoint} is of the query {current}, and not of {self.query}: pass the checkpointLocation of that one"
             raise CheckpointMismatch(msg)
 
     def _session(self, what: str) -> SparkSession:
