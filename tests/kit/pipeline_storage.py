@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lowwater_spark.sidecar.pipeline import Pipeline
+from lowwater_spark.sidecar.pipeline import Folders, Pipeline
 
 PROMISES = ["sink-visible-before-commit", "nothing-skipped", "history"]
 
@@ -16,6 +16,9 @@ class Storage:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.folders: Folders = {}
+        for name in ("storage", "tables"):
+            (folder / name).mkdir(exist_ok=True)
         self.file = folder / "spark-pipeline.yml"
         self.file.write_text(f"name: flights\nstorage: file://{folder}/storage\n")
         self.declared: dict[str, Any] = {
@@ -26,10 +29,10 @@ class Storage:
             "inputs": {"files:/data/in": ["source"]},
         }
 
-    def flow(self, path: str, *sources: str, state: str = "") -> Path:
+    def flow(self, path: str, *sources: str, state: str = "", catalog: str = "spark_catalog") -> Path:
         """Write the checkpoint of a flow, and its table; a source is a file that was read, or an offset."""
         database, table, *_ = path.split("/")
-        checkpoint = self.folder / "storage/_checkpoints/spark_catalog" / path
+        checkpoint = self.folder / "storage/_checkpoints" / catalog / path
         for name in ("offsets", "commits"):
             (checkpoint / name).mkdir(parents=True)
         (checkpoint / "metadata").write_text(json.dumps({"id": path}))
@@ -47,7 +50,8 @@ class Storage:
             meta = checkpoint / "state/0/_metadata/metadata"
             meta.parent.mkdir(parents=True)
             meta.write_text("v1\n" + json.dumps({"operatorInfo": {"operatorId": 0, "operatorName": state}}))
-        (self.table(database, table) / "_spark_metadata").mkdir(parents=True, exist_ok=True)
+        if catalog == "spark_catalog":
+            (self.table(database, table) / "_spark_metadata").mkdir(parents=True, exist_ok=True)
         return checkpoint
 
     def write(self, database: str, table: str) -> Path:
@@ -65,4 +69,5 @@ class Storage:
         return self.folder / "tables" / ("" if database == "default" else f"{database}.db") / table
 
     def look(self) -> tuple[dict[str, dict[str, Any]], dict[str, Exception]]:
-        return Pipeline.parse(self.declared).look()
+        looked = Pipeline.parse(self.declared).look(self.folders)
+        return looked.queries, looked.refused
