@@ -7,11 +7,10 @@ import contextlib
 import functools
 import json
 import logging
-import math
+import queue
 import signal
 import sys
 import threading
-import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sidecar.declaration import BLANK, HISTORY, PROMISES, Declaration, needed
 from lowwater_spark.sidecar.evidence import ON_ARRIVAL, operators, query_id
-from lowwater_spark.sidecar.pipeline import Pipeline, describe_pipeline
+from lowwater_spark.sidecar.pipeline import Folders, Looked, Pipeline, describe_pipeline
 from lowwater_spark.sidecar.watch import Sidecar, track
 from lowwater_spark.sources.kinds import guess
 
@@ -157,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stop in _STOPS:
         signal.signal(stop, lambda _number, _frame: watches.stop())
     for query in queries:
-        watches.start(query)
+        watches.declare(query)
     while watches.going:
         watches.look()
         watches.wait(1.0)  # not longer: signals and the heartbeat need the main thread
@@ -168,20 +167,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 class Watches:
     """The queries of the command, each tracked by a thread of its own.
 
-    The flows of pipelines come and go: :meth:`look` finds them. Used by one thread.
+    The flows of pipelines come and go. A thread looks for them, because a file system may hang;
+    :meth:`look` takes what it has found. All methods are of one thread.
     """
 
     def __init__(self, make: Callable[..., QueryWatch], pipelines: Sequence[Pipeline]) -> None:
         self._make = make
-        self._pipelines = pipelines
+        self._pipelines = [(pipeline, Folders()) for pipeline in pipelines]
         self._stopping = threading.Event()
-        self._looked = -math.inf
-        """Time of the last look at the pipelines, seconds of the monotonic clock."""
+        self._looked: queue.SimpleQueue[list[tuple[Pipeline, Looked | OSError]]] = queue.SimpleQueue()
+        """Results of looks that are not applied yet, each with one entry a pipeline."""
+        self._looker: threading.Thread | None = None
         self._threads: dict[str, tuple[QueryWatch, threading.Thread]] = {}
+        self._ending: dict[str, tuple[QueryWatch, threading.Thread]] = {}
+        """Queries that were told to end. Another one of the name starts after its thread."""
+        self._next: dict[str, Mapping[str, Any]] = {}
+        """Flows to start when the query of the name has ended."""
         self._declared: set[str] = set()
         """Names of the queries with a declaration of their own. A flow of such a name is that."""
         self._problems: dict[str, Exception] = {}
-        """Reason of each flow that is not tracked, as logged."""
+        """Reason of each flow that is not tracked, and of each unread storage, as logged."""
 
     @property
     def going(self) -> bool:
@@ -196,8 +201,9 @@ class Watches:
 
     @property
     def running(self) -> list[QueryWatch]:
-        """The queries that are tracked, or tried."""
-        return [watch for watch, thread in self._threads.values() if thread.is_alive()]
+        """The queries that are tracked, tried, or still end."""
+        threads = (*self._threads.values(), *self._ending.values())
+        return [watch for watch, thread in threads if thread.is_alive()]
 
     @property
     def refused(self) -> bool:
@@ -205,11 +211,15 @@ class Watches:
         refused = any(not isinstance(problem, OSError) for problem in self._problems.values())
         return refused or any(watch.refused for watch, _ in self._threads.values())
 
+    def declare(self, query: Mapping[str, Any]) -> None:
+        """Track a query that has a declaration of its own, as :meth:`start`."""
+        self._declared.add(query["name"])
+        # Beside a pipeline its inputs may be flows, which are registered later.
+        self.start(query, patient=bool(self._pipelines))
+
     def start(self, query: Mapping[str, Any], *, patient: bool = False) -> None:
         """Track a query until the command is told to stop, or the query is refused."""
         watch = self._make(query, patient=patient)
-        if not patient:
-            self._declared.add(watch.name)
         thread = threading.Thread(target=watch.run, name=f"lowwater-{watch.name}")
         self._threads[watch.name] = watch, thread
         if self._stopping.is_set():
@@ -219,31 +229,65 @@ class Watches:
     def look(self) -> None:
         """Begin to track the flows that have come, and end those that are refused or other ones.
 
-        Does nothing for some seconds after a look.
+        Does not wait.
         """
-        if self._stopping.is_set() or time.monotonic() < self._looked + AGAIN_SECONDS:
+        if self._stopping.is_set() or not self._pipelines:
             return
-        self._looked = time.monotonic()
-        for pipeline in self._pipelines:
-            try:
-                queries, problems = pipeline.look()
-            except OSError as failure:
-                logger.warning("the pipeline in %s cannot be read: %s", pipeline.storage, failure)
-                continue
-            for name, problem in problems.items():
-                self._refuse(pipeline.prefix + name, problem)
-            for query in queries.values():
-                self._problems.pop(query["name"], None)
-                self._follow(query)
+        if self._looker is None:
+            self._looker = threading.Thread(target=self._keep_looking, name="lowwater-pipelines", daemon=True)
+            self._looker.start()
+        with contextlib.suppress(queue.Empty):
+            self._apply(self._looked.get_nowait())
+        for name in [name for name, (_, thread) in self._ending.items() if not thread.is_alive()]:
+            del self._ending[name]
+        for name in [name for name in self._next if name not in self._ending]:
+            self.start(self._next.pop(name), patient=True)
 
-    def _refuse(self, name: str, problem: Exception) -> None:
-        if name in self._declared or (name in self._threads and isinstance(problem, OSError)):
-            return  # of the last, the sidecar that runs holds while the checkpoint cannot be read
+    def _keep_looking(self) -> None:
+        while not self._stopping.is_set():
+            self._looked.put([(pipeline, _look_at(pipeline, folders)) for pipeline, folders in self._pipelines])
+            self._stopping.wait(AGAIN_SECONDS)
+
+    def _apply(self, looked: Sequence[tuple[Pipeline, Looked | OSError]]) -> None:
+        places: dict[str, Pipeline] = {}
+        """The pipeline of each name that this look has met."""
+        for pipeline, flows in looked:
+            if isinstance(flows, OSError):
+                self._note(f"the pipeline in {pipeline.storage}", flows)
+                continue
+            self._problems.pop(f"the pipeline in {pipeline.storage}", None)
+            for flow, problem in flows.refused.items():
+                name = pipeline.prefix + flow
+                if places.setdefault(name, pipeline) is pipeline:
+                    self._refuse(name, problem, flows.checkpoints.get(flow))
+            for query in flows.queries.values():
+                name = query["name"]
+                first = places.setdefault(name, pipeline)
+                if first is pipeline:
+                    self._problems.pop(name, None)
+                    self._follow(query)
+                else:
+                    msg = f"{first.storage} has a flow of the name {name} as well: give the pipelines other prefixes"
+                    self._note(f"{name} in {pipeline.storage}", ValueError(msg))
+
+    def _refuse(self, name: str, problem: Exception, checkpoint: Path | None) -> None:
+        if name in self._declared:
+            return
         if name in self._threads:
+            watch, _ = self._threads[name]
+            # If a file of its checkpoint cannot be read, the query holds by itself. A query of
+            # another checkpoint would go on while a full refresh empties the table, and lead.
+            if isinstance(problem, OSError) and checkpoint in (None, Path(watch.query["checkpoint"])):
+                return
             self._end(name)
-        if str(self._problems.get(name)) != str(problem):
-            logger.warning("%s is not tracked, and is tried again every %g s: %s", name, AGAIN_SECONDS, problem)
-            self._problems[name] = problem
+        self._next.pop(name, None)
+        self._note(name, problem)
+
+    def _note(self, what: str, problem: Exception) -> None:
+        if str(self._problems.get(what)) != str(problem):
+            reason = problem if isinstance(problem, OSError | ValueError | CheckpointMismatch) else repr(problem)
+            logger.warning("%s is not tracked, and is tried again every %g s: %s", what, AGAIN_SECONDS, reason)
+            self._problems[what] = problem
 
     def _follow(self, query: Mapping[str, Any]) -> None:
         name = query["name"]
@@ -253,14 +297,15 @@ class Watches:
             watch, _ = self._threads[name]
             if watch.query == query:
                 return
-            logger.warning("%s has another checkpoint, or reads something else by now: it begins anew", name)
+            logger.warning(
+                "%s has another checkpoint or other sources by now; its sidecar ends, and another one starts", name
+            )
             self._end(name)
-        self.start(query, patient=True)
+        self._next[name] = query
 
     def _end(self, name: str) -> None:
-        watch, thread = self._threads.pop(name)
+        self._ending[name] = watch, _ = self._threads.pop(name)
         watch.stopping.set()
-        thread.join()
 
     def wait(self, seconds: float) -> None:
         """Wait until a query ends or the command is told to stop, at most so long."""
@@ -271,9 +316,22 @@ class Watches:
             self._stopping.wait(seconds)
 
 
+def _look_at(pipeline: Pipeline, folders: Folders) -> Looked | OSError:
+    try:
+        return pipeline.look(folders)
+    except OSError as failure:
+        return failure
+    except Exception as failure:
+        logger.exception("the pipeline in %s cannot be read", pipeline.storage)
+        return OSError(repr(failure))
+
+
 def _described(args: argparse.Namespace, session: Any) -> str:
     if (args.checkpoint is None) == (args.pipeline is None):
         msg = "describe takes a checkpoint, or --pipeline with a specification"
+        raise ValueError(msg)
+    if args.warehouse is not None and args.pipeline is None:
+        msg = "--warehouse is of the tables of a pipeline: pass --pipeline with it"
         raise ValueError(msg)
     if args.pipeline is not None:
         return describe_pipeline(args.pipeline, args.warehouse)
@@ -358,6 +416,10 @@ def declared(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Pipel
             msg = f"{args.file}: a pipeline is a table [[pipeline]], in double brackets"
             raise ValueError(msg)
         pipelines = [Pipeline.parse(table) for table in tables]
+        prefixes = [pipeline.prefix for pipeline in pipelines]
+        if alike := sorted({prefix for prefix in prefixes if prefixes.count(prefix) > 1}):
+            msg = f"{args.file} declares two pipelines with the prefix {alike[0]!r}: their flows would have the same names"
+            raise ValueError(msg)
         queries = content.get("query", [] if pipelines else None)
     if not isinstance(queries, list) or not (queries or pipelines):
         msg = f"{args.file} has no table [[query]] or [[pipeline]]; lowwater-spark describe CHECKPOINT prints one"
@@ -407,7 +469,7 @@ class QueryWatch:
         """Numbers of steps of its starts, and of looks since the last start. Both stand still
         while the query hangs."""
         self._patient = patient
-        """True for a flow, whose inputs are other flows: it waits until they are registered."""
+        """True where inputs may be flows: the query waits until these are registered."""
         self._state = state
         self._address = address
         self._session = session

@@ -130,13 +130,16 @@ def track(
     that cannot be tracked exactly; CheckpointMismatch; OSError (FileNotFoundError before the
     query's first start); and what the authority refuses.
     """
-    running = None if query is None else Running.of(query)
+    passed: dict[str, Any] = {"address": address, "client": client, "spark": spark}
+    if interval != INTERVAL:
+        passed["interval"] = interval
+    running = None if query is None else Running.of(query, wait=not sources)
     if running is not None:
         checkpoint = checkpoint or running.checkpoint
         sources = sources or running.sources
         declared = {"output": running.output, **declared}
     declared |= {"checkpoint": checkpoint, "inputs": inputs, "sources": sources, "promises": promises}
-    message = undeclared(name, {**declared, "state": state}, running)
+    message = undeclared(name, {**declared, "state": state}, running, passed)
     if message or state is None:
         raise ValueError(message)
     declaration = Declaration.parse({**declared, "name": name, "sources": list(sources or ())})
