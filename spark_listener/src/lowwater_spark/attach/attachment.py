@@ -218,22 +218,42 @@ class Attachment:
 
     def _listen(self, listener: StreamingQueryListener) -> None:
         if _is_connect(self._spark):
+            # Counts begin with the attachment. A catch-up later finds batches from before it.
+            for query in self._spark.streams.active:
+                if (progress := query.lastProgress) is not None:
+                    batch = int(json.loads(progress.json)["batchId"])
+                    self._book.begins_after(str(query.id), str(query.runId), batch)
             self._events = ConnectEvents(self._spark, listener, self._catch_up, self._gate)
             self._events.begin()
         else:
             self._spark.streams.addListener(listener)
 
     def _catch_up(self) -> None:
-        """Note what happened while no events came: ends, starts, and the batches that Spark has."""
+        """Note what happened while no events came: ends, starts, and the batches that Spark has.
+
+        The reason of an end is not known any more, nor the last batches of an ended query. Raises
+        what Spark raises, after noting what it could.
+        """
         active = {str(query.id): query for query in self._spark.streams.active}
         for status in self._book.queries():
             query = active.get(status.query)
             if status.state != "ended" and (query is None or str(query.runId) != status.run):
                 self._book.terminated(status.query, status.run, None)
+        problem: Exception | None = None
         for query in active.values():
             self._book.started(str(query.id), str(query.runId), query.name)
-            for progress in query.recentProgress:
-                self._book.progressed(read_progress(json.loads(progress.json)))
+            try:
+                batches = query.recentProgress
+            except Exception as failure:  # noqa: BLE001 - of one query; the others are noted
+                problem = failure
+                continue
+            for progress in batches:
+                try:
+                    self._book.progressed(read_progress(json.loads(progress.json)))
+                except Exception as failure:  # noqa: BLE001 - as in an event of the listener
+                    self._book.swallow(failure)
+        if problem is not None:
+            raise problem
 
     @property
     def page(self) -> str:
@@ -388,7 +408,11 @@ def _session_of(spark: SparkSession) -> Any:
 
 
 def _listener(book: Book, stopped: Callable[[], bool], gate: threading.Lock) -> StreamingQueryListener:
-    """Return a listener that writes into the book. It never waits: Spark's start() waits for it."""
+    """Return a listener that writes into the book. Spark's start() waits for it.
+
+    It waits for ``gate``: in a classic session never, in Spark Connect while what a broken
+    connection has missed is asked for.
+    """
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     def guarded(take: Callable[[Any], None], event: Any) -> None:

@@ -1,8 +1,8 @@
 """The book: the status of each attached query, and the watermarks that are not yet reported.
 
-Spark's threads write here and go on; they wait only for a lock that is never held across a call.
-Each query has one entry, and a newer value replaces one that was not sent. So the book is bounded
-by the number of queries. So are the event times that queries have read: see
+Spark's threads write here and go on; they wait only for the lock of the book, which is never held
+across a call. Each query has one entry, and a newer value replaces one that was not sent. So the
+book is bounded by the number of queries. So are the event times that queries have read: see
 :mod:`lowwater.core.event_times`.
 """
 
@@ -129,6 +129,11 @@ class Book:
             status = self._status(query, run, name)
             if status is not None:
                 self._put(replace(status, run=run, name=name, state="running", failure=""))
+
+    def begins_after(self, query: str, run: str, batch: int) -> None:
+        """Note the newest batch of a run before the attachment. None up to it counts."""
+        with self.changed:
+            self._last.setdefault(query, (run, batch))
 
     def progressed(self, progress: BatchProgress) -> None:
         """Note a committed batch, once."""

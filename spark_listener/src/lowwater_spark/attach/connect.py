@@ -29,8 +29,9 @@ LOOK_SECONDS: Final = 5.0
 class ConnectEvents:
     """A listener in a session of Spark Connect, added again when the connection breaks.
 
-    ``gate`` is held by the caller of the listener for each event, and here while ``catch_up`` notes
-    what was missed: so the events that come meanwhile count after it.
+    ``gate`` is held by the caller of the listener for each event, and here from the moment when the
+    listener is added again until ``catch_up`` has noted what was missed: so the events that come
+    meanwhile count after it, and wait for the server's answers.
     """
 
     def __init__(
@@ -45,10 +46,15 @@ class ConnectEvents:
         self._catch_up = catch_up
         self._gate = gate
         self._stopping = threading.Event()
+        self._missed = False
+        """True from a lost connection until what was missed is noted."""
         self._problem = ""
 
     def begin(self) -> None:
-        """Add the listener, and keep it there until :meth:`stop`. Waits for the server."""
+        """Add the listener, and keep it there until :meth:`stop`. Waits for the server.
+
+        Raises RuntimeError when the server refuses it.
+        """
         self._add()
         threading.Thread(target=self._keep, name="lowwater-connect", daemon=True).start()
 
@@ -56,16 +62,33 @@ class ConnectEvents:
         """Let the listener go when the connection breaks."""
         self._stopping.set()
 
+    @property
+    def _bus(self) -> Any:
+        """PySpark's listeners of this client, with the thread that calls them."""
+        return self._spark.streams._sqlb
+
     def _add(self) -> None:
-        streams = self._spark.streams
-        if not streams._sqlb._listener_bus:
-            self._release()
-        # addListener() starts the thread that handles events, which is a daemon only if its starter
-        # is one. With a thread that is none, a program that does not stop its session would never
-        # end.
-        thread = threading.Thread(target=streams.addListener, args=(self._listener,), daemon=True)
-        thread.start()
-        thread.join()
+        bus = self._bus
+        lost: list[StreamingQueryListener] = []
+        # PySpark has the server send events for the first listener only. So a listener that is
+        # added by the user must not come between the two steps here.
+        with bus._lock:
+            if bus._execution_thread is not None and not bus._execution_thread.is_alive():
+                # Another client has taken the events, and PySpark keeps listeners that get none.
+                lost = [listener for listener in bus._listener_bus if listener is not self._listener]
+                bus._listener_bus.clear()
+                bus._execution_thread = None
+            if not bus._listener_bus:
+                self._release()
+        for listener in (self._listener, *lost):
+            # addListener() starts the thread that handles events, which is a daemon only if its
+            # starter is one. With a thread that is none, a program that does not stop its session
+            # would never end.
+            thread = threading.Thread(target=self._spark.streams.addListener, args=(listener,), daemon=True)
+            thread.start()
+            thread.join()
+        if self._listener not in bus._listener_bus:  # addListener() only warns
+            raise RuntimeError("the server of Spark Connect did not take the listener; the warning of PySpark says why")
 
     def _release(self) -> None:
         """Have the server forget the listener of a client that had the session before."""
@@ -76,20 +99,39 @@ class ConnectEvents:
 
     def _keep(self) -> None:
         while not self._stopping.wait(LOOK_SECONDS) and not self._spark.is_stopped:
-            if self._listener in self._spark.streams._sqlb._listener_bus:
+            bus = self._bus
+            listens = self._listener in bus._listener_bus
+            thread = bus._execution_thread
+            if listens and thread is not None and not thread.is_alive():
+                # If both clients took the events back, each would lose them every few seconds.
+                self._note(
+                    "another client of this Spark Connect session has attached or removed the listeners, and the events come no more to this one: "
+                    "its queries are reported by the other client, or hold. To take the events back: stop() and attach again"
+                )
                 continue
+            if listens and not self._missed:
+                continue
+            self._missed = True
             try:
                 self._spark.streams.active  # noqa: B018 - raises while the server is away; addListener() would warn each time
                 with self._gate:
-                    self._add()
+                    if not listens:
+                        self._add()
+                        listens = True
                     self._catch_up()
-                logger.warning("the events of the Spark Connect session come again")
+                self._missed = False
                 self._problem = ""
+                logger.warning("the events of the Spark Connect session come again")
             except Exception as failure:  # noqa: BLE001 - whatever Spark raises; the next look tries again
-                if str(failure) != self._problem:
-                    self._problem = str(failure)
-                    logger.warning(
-                        "no events come of the Spark Connect session; tried again every %g s: %s",
-                        LOOK_SECONDS,
-                        failure,
-                    )
+                what = (
+                    "what was missed of the Spark Connect session is not known"
+                    if listens
+                    else "no events come of the Spark Connect session"
+                )
+                self._note(f"{what}; tried again every {LOOK_SECONDS:g} s: {failure}")
+
+    def _note(self, problem: str) -> None:
+        """Log a text, unless it was the one before."""
+        if problem != self._problem:
+            self._problem = problem
+            logger.warning("%s", problem)

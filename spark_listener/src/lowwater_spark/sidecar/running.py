@@ -229,7 +229,7 @@ def undeclared(
 
 def _without_options(source: Any, number: int) -> Any:
     """Return a source of the caller's as it is, or a blank if it has options."""
-    has_options = "," in source if isinstance(source, str) else bool(source.get("options"))
+    has_options = "," in source if isinstance(source, str) else isinstance(source, Mapping) and "options" in source
     return f"<source {number} as in this call>" if has_options else source
 
 
