@@ -78,9 +78,7 @@ def test_a_query_of_connect_is_tracked_exactly_through_kills(
     lw: lowwater.Client,
     upstream: Upstream,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("LOWWATER_ADDRESS", authority.address)
     feed, log = Feed(tmp_path / "in"), CheckpointLog(tmp_path / "ck")
     rows: list[dict[str, str]] = []
 
@@ -103,7 +101,7 @@ def test_a_query_of_connect_is_tracked_exactly_through_kills(
             with pytest.raises(
                 ValueError, match="checkpoint, inputs, promises, state, retention, output_mode"
             ) as asked:
-                lws.track("hourly", query=query)
+                lws.track("hourly", query=query, address=authority.address)
             call = re.search(r"^lws\.track\(.*^\)$", str(asked.value), re.MULTILINE | re.DOTALL)
             assert call is not None
             blanks = {"<the query's checkpointLocation>": tmp_path / "ck", "<append or update>": "append", "<1h>": "1h"}
@@ -114,6 +112,9 @@ def test_a_query_of_connect_is_tracked_exactly_through_kills(
             pasted = call[0]
             for blank, value in blanks.items():
                 pasted = pasted.replace(blank, str(value))
+            with pytest.raises(ValueError, match="hourly promises <history>, which is none of"):
+                eval(pasted, {"lws": lws, "query": query})
+            pasted = re.sub('"<([a-z-]+)>"', r'"\1"', pasted)
             pasted = pasted.replace('output_mode="append"', 'output_mode="append", stamp="1h"')
             (tmp_path / "other").mkdir()
             (tmp_path / "other/metadata").write_text('{"id":"another"}')
@@ -164,13 +165,13 @@ def test_a_query_of_connect_is_tracked_exactly_through_kills(
 def test_what_needs_a_classic_driver_names_the_way_without(connect: ConnectServer, tmp_path: Path) -> None:
     with connect.client() as spark:
         rows = spark.readStream.schema(SCHEMA).json(str(tmp_path))
-        calls: dict[str, Callable[[], object]] = {
-            "A stage": lambda: lws.stage(spark, "s", inputs=["source"], key="key", event_time="t"),
-            "A stage in": lambda: lws.injector(spark, "s", key="key", event_time="t"),
-            "A driven query": lambda: lws.drive(rows, inputs=["source"], event_time="t"),
+        calls: dict[str, tuple[Callable[[], object], str]] = {
+            "A stage": (lambda: lws.stage(spark, "s", inputs=["source"], key="key", event_time="t"), r"lws\.track\("),
+            "An injector": (lambda: lws.injector(spark, "s", key="key", event_time="t"), r"\.worker\("),
+            "A driven query": (lambda: lws.drive(rows, inputs=["source"], event_time="t"), r"lws\.track\("),
         }
-        for what, call in calls.items():
-            with pytest.raises(lws.Unsupported, match=rf"{what}.* only the Python of a classic driver .*lws\.track\("):
+        for what, (call, fix) in calls.items():
+            with pytest.raises(lws.Unsupported, match=rf"^{what} in .* only the Python of a classic driver .*{fix}"):
                 call()
 
 

@@ -18,6 +18,7 @@ from tests.kit.eventually import eventually
 from tests.kit.times import at, mark
 from tests.process.serving import Serving
 from tests.spark.connect import ConnectServer, alive, sidecars
+from tests.spark.retained import Oracle
 from tests.spark.support import Feed, Upstream, low, row
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -63,6 +64,10 @@ def windows(table: Path) -> dict[tuple[str, datetime], int]:
     return counts
 
 
+def stamps(file: Path) -> list[datetime]:
+    return [r["t"].replace(tzinfo=UTC) for r in pyarrow.parquet.read_table(file).to_pylist()]
+
+
 def test_the_flows_of_a_pipeline_are_tracked_through_runs_and_kills(
     connect: ConnectServer, authority: Serving, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -81,6 +86,7 @@ def test_the_flows_of_a_pipeline_are_tracked_through_runs_and_kills(
     ran(connect.pipeline(file))
     text = describe_pipeline(file, connect.warehouse)
     filled = text.replace('"<computation>"', '"source"').replace('# "', '"')
+    filled = filled.replace(f'"<files:{tmp_path}/in>"', f'"files:{tmp_path}/in"')
     declared = tmp_path / "queries.toml"
     declared.write_text(f'{filled}\n[pipeline.flows.hourly]\nwindows = "1h"\noutput_mode = "append"\n')
     command = sidecars(declared, tmp_path / "state", authority.address)
@@ -100,6 +106,8 @@ def test_the_flows_of_a_pipeline_are_tracked_through_runs_and_kills(
         ran(connect.pipeline(file))
         # Spark's watermark of 11:40 has closed the windows that end by then.
         eventually(lambda: low(lw, "flights.hourly") == mark(11), "a flow that was added is found", check=alive(beside))
+        oracle = Oracle(authority.address, connect.warehouse / "hourly", stamps)
+        ending.enter_context(oracle.watching("flights.hourly"))
         assert [*lw.topology().computations["flights.hourly"].inputs] == ["flights.enriched"]
         put(16, 20)
         run = connect.pipeline(file)
@@ -124,6 +132,8 @@ def test_the_flows_of_a_pipeline_are_tracked_through_runs_and_kills(
         # The second flow of a run has seen Spark's watermark of 18:40.
         eventually(lambda: low(lw, "flights.hourly") == mark(18), "the frontier is reached", check=alive(beside))
         assert low(lw, "flights.enriched") == mark(20, 10)
+    assert oracle.broken() == []
+    assert oracle.values()
     starts = [(r["key"], datetime.fromisoformat(r["t"]).replace(minute=0)) for r in rows]
     expected = Counter(window for window in starts if window[1] + HOUR <= at(18, 40))
     assert windows(connect.warehouse / "hourly") == expected
