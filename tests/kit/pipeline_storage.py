@@ -44,7 +44,7 @@ class Storage:
                 (checkpoint / f"sources/{number}").mkdir(parents=True)
                 file = Path(source)
                 modified = file.stat().st_mtime_ns // 1_000_000 if file.exists() else 1
-                entry = {"path": f"file://{source}", "timestamp": modified, "batchId": 0}
+                entry = {"path": source if "://" in source else f"file://{source}", "timestamp": modified, "batchId": 0}
                 (checkpoint / f"sources/{number}/0").write_text(f"v1\n{json.dumps(entry)}")
         if state:
             meta = checkpoint / "state/0/_metadata/metadata"
