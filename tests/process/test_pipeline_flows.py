@@ -48,17 +48,24 @@ def test_flows_are_found_refused_and_told_from_those_of_a_full_refresh(
             eventually(lambda: low("f.copied") == mark(10), "a flow that has come is tracked, and reads the first")
             assert [*lw.topology().computations["f.copied"].inputs] == ["f.enriched"]
             assert process.stderr is not None
+            # A full refresh has made its directory, and nothing in it: rows of all hours are still to
+            # come into the table. The flow that only reads the source shows that 11:00 has come.
+            storage.write("default", "beside")
+            storage.flow("default/beside/beside/0", str(read))
+            eventually(lambda: low("f.beside") == mark(10), "a flow beside these is tracked")
+            refreshed = tmp_path / "storage/_checkpoints/spark_catalog/default/enriched/enriched/1"
+            refreshed.mkdir()
+            lease.advance(None, oldest=None, frontier=at(11))
+            eventually(lambda: low("f.beside") == mark(11), "the flow beside them goes on")
+            assert (low("f.enriched"), low("f.copied")) == (mark(10), mark(10)), "a table that is emptied holds"
             storage.flow("default/both/one/0", str(read))
             storage.flow("default/both/two/0", str(read))
             storage.flow("default/enriched/enriched/1", str(read))
             errors = iter(process.stderr.readline, "")
-            said = [
-                next(line for line in errors if words in line) for words in ("drops batches", "another query by now")
-            ]
-            assert "f.both.one is not tracked" in said[0]
-            assert "f.enriched is not tracked any more" in said[1]
-            lease.advance(None, oldest=None, frontier=at(11))
-            lease.flush(20)
+            next(line for line in errors if "f.both.one is not tracked" in line and "drops batches" in line)
+            next(line for line in errors if "f.enriched is not tracked any more" in line and "another query by" in line)
+            lease.advance(None, oldest=None, frontier=at(12))
+            eventually(lambda: low("f.beside") == mark(12), "the flow beside them goes on")
             assert (low("f.enriched"), low("f.copied")) == (mark(10), mark(10)), "both hold"
             process.terminate()
             assert process.wait(60) == 1, "some were refused"

@@ -147,6 +147,18 @@ def test_a_batch_that_is_told_again_after_a_lost_connection_counts_once(book: Bo
     assert (status.batches, status.rows, status.batch) == (4, 8, 8)
 
 
+def test_batches_from_before_the_attachment_do_not_count_after_a_lost_connection(book: Book) -> None:
+    book.begins_after("q1", "r1", 6)
+    book.started("q1", "r1", "hourly")
+    for batch in (5, 6, 7):
+        book.progressed(progress(batch))
+    [status] = book.queries()
+    assert (status.batches, status.batch) == (1, 7)
+    book.begins_after("q1", "r1", 9)
+    book.progressed(progress(8))
+    assert book.queries()[0].batch == 8, "the first note counts"
+
+
 def test_idle_queries_say_so_until_they_work_again(book: Book) -> None:
     book.idle("nobody", "r1")
     book.progressed(progress())
