@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from lowwater_spark.errors import Unsupported
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sidecar.command import main
-from lowwater_spark.sidecar.evidence import newer_checkpoint
+from lowwater_spark.sidecar.declaration import Declaration
+from lowwater_spark.sidecar.evidence import Evidence, newer_checkpoint
 from lowwater_spark.sidecar.pipeline import Pipeline, describe_pipeline
 from tests.kit.pipeline_storage import PROMISES, Storage
 
@@ -92,13 +93,16 @@ def test_a_pipeline_is_described_as_far_as_its_storage_shows(
     with pytest.raises(ValueError, match="'<files:/data/in>' in inputs of a pipeline is not filled in"):
         Pipeline.parse(table)
     [table] = tomllib.loads(filled.replace('"</', '"/').replace("<files:/data/in>", "files:/data/in"))["pipeline"]
+    with pytest.raises(ValueError, match=r"flights\.hourly: retention: '<1h>' is no duration"):
+        Pipeline.parse(table)
+    table["flows"]["hourly"]["retention"] = "1h"
     assert Pipeline.parse(table) == Pipeline(
         storage.folder / "storage",
         storage.folder / "tables",
         "flights.",
         tuple(PROMISES),
         {"files:/data/in": ["source"]},
-        {"hourly": {"retention": "<1h>", "output_mode": "append"}},
+        {"hourly": {"retention": "1h", "output_mode": "append"}},
     )
     assert 'warehouse = "/elsewhere"' in describe_pipeline(storage.file, Path("/elsewhere"))
     for arguments, message in {
@@ -120,6 +124,7 @@ def test_a_pipeline_is_described_as_far_as_its_storage_shows(
         ({"inputs": {"file:/data/in": ["source"]}}, "a source of the kind 'file'"),
         ({"flows": {"hourly": {"checkpoint": "/x"}}}, "checkpoint is no key of the flow hourly"),
         ({"flows": {"hourly": {"sources": ["files:/data/on"]}}}, "sources of the flow hourly is a list of keys"),
+        ({"flows": {"hourly": {"windows": "1x"}}}, "f.hourly: windows: '1x' is no duration"),
         ({"promises": 5}, "promises of a pipeline is a list of texts"),
         ({"promises": "history"}, "promises of a pipeline is a list of texts"),
         ({"promises": [*PROMISES, "histori"]}, "promises histori, which is none of.*did you mean history"),
@@ -191,6 +196,17 @@ def test_a_full_refresh_counts_from_its_directory_on(storage: Storage) -> None:
     assert looked.queries == {}
     assert looked.checkpoints == {"enriched": new}
     assert "has committed no batch yet" in str(looked.refused["enriched"])
+
+
+def test_rule1_evidence_of_a_checkpoint_ends_with_a_full_refresh(storage: Storage) -> None:
+    old = storage.flow("default/enriched/enriched/0", "/data/in/1.json")
+    [query] = storage.look()[0].values()
+    seen: Any = {"watched": {"id": "default/enriched/enriched/0"}}
+    evidence = Evidence(old, seen, Declaration.parse(query), [])
+    evidence.attend()
+    (old.parent / "1").mkdir()
+    with pytest.raises(CheckpointMismatch, match=r"refresh has begun .*/enriched/1 after .*lowwater reset f\.enriched"):
+        evidence.attend()
 
 
 def test_flows_of_one_name_are_refused_with_their_readers(storage: Storage) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from lowwater_spark.sidecar import command
-from lowwater_spark.sidecar.command import Watches
+from lowwater_spark.sidecar.command import QueryWatch, Watches
 from lowwater_spark.sidecar.pipeline import Pipeline
 from tests.kit.eventually import eventually
 from tests.kit.pipeline_storage import Storage
 
 
-class Watch:
+class Watch(QueryWatch):
     """A query that is tracked until it is told to end, and ends when it may."""
 
     made: list[Watch]

@@ -84,7 +84,7 @@ def parser() -> CommandParser:
         "--warehouse",
         metavar="DIR",
         type=Path,
-        help="directory of the pipeline's tables, where no flow reads another one's table and shows it",
+        help="directory of the pipeline's tables, spark.sql.warehouse.dir; without it, a guess to confirm is printed",
     )
     conf: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME=VALUE"}
     look.add_argument("--conf", **conf, help="a setting of the Spark session that reads a URI")

@@ -27,7 +27,7 @@ from lowwater.core.text import did_you_mean
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sidecar.declaration import HISTORY, PROMISES, needed, source_of
+from lowwater_spark.sidecar.declaration import HISTORY, PROMISES, Declaration, needed, source_of
 from lowwater_spark.sidecar.evidence import AGGREGATIONS, CHECKPOINTS, ON_ARRIVAL, operators
 from lowwater_spark.sources.base import Line, SourceDeclared
 from lowwater_spark.sources.files.sink_log import SINK_LOG
@@ -181,9 +181,13 @@ class Pipeline:
             msg = f'prefix of a pipeline is a text, like "flights.", not {prefix!r}'
             raise ValueError(msg)  # noqa: TRY004 - the file is wrong, not the caller's type
         inputs = _inputs(table.get("inputs", {}))
-        return cls(
-            storage, warehouse, prefix, _promises(table, storage), inputs, _flow_tables(table.get("flows", {}), inputs)
-        )
+        promises, flows = _promises(table, storage), _flow_tables(table.get("flows", {}), inputs)
+        for name, flow in flows.items():
+            # The values of a flow are those of a query: the query's rules find a wrong one here.
+            some = {"name": prefix + name, "checkpoint": "/", "inputs": ["any"], "sources": ["files:/any"]}
+            own = {key: value for key, value in flow.items() if key != _SOURCES}
+            Declaration.parse({**some, "promises": list(promises), **own})
+        return cls(storage, warehouse, prefix, promises, inputs, flows)
 
     def look(self, folders: Folders | None = None) -> Looked:
         """Return the queries of the flows that are there now, and why the others are not tracked.
