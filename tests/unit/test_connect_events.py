@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lowwater_spark.attach import connect
-from lowwater_spark.attach.connect import ConnectEvents
+from lowwater_spark.attach.connect import ConnectEvents, EventGate
 from tests.kit.eventually import eventually
 
 
@@ -79,7 +79,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Session:
 
 @contextmanager
 def begun(session: Any, catch_up: Any) -> Iterator[ConnectEvents]:
-    events = ConnectEvents(session, "ours", catch_up, threading.Lock())  # type: ignore[arg-type]  # nothing is called
+    events = ConnectEvents(session, "ours", catch_up, EventGate())  # type: ignore[arg-type]  # nothing is called
     events.begin()
     try:
         yield events
@@ -107,6 +107,16 @@ def test_a_catch_up_that_fails_is_repeated_until_it_succeeds(
         assert len(calls) == 3, "after a success it is not repeated"
     assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1
     assert "what was missed" in caplog.records[0].message
+
+
+def test_events_that_come_while_earlier_ones_are_noted_count_after_them() -> None:
+    gate, noted = EventGate(), list[str]()
+    gate.note(lambda: noted.append("before"))
+    with gate.closed():
+        gate.note(lambda: noted.append("after"))
+        noted.append("missed")
+    gate.note(lambda: noted.append("now"))
+    assert noted == ["before", "missed", "after", "now"]
 
 
 def test_a_listener_that_the_server_refuses_fails_the_beginning(session: Session) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import lowwater
 from lowwater.core.advice import DELAYS, Advice, advise
 from lowwater_spark.attach.book import Book, QueryStatus
-from lowwater_spark.attach.connect import ConnectEvents
+from lowwater_spark.attach.connect import ConnectEvents, EventGate
 from lowwater_spark.attach.embedded import acquire, release
 from lowwater_spark.attach.progress import computation_name, read_progress
 from lowwater_spark.attach.sender import Sender
@@ -162,8 +162,8 @@ class Attachment:
         self._reach: lowwater.Settings | None = None
         self._sender: Sender | None = None
         self._listener: StreamingQueryListener | None = None
-        self._gate = threading.Lock()
-        """Held while an event is noted, and while those that were missed are."""
+        self._gate = EventGate()
+        """Closed while events that were missed are noted."""
         self._events: ConnectEvents | None = None
         """Events of Spark Connect; None in a classic session."""
         self._stopped = not settings.enabled
@@ -407,22 +407,19 @@ def _session_of(spark: SparkSession) -> Any:
     return spark.session_id if _is_connect(spark) else spark._jsparkSession  # type: ignore[attr-defined]  # of Spark Connect
 
 
-def _listener(book: Book, stopped: Callable[[], bool], gate: threading.Lock) -> StreamingQueryListener:
-    """Return a listener that writes into the book. Spark's start() waits for it.
-
-    It waits for ``gate``: in a classic session never, in Spark Connect while what a broken
-    connection has missed is asked for.
-    """
+def _listener(book: Book, stopped: Callable[[], bool], gate: EventGate) -> StreamingQueryListener:
+    """Return a listener that writes into the book. It never waits: Spark's start() waits for it."""
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     def guarded(take: Callable[[Any], None], event: Any) -> None:
-        if stopped():
-            return
-        try:
-            with gate:
+        def note() -> None:
+            try:
                 take(event)
-        except Exception as failure:  # noqa: BLE001 - none of our errors may reach a query
-            book.swallow(failure)
+            except Exception as failure:  # noqa: BLE001 - none of our errors may reach a query
+                book.swallow(failure)
+
+        if not stopped():
+            gate.note(note)
 
     class Listener(StreamingQueryListener):
         """Listener that Spark calls on threads of its own."""

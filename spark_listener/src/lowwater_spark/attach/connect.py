@@ -10,28 +10,65 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
-__all__ = ["ConnectEvents"]
+__all__ = ["ConnectEvents", "EventGate"]
 
 logger = logging.getLogger("lowwater.spark")
+
+MOST_EVENTS: Final = 10_000
+"""Greatest number of events that are kept back; of more the oldest are lost, and counts are too
+low."""
 
 LOOK_SECONDS: Final = 5.0
 """Seconds between two looks at whether the listener is still there."""
 
 
+class EventGate:
+    """Passes events on, or keeps them back while earlier ones are noted. Thread-safe.
+
+    The caller never waits for the server: ``start()`` of a query calls its listeners.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[Callable[[], None]] | None = None
+        """The newest events that are kept back; None: none is."""
+
+    def note(self, event: Callable[[], None]) -> None:
+        """Call ``event``, now or when the gate opens. It must not raise, and not call Spark."""
+        with self._lock:
+            if self._waiting is None:
+                event()
+            else:
+                self._waiting.append(event)
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Keep events back; at the end of the block they are called in order."""
+        with self._lock:
+            self._waiting = deque(maxlen=MOST_EVENTS)
+        try:
+            yield
+        finally:
+            with self._lock:
+                waiting, self._waiting = self._waiting, None
+                for event in waiting or ():
+                    event()
+
+
 class ConnectEvents:
     """A listener in a session of Spark Connect, added again when the connection breaks.
 
-    ``gate`` is held by the caller of the listener for each event, and here from the moment when the
-    listener is added again until ``catch_up`` has noted what was missed: so the events that come
-    meanwhile count after it, and wait for the server's answers.
+    ``gate`` is closed from the moment when the listener is added again until ``catch_up`` has noted
+    what was missed: so the events that come meanwhile count after it.
     """
 
     def __init__(
@@ -39,7 +76,7 @@ class ConnectEvents:
         spark: SparkSession,
         listener: StreamingQueryListener,
         catch_up: Callable[[], None],
-        gate: AbstractContextManager[Any],
+        gate: EventGate,
     ) -> None:
         self._spark: Any = spark
         self._listener = listener
@@ -114,7 +151,7 @@ class ConnectEvents:
             self._missed = True
             try:
                 self._spark.streams.active  # noqa: B018 - raises while the server is away; addListener() would warn each time
-                with self._gate:
+                with self._gate.closed():
                     if not listens:
                         self._add()
                         listens = True

@@ -84,7 +84,7 @@ def operators(checkpoint: Location) -> dict[str, str]:
 def newer_checkpoint(checkpoint: Location) -> Path | None:
     """Return the newest checkpoint that a full refresh of a declarative pipeline has begun since.
 
-    A full refresh makes the directory N + 1 beside the checkpoint N, and then empties the table.
+    A full refresh makes the directory N + 1 beside the checkpoint N, and empties the table.
     None: there is none, or the checkpoint is no local one of a flow. Raises OSError.
     """
     # The parents are FLOW, TABLE, DATABASE, CATALOG and _checkpoints.

@@ -99,7 +99,7 @@ def flows_in(storage: Path) -> list[Flow]:
     """Return the flows with a checkpoint, ordered by place. Raises OSError.
 
     The newest checkpoint is the greatest directory, also before Spark has written into it: a full
-    refresh makes the directory and then empties the table.
+    refresh makes the directory and empties the table.
     """
     if not storage.is_dir():
         msg = f"the storage {storage} is no directory here: write the storage of the pipeline's specification"
