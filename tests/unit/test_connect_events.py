@@ -131,7 +131,7 @@ def test_events_that_another_client_has_taken_are_told_and_come_back_by_a_new_at
     with caplog.at_level(logging.WARNING, "lowwater.spark"), begun(session, lambda: None):
         session.addListener("the user's")
         session.bus.is_taken()
-        eventually(lambda: "another client of this Spark Connect session" in caplog.text, "it is told")
+        eventually(lambda: "has ended the events of this client" in caplog.text, "it is told")
         assert session.released == 1, "the two clients do not take the events from each other again and again"
     with begun(session, lambda: None):
         assert session.released == 2

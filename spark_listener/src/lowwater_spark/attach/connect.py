@@ -142,8 +142,8 @@ class ConnectEvents:
             if listens and thread is not None and not thread.is_alive():
                 # If both clients took the events back, each would lose them every few seconds.
                 self._note(
-                    "another client of this Spark Connect session has attached or removed the listeners, and the events come no more to this one: "
-                    "its queries are reported by the other client, or hold. To take the events back: stop() and attach again"
+                    "the server of Spark Connect has ended the events of this client, as when another client of the session attaches: "
+                    "the queries are reported by that one, or hold. To take the events back: stop() and attach again"
                 )
                 continue
             if listens and not self._missed:
