@@ -80,7 +80,7 @@ def test_the_flows_of_a_pipeline_are_tracked_through_runs_and_kills(
         feed.put(some)
         upstream.at(hour, 10)
 
-    with pytest.raises(ValueError, match="has no checkpoint of a flow: run the pipeline once"):
+    with pytest.raises(FileNotFoundError, match="is no directory here: run the pipeline once"):
         describe_pipeline(file, None)
     put(9)
     ran(connect.pipeline(file))

@@ -102,7 +102,7 @@ def flows_in(storage: Path) -> list[Flow]:
     refresh makes the directory and empties the table.
     """
     if not storage.is_dir():
-        msg = f"the storage {storage} is no directory here: write the storage of the pipeline's specification"
+        msg = f"the storage {storage} is no directory here: run the pipeline once, or write the storage of its specification"
         raise FileNotFoundError(msg)
     flows: list[Flow] = []
     for folder in _folders(storage / CHECKPOINTS, 4):
