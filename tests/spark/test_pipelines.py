@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections import Counter
 from contextlib import ExitStack
@@ -30,7 +31,7 @@ from pyspark import pipelines as dp
 from pyspark.sql import SparkSession
 
 @dp.table
-def enriched():
+def {table}():
     return SparkSession.active().readStream.schema("key string, t timestamp").json("{folder}/in")
 """
 
@@ -42,9 +43,9 @@ GROUP BY window(t, '1 hour'), key;
 """
 
 
-def specified(folder: Path) -> Path:
+def specified(folder: Path, table: str = "enriched") -> Path:
     (folder / "flows").mkdir()
-    (folder / "flows/a.py").write_text(FLOWS.format(folder=folder))
+    (folder / "flows/a.py").write_text(FLOWS.format(folder=folder, table=table))
     file = folder / "spark-pipeline.yml"
     libraries = "libraries:\n  - glob:\n      include: flows/**\n"
     file.write_text(f"name: flights\nstorage: file://{folder}/storage\n{libraries}")
@@ -137,3 +138,33 @@ def test_the_flows_of_a_pipeline_are_tracked_through_runs_and_kills(
     starts = [(r["key"], datetime.fromisoformat(r["t"]).replace(minute=0)) for r in rows]
     expected = Counter(window for window in starts if window[1] + HOUR <= at(18, 40))
     assert windows(connect.warehouse / "hourly") == expected
+
+
+def test_rule1_after_a_full_refresh_a_flow_is_refused_until_it_is_reset(
+    connect: ConnectServer, authority: Serving, lw: lowwater.Client, upstream: Upstream, tmp_path: Path
+) -> None:
+    feed, file = Feed(tmp_path / "in"), specified(tmp_path, "landed")
+    feed.put([row("a", 9)])
+    upstream.at(9, 10)
+    ran(connect.pipeline(file))
+    blank, source = f'"<files:{tmp_path}/in>" = ["<computation>"]', f'"files:{tmp_path}/in" = ["source"]'
+    declared, log = tmp_path / "queries.toml", tmp_path / "sidecar.log"
+    declared.write_text(describe_pipeline(file, connect.warehouse).replace(blank, source).replace('# "', '"'))
+    command = sidecars(declared, tmp_path / "state", authority.address)
+    with log.open("ab") as told, subprocess.Popen(command, stderr=told) as beside:
+        try:
+            eventually(lambda: low(lw, "flights.landed") == mark(9, 10), "it is followed", check=alive(beside))
+            ran(connect.pipeline(file, "--full-refresh-all"))
+            upstream.at(9, 50)
+            eventually(lambda: "lowwater reset flights.landed" in log.read_text(), "refused", check=alive(beside))
+            assert low(lw, "flights.landed") == mark(9, 10)
+        finally:
+            beside.kill()
+    lw.reset("flights.landed")
+    shutil.rmtree(tmp_path / "state/flights%2Elanded")
+    declared.write_text(f"{declared.read_text()}\n[pipeline.flows.landed]\nadopt = true\n")
+    with subprocess.Popen(command) as beside:
+        try:
+            eventually(lambda: low(lw, "flights.landed") == mark(9, 50), "it is followed again", check=alive(beside))
+        finally:
+            beside.kill()
