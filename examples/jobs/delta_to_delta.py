@@ -5,6 +5,9 @@ Start `lowwater serve --data lowwater-data`, then in another terminal:
 It fills the first table, waits until the sums are complete, and ends. You will see two hours. The
 second table says itself how far it is complete, so its readers need no authority.
 
+If cron starts your writer, let the shell promise, as upload.py shows, and leave out `append`, `lw`
+and `writer` here. Fill the table once before the query starts.
+
 A filter needs no `drive`, no `stamp` and no window: give `stage.foreach_batch` the filtered table.
 What such a table says of itself is one batch behind the authority, which hears of each commit.
 """

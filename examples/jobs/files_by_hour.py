@@ -44,7 +44,8 @@ if __name__ == "__main__":
     sales = spark.readStream.schema("shop string, at timestamp, cents long").json(str(FOLDER / "in"))
 
     # How far are the shops? The order of the rows tells: a row of a shop is at most ten minutes
-    # older than any row of this shop before it. This query writes nothing.
+    # older than any row of this shop before it, if files are read by their time of change. For rows
+    # that are in order take `timedelta(0)`. This query writes nothing.
     source = lws.injector(
         spark, "sales", key="shop", event_time="at", disorder=timedelta(minutes=10), producer="shop", producers=[*SALES]
     )

@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,6 +24,7 @@ import lowwater
 
 FOLDER = Path("follow_log")
 LOG = FOLDER / "access.log"
+HOUR = timedelta(hours=1)
 SAMPLE = "2013-01-09T09:10Z GET /\n2013-01-09T09:50Z GET /a\n2013-01-09T10:20Z GET /\n2013-01-09T11:0"
 
 
@@ -58,7 +59,9 @@ def follow(lease: lowwater.Lease, log: BinaryIO) -> None:
         if last is not None:
             open_hour = max(totals)
             write(totals, open_hour)
-            lease.advance(None, oldest=open_hour, frontier=last, waiting_for=f"a line of {LOG} after {open_hour:%H}:59")
+            lease.advance(
+                None, oldest=open_hour, frontier=last, waiting_for=f"a line of {LOG} from {open_hour + HOUR:%H:%M} on"
+            )
         time.sleep(1)
 
 

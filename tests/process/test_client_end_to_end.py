@@ -55,6 +55,19 @@ def test_values_keep_across_kill_and_restart_while_a_worker_reports(server: Serv
     assert worker.inputs().stale_for < 10
 
 
+def test_a_source_that_starts_again_before_its_promise_is_warned(
+    lw: lowwater.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    lw.register("flights")
+    warning = "flights starts again at 2013-01-09T13:00:00Z, but was promised until 2013-01-09T14:00:00Z"
+    for hour, warnings in ((14, 0), (14, 0), (13, 1)):
+        lease = lw.worker("flights").claim()
+        lease.advance(None, oldest=None, frontier=at(hour))
+        lease.flush()
+        assert caplog.text.count(warning) == caplog.text.count("starts again") == warnings
+    assert lw.get("flights")["flights"].low == mark(14)
+
+
 def test_leaving_a_client_does_so_for_all_its_workers(server: Serving, lw: lowwater.Client) -> None:
     with lowwater.connect(server.address) as leaving:
         leaving.register("flights")

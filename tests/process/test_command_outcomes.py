@@ -143,8 +143,8 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
     expect(1, "wait", *unregistered, lw=lw, text="Start the job that registers it")
     expect(1, "complete", "flights", "--until", LATE, lw=lw)
     expect(2, "complete", "flights", "--until", "noon", lw=lw)
-    for end, code in ((SOON, 0), (LATE, 1)):
-        expect(code, "complete", "flights", "--from", "2013-01-09T13:00Z", "--to", end, lw=lw)
+    for end, code, text in ((SOON, 0, "complete: "), (LATE, 1, "from 2013-01-09T14:00:00Z on: all keys at ")):
+        expect(code, "complete", "flights", "--from", "2013-01-09T13:00Z", "--to", end, lw=lw, text=text)
     expect(2, "complete", "flights", "--from", SOON, "--to", SOON, lw=lw, text="later than --from")
 
     (tmp_path / "progress").write_text("\n".join(map(json.dumps, REPORTS)))

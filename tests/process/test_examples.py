@@ -52,11 +52,11 @@ def test_a_log_is_promised_until_its_last_whole_line_and_closes_no_hour_by_the_c
                 with (folder / "access.log").open("a") as log:
                     log.write(ended)
                 lw.wait("requests", until=at(hour), timeout=60)
-                assert f"waiting for a line of follow_log/access.log after {hour}:59" in str(lw.why("requests"))
+                assert f"waiting for a line of follow_log/access.log from {hour + 1}:00 on" in str(lw.why("requests"))
             finally:
                 run.terminate()
         assert run.returncode == 0
-        assert "which stopped at" in str(lw.why("requests"))
+        assert "which ended in good order at" in str(lw.why("requests"))
     assert (folder / "totals.txt").read_text() == "2013-01-09 09:00 2\n2013-01-09 10:00 1\n2013-01-09 11:00 1\n"
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lowwater
+from tests.kit.eventually import eventually
 from tests.process.serving import Serving
 
 DOCUMENTED = Path(__file__).parents[2] / "docs/reference/logs.md"
@@ -59,6 +61,15 @@ def test_the_events_of_one_process(tmp_path: Path) -> None:
         lw.worker("weather", identity="two").claim(adopt=True)
         assert told(server, "adopted", computation="weather")
 
+        with ThreadPoolExecutor() as threads:
+            waiting = threads.submit(lw.wait, "later", until="2013-01-09T10:00Z", timeout=30)
+            eventually(lambda: lw.statistics().watcher.streams > 0)
+            lw.register("later")
+            later = lw.worker("later").claim()
+            later.advance(None, oldest=None, frontier="2013-01-09T10:00Z")
+            waiting.result()
+        assert not told(server, "call_refused", method="Locate"), "each client asks where a name is"
+
         lw.reset("flights")
         assert {line["computation"] for line in told(server, "reset", asked="flights")} == {"flights", "enriched"}
         lw.retire("flights", b"", b"\x40", force=True)
@@ -69,7 +80,7 @@ def test_the_events_of_one_process(tmp_path: Path) -> None:
         assert lines(server)[-1]["event"] == "stopped"
         server.start()
         recovered = told(server, "recovered")[-1]
-        assert recovered["computations"] == 3
+        assert recovered["computations"] == 4
         assert recovered["ranges"] >= 3
         assert recovered["seconds"] >= 0
     assert all({"time", "level", "event", "message", "logger"} <= set(line) for line in lines(server))

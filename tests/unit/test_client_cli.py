@@ -216,7 +216,7 @@ def test_ranges_are_a_table_that_says_what_it_leaves_out() -> None:
 
 SILENT_FOR = 75_000_000
 ENDS = [
-    (Remarks(ended=True), 0, "stopped", "which stopped at 13:58:45 UTC", "\x1b[2m"),
+    (Remarks(ended=True), 0, "stopped", "which ended in good order at 13:58:45 UTC", "\x1b[2m"),
     (
         Remarks(ended=True, failure="[STATE_STORE]\n no."),
         0,

@@ -120,7 +120,10 @@ def tell_refusal(services: Services, method: str, error: errors.LowwaterError) -
     Each method, reason and computation is counted apart. Unregistered names count as one
     computation, because a caller can make up any number.
     """
-    redirects = isinstance(error, errors.Moved) or (isinstance(error, errors.OtherSlice) and "slice" in error.metadata)
+    alone = method == "Locate" and services.cluster is None  # a client asks so of any authority
+    redirects = (
+        alone or isinstance(error, errors.Moved) or (isinstance(error, errors.OtherSlice) and "slice" in error.metadata)
+    )
     if redirects or isinstance(error, LATER):
         return
     name = error.metadata.get("computation", "")

@@ -21,7 +21,7 @@ from lowwater.core.lateness import Arrived
 from lowwater.core.reports import stale
 from lowwater.histogram import Histogram
 from lowwater.views import NO_REMARKS, Inputs, Refusal, Remarks
-from lowwater.watermark import MAX, EventTime, Watermarks, all_to_micros, to_micros
+from lowwater.watermark import MAX, EventTime, Watermark, Watermarks, all_to_micros, to_micros
 
 __all__ = ["Lease", "Oldest"]
 
@@ -67,6 +67,7 @@ class Lease:
         self._monotonic = runtime.connection.surroundings.monotonic
         self._pid = os.getpid()
         self._announced_losses: set[int] = set()
+        self._advanced = False
         self._closed = ""
         self._releasing = False
 
@@ -144,6 +145,9 @@ class Lease:
         with self._runtime.reporter.guard:
             self._check_stands()
         fold = self._fold(seen, frontier)
+        if not self._advanced and frontier is not None:
+            self._warn_of_late_rows(Watermark(to_micros(frontier)))
+        self._advanced = True
         oldest_micros = self._oldest_micros(oldest)
         state = self._state
         histogram = None if pending is None else _histogram(pending, _reference(state.reference, fold))
@@ -335,6 +339,13 @@ class Lease:
             msg = f"pass the snapshot that worker.inputs() of {reading.computation} returned before its data was read"
             raise errors.InvalidArgument(msg, metadata={"field": "seen", "fix": "seen = worker.inputs()"})
         return fold_of(snapshot)
+
+    def _warn_of_late_rows(self, frontier: Watermark) -> None:
+        """Warn of an injector that begins before the end of what was promised before. O(ranges)."""
+        promised = min(self.watermarks)
+        if frontier < promised:
+            msg = "%s starts again at %s, but was promised until %s: rows in between are late, unless readers have them already"
+            logger.warning(msg, self.computation, frontier, promised)
 
     def _oldest_micros(self, oldest: Oldest) -> int | dict[int, int] | Column:
         if oldest is None:

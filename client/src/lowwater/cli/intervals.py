@@ -51,13 +51,17 @@ def interval(lw: Client, args: argparse.Namespace) -> int:
 def gaps_text(view: IntervalView, now_micros: int) -> str:
     """Return the missing part: lines for the root cause, each computation and its key ranges."""
     low = view.watermark.low
-    here = f"it is complete to {low}" if view.start < low else f"nothing of it is, for the low watermark is {low}"
-    lines = [f"not yet: of {view.start} to {view.end} in {view.computation} {here}"]
+    here = "has promised nothing yet" if low.unknown else f"is complete until {low}, and not until {view.end}"
+    lines = [f"not yet: {view.computation} {here}"]
     if view.why is not None:
         lines.append(f"  {on_one_line(view.why.sentence)}")
     for gap in view.gaps:
-        lines.append(f"  {_head(gap)}")
-        lines += [f"    {line}" for line in _holders(gap, now_micros)]
+        head, holders = _head(gap), list(_holders(gap, now_micros))
+        if gap.ranges is not None and gap.ranges.total == len(holders) == 1:
+            lines.append(f"  {head}: {holders[0]}")
+            continue
+        lines.append(f"  {head}")
+        lines += [f"    {line}" for line in holders]
     return "\n".join(lines)
 
 
@@ -87,6 +91,8 @@ def _head(gap: Gap) -> str:
     head = f"{gap.computation} misses what is from {gap.missing} on"
     if gap.ranges is None:
         return f"{head}; which key ranges miss it is not known just now"
+    if gap.ranges.total == len(gap.ranges) == 1:
+        return head
     return f"{head}, in {counted(gap.ranges.total, 'key range')}" + (":" if len(gap.ranges) else " any more")
 
 

@@ -118,7 +118,9 @@ def quiet_words(holder: RangeView, now_micros: int) -> str:
     match cause_of_range(holder, 0, now_micros):
         case Cause.STOPPED:
             waited = f" and waited for {on_one_line(holder.waiting_for)}" if holder.waiting_for else ""
-            return f"which stopped at {clock_time(Watermark(holder.last_report_micros), now_micros)}{waited}"
+            return (
+                f"which ended in good order at {clock_time(Watermark(holder.last_report_micros), now_micros)}{waited}"
+            )
         case Cause.FAILED:
             return f"which failed {ago} ago: {on_one_line(holder.remarks.failure.rstrip('.'))}"
         case Cause.NOT_BEGUN if holder.claimed_micros:

@@ -292,7 +292,7 @@ export function activity(range, now) {
   }
   const ago = `${since(range.last_report_micros)} ago`;
   if (quiet === "failed") return `which failed ${ago}: ${range.failure}`;
-  if (quiet === "stopped") return `which stopped ${ago}${range.waiting_for && ` and waited for ${range.waiting_for}`}`;
+  if (quiet === "stopped") return `which ended in good order ${ago}${range.waiting_for && ` and waited for ${range.waiting_for}`}`;
   if (quiet === "not begun" && range.claimed_micros) return `which claimed it ${ago} and has reported nothing yet`;
   if (quiet && hasNoPromise(range)) return `which claimed it and has promised nothing yet, last heard of ${ago}`;
   if (quiet) return `silent for ${since(range.last_report_micros)}`;
