@@ -210,7 +210,7 @@ def undeclared(
             continue
         comment = blanks[key][1] if key in missing else ""
         if key == "sources" and not described and not _is_empty(value):
-            value = [_without_options(source, number) for number, source in enumerate(value)]
+            value = [_without_options(source, number) for number, source in enumerate(value or ())]
         text = _text(blanks[key][0] if _is_empty(value) else value)
         lines.append(f"    {key}={text},{f'  # {comment}' if comment else ''}")
     meanings = [f"{promise}: {PROMISES[promise]}" for promise in promises] if "promises" in missing else []
