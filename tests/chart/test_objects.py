@@ -160,7 +160,7 @@ def test_the_sidecar_is_a_command_with_declarations_that_are_taken(tmp_path: Pat
     folder, _, name = args.file.rpartition("/")
     queries = tmp_path / name
     queries.write_text(manifests[f"ConfigMap/{mounts[folder]['configMap']['name']}"]["data"][name])
-    [query] = declared(sidecar_arguments().parse_args(["track", str(queries), "--state", args.state]))
+    [query], _ = declared(sidecar_arguments().parse_args(["track", str(queries), "--state", args.state]))
     assert query["promises"][-1] == "single-driver"
     names = {variable["name"] for variable in container["env"]}
     assert names == {"HOME", "LOWWATER_CA", "LOWWATER_CERT", "LOWWATER_KEY", "LOWWATER_TOKEN_FILE", "AWS_ACCESS_KEY_ID"}

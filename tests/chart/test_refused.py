@@ -74,7 +74,7 @@ REFUSED = {
     ),
     "a sidecar without declarations": (
         ["sidecar.enabled=true", "sidecar.image.repository=x"],
-        "sidecar.queries has no table [[query]]: give it the file of declarations",
+        "sidecar.queries has no table [[query]] or [[pipeline]]: give it the file of declarations",
     ),
     "a sidecar without a token": (
         ["access.config=x", "page.enabled=false", *SIDECAR],

@@ -23,6 +23,7 @@ from lowwater_page.process import parser as page_parser
 from lowwater_pipeline.command import parser as pipeline_parser
 from lowwater_spark.sidecar.command import parser as sidecar_parser
 from lowwater_spark.sidecar.declaration import Declaration
+from lowwater_spark.sidecar.pipeline import Pipeline
 from scripts.generate_cli import whole
 from tests.kit.program import run_program
 from tests.process.serving import Serving
@@ -99,17 +100,20 @@ def test_every_command_is_taken(page: Path) -> None:
 def test_settings_are_taken(tmp_path: Path) -> None:
     taken = set()
     for text in (text for page in PAGES for text in blocks(page, "toml")):
-        (kind,) = {"principal", "promise", "query"} & tomllib.loads(text).keys()
+        (kind,) = {"principal", "promise", "query", "pipeline"} & tomllib.loads(text).keys()
         taken.add(kind)
         if kind == "principal":
             digest = "<64 hexadecimal digits>"
             Access.parse(text.replace(digest, "0" * 64, 1).replace(digest, "1" * 64).encode(), "page")
         elif kind == "promise":
             Promises.parse(text.encode(), "page")
+        elif kind == "pipeline":
+            for pipeline in tomllib.loads(text)["pipeline"]:
+                Pipeline.parse(pipeline)
         else:
             for query in tomllib.loads(text)["query"]:
                 Declaration.parse(query)
-    assert len(taken) == 3
+    assert len(taken) == 4
     for text in (text for page in PAGES for text in blocks(page, "json")):
         assert json.loads(text)
     (tmp_path / "prometheus.yml").write_text(block("docs/operate/monitoring.md", "scrape_configs"))

@@ -19,6 +19,7 @@ from tests.spark.support import SETTINGS, Feed, Upstream
 
 if TYPE_CHECKING:
     from tests.kit.kafka import Kafka
+    from tests.spark.connect import ConnectServer
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,15 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     from tests.kit.kafka import Kafka  # the environment of tests/iceberg has no client of Kafka
 
     with Kafka(tmp_path_factory.mktemp("kafka"), settings={"log.cleaner.backoff.ms": 100}) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    """Run a server of Spark Connect for all tests, beside the Spark of this process. A test that kills it starts it again."""
+    from tests.spark.connect import connect_server  # nor of Spark Connect
+
+    with connect_server(tmp_path_factory.mktemp("connect")) as running:
         yield running
 
 

@@ -55,9 +55,10 @@ KINDS: dict[str, tuple[Callable[[DataFrame, DataFrame], DataFrame], timedelta, d
 class Oracle:
     """Watches what is published of a stage, and finds rows that came out below it afterwards."""
 
-    def __init__(self, address: str, out: Path) -> None:
+    def __init__(self, address: str, out: Path, stamps: Callable[[Path], list[dt.datetime]] | None = None) -> None:
         self._address = address
         self._out = out
+        self._stamps = stamps or _stamps
         self._stop = threading.Event()
         self.published: list[tuple[lowwater.Watermark, set[str]]] = []
         """Each value, and the files that stood in the sink's log when it had been seen."""
@@ -86,8 +87,7 @@ class Oracle:
     def rows(self) -> dict[str, list[lowwater.Watermark]]:
         times = {}
         for path in self._files():
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
-            times[path] = [lowwater.Watermark.of(_parse(json.loads(line)["t"])) for line in lines]
+            times[path] = [lowwater.Watermark.of(stamp) for stamp in self._stamps(Path(path))]
         return times
 
     def values(self) -> list[lowwater.Watermark]:
@@ -104,6 +104,10 @@ class Oracle:
             for stamp in stamps
             if stamp < value
         ]
+
+
+def _stamps(file: Path) -> list[dt.datetime]:
+    return [_parse(json.loads(line)["t"]) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def _parse(text: str) -> dt.datetime:

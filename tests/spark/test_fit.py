@@ -24,6 +24,7 @@ HOUR = timedelta(hours=1)
 CONNECT = "Spark Connect, and platforms that offer nothing else"
 
 NOT_ASKED = {
+    "declarative pipelines (`spark-pipelines`)": "tests/spark/test_pipelines.py",
     "Kafka, its brokers declared": "tests/spark/test_kafka.py",
     "`rate`, a Python data source": "tests/spark/test_opaque.py",
     "`socket`": "tests/spark/test_opaque.py",
@@ -203,9 +204,8 @@ def test_the_code_says_what_the_page_says(row: str, spark: SparkSession, feed: F
             assert ask.begins(spark, feed) == cells["begin"], ask
 
 
-def test_a_session_of_connect_is_refused(tmp_path: Path) -> None:
+def test_a_session_of_connect_is_refused() -> None:
     session: Any = object.__new__(ConnectSession)  # one that reaches no server: nothing is asked of it
-    stage = lws.stage(session, "fit", inputs=["source"], key="key", event_time="t", address="127.0.0.1:1")
-    with pytest.raises(lws.Unsupported, match="Spark Connect"):
-        stage.start(session, checkpoint=tmp_path / "ck", format="noop")
+    with pytest.raises(lws.Unsupported, match=r"Spark Connect.*classic driver.*lws\.track"):
+        lws.stage(session, "fit", inputs=["source"], key="key", event_time="t", address="127.0.0.1:1")
     assert tables()[CONNECT]["track, drive"] == "refused"

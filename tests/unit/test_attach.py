@@ -41,6 +41,14 @@ PROGRESS: dict[str, Any] = {
 }
 
 
+def test_the_rows_of_a_batch_are_those_of_its_sources_where_there_is_no_total() -> None:
+    without = {key: value for key, value in PROGRESS.items() if key not in {"numInputRows", "inputRowsPerSecond"}}
+    sources = [{"numInputRows": 3, "inputRowsPerSecond": 0.5}, {"numInputRows": 4, "inputRowsPerSecond": None}]
+    batch = read_progress({**without, "sources": sources})
+    assert (batch.rows, batch.rows_per_second) == (7, 0.5)
+    assert read_progress({**PROGRESS, "sources": sources}).rows == 3
+
+
 def progress(
     batch: int = 0, *, query: str = "q1", run: str = "r1", watermark: int | None = NINE, **more: Any
 ) -> BatchProgress:
@@ -127,6 +135,28 @@ def test_a_restart_goes_on_and_its_forerunner_says_nothing_any_more(book: Book) 
     book.terminated("q1", "r1", None)
     [status] = book.queries()
     assert (status.state, status.run, status.watermark, status.batches) == ("running", "r2", Watermark(NINE), 2)
+
+
+def test_a_batch_that_is_told_again_after_a_lost_connection_counts_once(book: Book) -> None:
+    book.started("q1", "r1", "hourly")
+    for batch in (6, 7, 6, 7, 8):
+        book.progressed(progress(batch))
+    book.started("q1", "r2", "hourly")
+    book.progressed(progress(8, run="r2"))
+    [status] = book.queries()
+    assert (status.batches, status.rows, status.batch) == (4, 8, 8)
+
+
+def test_batches_from_before_the_attachment_do_not_count_after_a_lost_connection(book: Book) -> None:
+    book.begins_after("q1", "r1", 6)
+    book.started("q1", "r1", "hourly")
+    for batch in (5, 6, 7):
+        book.progressed(progress(batch))
+    [status] = book.queries()
+    assert (status.batches, status.batch) == (1, 7)
+    book.begins_after("q1", "r1", 9)
+    book.progressed(progress(8))
+    assert book.queries()[0].batch == 8, "the first note counts"
 
 
 def test_idle_queries_say_so_until_they_work_again(book: Book) -> None:

@@ -220,8 +220,10 @@ class OneAttempt(threading.Event):
 def test_a_query_is_tried_again_while_its_token_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LOWWATER_TOKEN_FILE", str(tmp_path / "token"))
     spec: dict[str, Any] = {"name": "a", "checkpoint": str(tmp_path), "inputs": ["b"], "sources": [f"files:{tmp_path}"]}
-    one = QueryWatch({**spec, "promises": ["sink-visible-before-commit", "nothing-skipped"]}, str(tmp_path), None, None)
-    one.run(OneAttempt())
+    query = {**spec, "promises": ["sink-visible-before-commit", "nothing-skipped"]}
+    one = QueryWatch(query, state=str(tmp_path), address=None, session=None)
+    one.stopping = OneAttempt()
+    one.run()
     assert not one.refused
     assert one.turn == (2, 0), "the checkpoint is one step, and the attempt another"
     assert may_pass(errors.Unauthenticated("unknown token"))

@@ -30,8 +30,8 @@ the fix.
 {{- if not .Values.sidecar.image.repository -}}
 {{- fail "the sidecar needs an image of your own: set sidecar.image.repository, one with lowwater-spark, and with PySpark and Java where it reads Kafka, tables or URIs" -}}
 {{- end -}}
-{{- if not (contains "[[query]]" .Values.sidecar.queries) -}}
-{{- fail "sidecar.queries has no table [[query]]: give it the file of declarations, which lowwater-spark describe CHECKPOINT prints" -}}
+{{- if not (or (contains "[[query]]" .Values.sidecar.queries) (contains "[[pipeline]]" .Values.sidecar.queries)) -}}
+{{- fail "sidecar.queries has no table [[query]] or [[pipeline]]: give it the file of declarations, which lowwater-spark describe CHECKPOINT prints" -}}
 {{- end -}}
 {{- if and $access (not .Values.sidecar.tokenSecret.name) -}}
 {{- fail "with access the sidecar needs a token: set sidecar.tokenSecret.name, a Secret with the token of a principal that may report for its queries and read what they read" -}}

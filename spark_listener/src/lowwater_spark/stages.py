@@ -34,6 +34,7 @@ from lowwater_spark.track.plan.checked import (
     Checked,
     absolute,
     check_arriving,
+    check_classic,
     check_output_mode,
     check_plan,
     check_session,
@@ -162,7 +163,7 @@ def stage(
         client: A client of your own, instead of all these. Its settings, contents included, travel
             to the executors.
 
-    Raises ValueError for arguments that make no stage.
+    Raises ValueError for arguments that make no stage, and Unsupported in Spark Connect.
     """
     if not inputs:
         msg = f"{name} has no inputs; a stage that brings records in from outside is lws.injector(...)"
@@ -242,6 +243,9 @@ def _check_names(function: str, options: Mapping[str, object], names: type) -> N
         raise TypeError(msg)
 
 
+_BY_A_WORKER: Final = "Run the injector in a classic session, or have the program that writes the rows report their times: lowwater.connect().worker(NAME)."
+
+
 def _declare(
     spark: SparkSession,
     name: str,
@@ -250,6 +254,11 @@ def _declare(
     event_time: str | Column,
     options: CommonOptions,
 ) -> Stage:
+    if inputs:
+        check_classic(spark, "A stage in a Spark Connect session")
+    else:
+        # A sidecar needs an input, whose watermark counts when the checkpoint has read it.
+        check_classic(spark, "An injector in a Spark Connect session", _BY_A_WORKER)
     ranges, stamp = options.get("ranges"), options.get("stamp", "event")
     heuristics, lateness_budget = options.get("heuristics", (0.99,)), options.get("lateness_budget", ())
     address, client = options.get("address"), options.get("client")

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import lowwater
 from lowwater.core.advice import DELAYS, Advice, advise
 from lowwater_spark.attach.book import Book, QueryStatus
+from lowwater_spark.attach.connect import ConnectEvents, EventGate
 from lowwater_spark.attach.embedded import acquire, release
 from lowwater_spark.attach.progress import computation_name, read_progress
 from lowwater_spark.attach.sender import Sender
@@ -161,6 +162,10 @@ class Attachment:
         self._reach: lowwater.Settings | None = None
         self._sender: Sender | None = None
         self._listener: StreamingQueryListener | None = None
+        self._gate = EventGate()
+        """Closed while events that were missed are noted."""
+        self._events: ConnectEvents | None = None
+        """Events of Spark Connect; None in a classic session."""
         self._stopped = not settings.enabled
         if settings.enabled:
             self._start(client)
@@ -191,7 +196,7 @@ class Attachment:
             self._reach = reach
             reporting = lowwater.Client(reach)
             self._sender = Sender(self._book, reporting, inputs=self.settings.inputs)
-            self._listener = _listener(self._book, lambda: self._stopped)
+            self._listener = _listener(self._book, lambda: self._stopped, self._gate)
             self._listen(self._listener)
         except BaseException:
             self._stopped = True
@@ -212,16 +217,43 @@ class Attachment:
         atexit.register(self.stop)
 
     def _listen(self, listener: StreamingQueryListener) -> None:
-        streams = self._spark.streams
-        if not _is_connect(self._spark):
-            streams.addListener(listener)
-            return
-        # In Spark Connect addListener() starts the thread that handles events, which is a daemon
-        # only if its starter is one. With a thread that is none, a program that does not stop its
-        # session would never end.
-        thread = threading.Thread(target=streams.addListener, args=(listener,), daemon=True)
-        thread.start()
-        thread.join()
+        if _is_connect(self._spark):
+            # Counts begin with the attachment. A catch-up later finds batches from before it.
+            for query in self._spark.streams.active:
+                if (progress := query.lastProgress) is not None:
+                    batch = int(json.loads(progress.json)["batchId"])
+                    self._book.begins_after(str(query.id), str(query.runId), batch)
+            self._events = ConnectEvents(self._spark, listener, self._catch_up, self._gate)
+            self._events.begin()
+        else:
+            self._spark.streams.addListener(listener)
+
+    def _catch_up(self) -> None:
+        """Note what happened while no events came: ends, starts, and the batches that Spark has.
+
+        The reason of an end is not known any more, nor the last batches of an ended query. Raises
+        what Spark raises, after noting what it could.
+        """
+        active = {str(query.id): query for query in self._spark.streams.active}
+        for status in self._book.queries():
+            query = active.get(status.query)
+            if status.state != "ended" and (query is None or str(query.runId) != status.run):
+                self._book.terminated(status.query, status.run, None)
+        problem: Exception | None = None
+        for query in active.values():
+            self._book.started(str(query.id), str(query.runId), query.name)
+            try:
+                batches = query.recentProgress
+            except Exception as failure:  # noqa: BLE001 - of one query; the others are noted
+                problem = failure
+                continue
+            for progress in batches:
+                try:
+                    self._book.progressed(read_progress(json.loads(progress.json)))
+                except Exception as failure:  # noqa: BLE001 - as in an event of the listener
+                    self._book.swallow(failure)
+        if problem is not None:
+            raise problem
 
     @property
     def page(self) -> str:
@@ -347,6 +379,8 @@ class Attachment:
                 self._spark.streams.removeListener(self._listener)
             except Exception as failure:  # noqa: BLE001 - whatever py4j raises when the JVM is gone
                 logger.debug("the listener went with its session: %r", failure)
+        if self._events is not None:
+            self._events.stop()
         if self._sender is not None:
             self._sender.stop()
         if self.embedded is not None:
@@ -373,17 +407,19 @@ def _session_of(spark: SparkSession) -> Any:
     return spark.session_id if _is_connect(spark) else spark._jsparkSession  # type: ignore[attr-defined]  # of Spark Connect
 
 
-def _listener(book: Book, stopped: Callable[[], bool]) -> StreamingQueryListener:
+def _listener(book: Book, stopped: Callable[[], bool], gate: EventGate) -> StreamingQueryListener:
     """Return a listener that writes into the book. It never waits: Spark's start() waits for it."""
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     def guarded(take: Callable[[Any], None], event: Any) -> None:
-        if stopped():
-            return
-        try:
-            take(event)
-        except Exception as failure:  # noqa: BLE001 - none of our errors may reach a query
-            book.swallow(failure)
+        def note() -> None:
+            try:
+                take(event)
+            except Exception as failure:  # noqa: BLE001 - none of our errors may reach a query
+                book.swallow(failure)
+
+        if not stopped():
+            gate.note(note)
 
     class Listener(StreamingQueryListener):
         """Listener that Spark calls on threads of its own."""

@@ -1,8 +1,8 @@
 """The book: the status of each attached query, and the watermarks that are not yet reported.
 
-Spark's threads write here and go on; they wait only for a lock that is never held across a call.
-Each query has one entry, and a newer value replaces one that was not sent. So the book is bounded
-by the number of queries. So are the event times that queries have read: see
+Spark's threads write here and go on; they wait only for the lock of the book, which is never held
+across a call. Each query has one entry, and a newer value replaces one that was not sent. So the
+book is bounded by the number of queries. So are the event times that queries have read: see
 :mod:`lowwater.core.event_times`.
 """
 
@@ -109,6 +109,8 @@ class Book:
         self._left_out = left_out
         self._queries: dict[str, QueryStatus] = {}
         self._times: dict[str, EventTimes] = {}
+        self._last: dict[str, tuple[str, int]] = {}
+        """The last batch of each query that came, with the run's id, by the query's id."""
         self._waiting: dict[str, float] = {}
         """Earliest time at which each waiting query may be reported, seconds of ``clock``, by the
         query's id. The query that began to wait first is the first."""
@@ -128,11 +130,21 @@ class Book:
             if status is not None:
                 self._put(replace(status, run=run, name=name, state="running", failure=""))
 
+    def begins_after(self, query: str, run: str, batch: int) -> None:
+        """Note the newest batch of a run before the attachment. None up to it counts."""
+        with self.changed:
+            self._last.setdefault(query, (run, batch))
+
     def progressed(self, progress: BatchProgress) -> None:
-        """Note a committed batch."""
+        """Note a committed batch, once."""
         with self.changed:
             status = self._status(progress.query, progress.run, progress.name)
             if status is None:
+                return
+            # The batches of a run come in order. After a lost connection to Spark Connect some of
+            # them come again, and would count twice.
+            run, batch = self._last.get(progress.query, ("", -1))
+            if run == progress.run and progress.batch <= batch:
                 return
             if progress.times is not None:
                 self._times.setdefault(progress.query, EventTimes()).note(progress.times)
@@ -148,6 +160,7 @@ class Book:
             if status.run != progress.run:
                 self._queries[progress.query] = counted
                 return
+            self._last[progress.query] = progress.run, progress.batch
             newest = replace(
                 counted,
                 state="ended" if status.state == "ended" else "running",
@@ -198,6 +211,7 @@ class Book:
             del self._ended[oldest]
             del self._queries[oldest]
             self._times.pop(oldest, None)
+            self._last.pop(oldest, None)
         return QueryStatus(self._name_of(name, query), query, run, name)
 
     def _put(self, status: QueryStatus) -> None:

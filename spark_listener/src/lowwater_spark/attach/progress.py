@@ -58,13 +58,20 @@ def read_progress(progress: Mapping[str, Any]) -> BatchProgress:
         name=progress.get("name"),
         batch=int(progress["batchId"]),
         watermark=_micros(event_time.get("watermark")),
-        rows=int(progress.get("numInputRows") or 0),
-        rows_per_second=float(progress.get("inputRowsPerSecond") or 0),
+        rows=int(_total(progress, "numInputRows")),
+        rows_per_second=_total(progress, "inputRowsPerSecond"),
         late_rows=sum(int(operator.get("numRowsDroppedByWatermark") or 0) for operator in operators),
         state_rows=sum(int(operator.get("numRowsTotal") or 0) for operator in operators),
         seconds=int(progress.get("batchDuration") or 0) / 1e3,
         times=read_batch_times(progress),
     )
+
+
+def _total(progress: Mapping[str, Any], name: str) -> float:
+    """Return a number of all sources; the progress that a Connect client reads has no total."""
+    if name in progress:
+        return float(progress[name] or 0)
+    return sum(float(source.get(name) or 0) for source in progress.get("sources") or ())
 
 
 def _micros(text: str | None) -> int | None:

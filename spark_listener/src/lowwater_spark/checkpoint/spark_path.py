@@ -108,6 +108,20 @@ class SparkPath:
         """
         return Path(self.path) if self.scheme in ("", "file") else None
 
+    @property
+    def absolute(self) -> str:
+        """Absolute path in the local file system; empty for any other path.
+
+        Hadoop refuses a local URI with a host, such as ``file://data/in``.
+
+        >>> SparkPath.of_text("file:/data/in").absolute, SparkPath.of_text("file://data/in").absolute
+        ('/data/in', '')
+        >>> SparkPath.of_text("hdfs://name/in").absolute, SparkPath.of_text("data/in").absolute
+        ('', '')
+        """
+        is_local = self.scheme in ("", "file") and not self.authority and self.path.startswith("/")
+        return self.path if is_local else ""
+
     def below(self, name: str) -> SparkPath:
         """Return the path that an escaped name in this directory leads to.
 

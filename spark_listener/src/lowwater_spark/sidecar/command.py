@@ -7,11 +7,12 @@ import contextlib
 import functools
 import json
 import logging
+import queue
 import signal
 import sys
 import threading
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,7 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sidecar.declaration import BLANK, HISTORY, PROMISES, Declaration, needed
 from lowwater_spark.sidecar.evidence import ON_ARRIVAL, operators, query_id
+from lowwater_spark.sidecar.pipeline import Folders, Looked, Pipeline, describe_pipeline
 from lowwater_spark.sidecar.watch import Sidecar, track
 from lowwater_spark.sources.kinds import guess
 
@@ -48,6 +50,7 @@ _EXAMPLES: Final = """\
 examples:
   lowwater-spark describe /data/checkpoints/hourly > queries.toml     # then fill it in
   lowwater-spark track queries.toml --state /var/lib/lowwater-spark
+  lowwater-spark describe --pipeline spark-pipeline.yml > queries.toml
   lowwater-spark track --state /var/lib/lowwater-spark --name hourly --checkpoint /data/checkpoints/hourly --input enriched \\
       --source files:/data/enriched --promise sink-visible-before-commit --promise nothing-skipped
 """
@@ -69,7 +72,19 @@ def parser() -> CommandParser:
         description="Print a file of declarations for a checkpoint: what it tells is filled in, the rest is asked for.",
     )
     look.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="the query's checkpointLocation: an absolute path or a URI"
+        "checkpoint", metavar="CHECKPOINT", nargs="?", help="the query's checkpointLocation: an absolute path or a URI"
+    )
+    look.add_argument(
+        "--pipeline",
+        metavar="FILE",
+        type=Path,
+        help="instead: the specification of a declarative pipeline, such as spark-pipeline.yml",
+    )
+    look.add_argument(
+        "--warehouse",
+        metavar="DIR",
+        type=Path,
+        help="directory of the pipeline's tables, spark.sql.warehouse.dir; without it, a guess to confirm is printed",
     )
     conf: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME=VALUE"}
     look.add_argument("--conf", **conf, help="a setting of the Spark session that reads a URI")
@@ -80,7 +95,9 @@ def parser() -> CommandParser:
         "nothing for the others; the exit code is 1 then. The token for the authority comes from LOWWATER_TOKEN, absolute paths of a file with it, which wins and may change, and of certificates from LOWWATER_TOKEN_FILE, LOWWATER_CA, LOWWATER_CERT and LOWWATER_KEY.",
         epilog="promises:\n" + "\n".join(f"  {name}\n      {text}" for name, text in PROMISES.items()),
     )
-    follow.add_argument("file", metavar="FILE", nargs="?", help="declarations: TOML with a table [[query]] for each")
+    follow.add_argument(
+        "file", metavar="FILE", nargs="?", help="declarations: TOML with a table [[query]] or [[pipeline]] for each"
+    )
     follow.add_argument(
         "--state",
         metavar="DIR",
@@ -127,27 +144,198 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         session = functools.cache(functools.partial(_session, _settings(args.conf)))
         if args.command == "describe":
-            print(describe(args.checkpoint, session), end="")  # noqa: T201 - the answer to a command
+            print(_described(args, session), end="")  # noqa: T201 - the answer to a command
             return 0
-        queries = declared(args)
+        queries, pipelines = declared(args)
         heartbeat = Heartbeat(args.heartbeat)
     except (errors.LowwaterError, CheckpointMismatch, OSError, ValueError) as failure:
         print(f"lowwater-spark: {failure}", file=sys.stderr)  # noqa: T201 - the answer to a command
         return FAILED
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    stopping = threading.Event()
+    watches = Watches(functools.partial(QueryWatch, state=args.state, address=args.address, session=session), pipelines)
     for stop in _STOPS:
-        signal.signal(stop, lambda _number, _frame: stopping.set())
-    watches = [QueryWatch(query, args.state, args.address, session) for query in queries]
-    threads = [threading.Thread(target=watch.run, args=(stopping,), name=f"lowwater-{watch.name}") for watch in watches]
-    for thread in threads:
+        signal.signal(stop, lambda _number, _frame: watches.stop())
+    for query in queries:
+        watches.declare(query)
+    while watches.going:
+        watches.look()
+        watches.wait(1.0)  # not longer: signals and the heartbeat need the main thread
+        heartbeat.look({watch.name: watch.turn for watch in watches.running})
+    return REFUSED if watches.refused else 0
+
+
+class Watches:
+    """The queries of the command, each tracked by a thread of its own.
+
+    The flows of pipelines come and go. A thread looks for them, because a file system may hang;
+    :meth:`look` takes what it has found. All methods are of one thread.
+    """
+
+    def __init__(self, make: Callable[..., QueryWatch], pipelines: Sequence[Pipeline]) -> None:
+        self._make = make
+        self._pipelines = [(pipeline, Folders()) for pipeline in pipelines]
+        self._stopping = threading.Event()
+        self._looked: queue.SimpleQueue[list[tuple[Pipeline, Looked | OSError]]] = queue.SimpleQueue()
+        """Results of looks that are not applied yet, each with one entry a pipeline."""
+        self._looker: threading.Thread | None = None
+        self._threads: dict[str, tuple[QueryWatch, threading.Thread]] = {}
+        self._ending: dict[str, tuple[QueryWatch, threading.Thread]] = {}
+        """Queries that were told to end. Another one of the name starts after its thread."""
+        self._next: dict[str, Mapping[str, Any]] = {}
+        """Flows to start when the query of the name has ended."""
+        self._declared: set[str] = set()
+        """Names of the queries with a declaration of their own. A flow of such a name is that."""
+        self._problems: dict[str, Exception] = {}
+        """Reason of each flow that is not tracked, and of each unread storage, as logged."""
+
+    @property
+    def going(self) -> bool:
+        """True while a query is tracked, or flows may come."""
+        return bool(self.running or (self._pipelines and not self._stopping.is_set()))
+
+    def stop(self) -> None:
+        """Have all queries end. Called by the handler of a signal."""
+        self._stopping.set()
+        for watch, _ in tuple(self._threads.values()):
+            watch.stopping.set()
+
+    @property
+    def running(self) -> list[QueryWatch]:
+        """The queries that are tracked, tried, or still end."""
+        threads = (*self._threads.values(), *self._ending.values())
+        return [watch for watch, thread in threads if thread.is_alive()]
+
+    @property
+    def refused(self) -> bool:
+        """True if a query had to be given up, or a flow is refused."""
+        refused = any(not isinstance(problem, OSError) for problem in self._problems.values())
+        return refused or any(watch.refused for watch, _ in self._threads.values())
+
+    def declare(self, query: Mapping[str, Any]) -> None:
+        """Track a query that has a declaration of its own, as :meth:`start`."""
+        self._declared.add(query["name"])
+        # Beside a pipeline its inputs may be flows, which are registered later.
+        self.start(query, patient=bool(self._pipelines))
+
+    def start(self, query: Mapping[str, Any], *, patient: bool = False) -> None:
+        """Track a query until the command is told to stop, or the query is refused."""
+        watch = self._make(query, patient=patient)
+        thread = threading.Thread(target=watch.run, name=f"lowwater-{watch.name}")
+        self._threads[watch.name] = watch, thread
+        if self._stopping.is_set():
+            watch.stopping.set()
         thread.start()
-    while running := [thread for thread in threads if thread.is_alive()]:
-        running[0].join(1.0)  # not longer: signals and the heartbeat need the main thread
-        heartbeat.look(
-            {watch.name: watch.turn for watch, thread in zip(watches, threads, strict=True) if thread in running}
-        )
-    return REFUSED if any(watch.refused for watch in watches) else 0
+
+    def look(self) -> None:
+        """Begin to track the flows that have come, and end those that are refused or other ones.
+
+        Does not wait.
+        """
+        if self._stopping.is_set() or not self._pipelines:
+            return
+        if self._looker is None:
+            self._looker = threading.Thread(target=self._keep_looking, name="lowwater-pipelines", daemon=True)
+            self._looker.start()
+        with contextlib.suppress(queue.Empty):
+            self._apply(self._looked.get_nowait())
+        for name in [name for name, (_, thread) in self._ending.items() if not thread.is_alive()]:
+            del self._ending[name]
+        for name in [name for name in self._next if name not in self._ending]:
+            self.start(self._next.pop(name), patient=True)
+
+    def _keep_looking(self) -> None:
+        while not self._stopping.is_set():
+            self._looked.put([(pipeline, _look_at(pipeline, folders)) for pipeline, folders in self._pipelines])
+            self._stopping.wait(AGAIN_SECONDS)
+
+    def _apply(self, looked: Sequence[tuple[Pipeline, Looked | OSError]]) -> None:
+        places: dict[str, Pipeline] = {}
+        """The pipeline of each name that this look has met."""
+        for pipeline, flows in looked:
+            if isinstance(flows, OSError):
+                self._note(f"the pipeline in {pipeline.storage}", flows)
+                continue
+            self._problems.pop(f"the pipeline in {pipeline.storage}", None)
+            for flow, problem in flows.refused.items():
+                name = pipeline.prefix + flow
+                if places.setdefault(name, pipeline) is pipeline:
+                    self._refuse(name, problem, flows.checkpoints.get(flow))
+            for query in flows.queries.values():
+                name = query["name"]
+                first = places.setdefault(name, pipeline)
+                if first is pipeline:
+                    self._problems.pop(name, None)
+                    self._follow(query)
+                else:
+                    msg = f"{first.storage} has a flow of the name {name} as well: give the pipelines other prefixes"
+                    self._note(f"{name} in {pipeline.storage}", ValueError(msg))
+
+    def _refuse(self, name: str, problem: Exception, checkpoint: Path | None) -> None:
+        if name in self._declared:
+            return
+        if name in self._threads:
+            watch, _ = self._threads[name]
+            # If a file of its checkpoint cannot be read, the query holds by itself. A query of
+            # another checkpoint would go on while a full refresh empties the table, and lead.
+            if isinstance(problem, OSError) and checkpoint in (None, Path(watch.query["checkpoint"])):
+                return
+            self._end(name)
+        self._next.pop(name, None)
+        self._note(name, problem)
+
+    def _note(self, what: str, problem: Exception) -> None:
+        if str(self._problems.get(what)) != str(problem):
+            reason = problem if isinstance(problem, OSError | ValueError | CheckpointMismatch) else repr(problem)
+            logger.warning("%s is not tracked, and is tried again every %g s: %s", what, AGAIN_SECONDS, reason)
+            self._problems[what] = problem
+
+    def _follow(self, query: Mapping[str, Any]) -> None:
+        name = query["name"]
+        if name in self._declared:
+            return
+        if name in self._threads:
+            watch, _ = self._threads[name]
+            if watch.query == query:
+                return
+            logger.warning(
+                "%s has another checkpoint or other sources by now; its sidecar ends, and another one starts", name
+            )
+            self._end(name)
+        self._next[name] = query
+
+    def _end(self, name: str) -> None:
+        self._ending[name] = watch, _ = self._threads.pop(name)
+        watch.stopping.set()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a query ends or the command is told to stop, at most so long."""
+        threads = [thread for _, thread in self._threads.values() if thread.is_alive()]
+        if threads:
+            threads[0].join(seconds)
+        else:
+            self._stopping.wait(seconds)
+
+
+def _look_at(pipeline: Pipeline, folders: Folders) -> Looked | OSError:
+    try:
+        return pipeline.look(folders)
+    except OSError as failure:
+        return failure
+    except Exception as failure:
+        logger.exception("the pipeline in %s cannot be read", pipeline.storage)
+        return OSError(repr(failure))
+
+
+def _described(args: argparse.Namespace, session: Any) -> str:
+    if (args.checkpoint is None) == (args.pipeline is None):
+        msg = "describe takes a checkpoint, or --pipeline with a specification"
+        raise ValueError(msg)
+    if args.warehouse is not None and args.pipeline is None:
+        msg = "--warehouse is of the tables of a pipeline: pass --pipeline with it"
+        raise ValueError(msg)
+    if args.pipeline is not None:
+        return describe_pipeline(args.pipeline, args.warehouse)
+    return describe(args.checkpoint, session)
 
 
 def describe(checkpoint: str, session: Any) -> str:
@@ -207,8 +395,12 @@ def _session(settings: Mapping[str, str]) -> SparkSession:
     return builder.config(map=dict(settings)).getOrCreate()
 
 
-def declared(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return all queries, after checking them. Raises ValueError, Unsupported, OSError."""
+def declared(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[Pipeline]]:
+    """Return all queries and pipelines, after checking them.
+
+    Raises ValueError, Unsupported, OSError.
+    """
+    pipelines: list[Pipeline] = []
     keys = ("name", "checkpoint", "inputs", "sources", "promises", "retention", "stamp", "output_mode", "output")
     options = {key: value for key in keys if (value := getattr(args, key)) is not None}
     if args.file is None:
@@ -218,15 +410,25 @@ def declared(args: argparse.Namespace) -> list[dict[str, Any]]:
         raise ValueError(msg)
     else:
         with Path(args.file).open("rb") as file:
-            queries = tomllib.load(file).get("query")
-    if not isinstance(queries, list) or not queries:
-        msg = f"{args.file} has no table [[query]]; lowwater-spark describe CHECKPOINT prints one"
+            content = tomllib.load(file)
+        tables = content.get("pipeline", [])
+        if not isinstance(tables, list):
+            msg = f"{args.file}: a pipeline is a table [[pipeline]], in double brackets"
+            raise ValueError(msg)
+        pipelines = [Pipeline.parse(table) for table in tables]
+        prefixes = [pipeline.prefix for pipeline in pipelines]
+        if alike := sorted({prefix for prefix in prefixes if prefixes.count(prefix) > 1}):
+            msg = f"{args.file} declares two pipelines with the prefix {alike[0]!r}: their flows would have the same names"
+            raise ValueError(msg)
+        queries = content.get("query", [] if pipelines else None)
+    if not isinstance(queries, list) or not (queries or pipelines):
+        msg = f"{args.file} has no table [[query]] or [[pipeline]]; lowwater-spark describe CHECKPOINT prints one"
         raise ValueError(msg)
     names = [Declaration.parse(query).name for query in queries]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         msg = f"{args.file} declares {twice[0]} twice; each computation has one checkpoint"
         raise ValueError(msg)
-    return queries
+    return queries, pipelines
 
 
 class Heartbeat:
@@ -255,25 +457,31 @@ class Heartbeat:
 class QueryWatch:
     """One query of the command, tracked by a thread of its own, which may fail alone."""
 
-    def __init__(self, query: Mapping[str, Any], state: str, address: str | None, session: Any) -> None:
+    def __init__(
+        self, query: Mapping[str, Any], *, state: str, address: str | None, session: Any, patient: bool = False
+    ) -> None:
         self.name: str = query["name"]
+        self.query = query
+        self.stopping = threading.Event()
+        """Set to end this query."""
         self.refused = False
         self.turn = (0, 0)
         """Numbers of steps of its starts, and of looks since the last start. Both stand still
         while the query hangs."""
-        self._query = query
+        self._patient = patient
+        """True where inputs may be flows: the query waits until these are registered."""
         self._state = state
         self._address = address
         self._session = session
 
-    def run(self, stopping: threading.Event) -> None:
-        """Track the query until ``stopping`` is set, or the query is refused."""
+    def run(self) -> None:
+        """Track the query until :attr:`stopping` is set, or the query is refused."""
         last_problem = ""
-        while not stopping.is_set():
+        while not self.stopping.is_set():
             try:
-                self._follow(stopping)
+                self._follow()
             except (errors.LowwaterError, CheckpointMismatch, Unsupported, ValueError, OSError) as failure:
-                if not may_pass(failure):
+                if not may_pass(failure) and not (self._patient and isinstance(failure, errors.UnknownComputation)):
                     logger.error("%s is not tracked any more: %s", self.name, failure)
                     self.refused = True
                     return
@@ -283,19 +491,19 @@ class QueryWatch:
                     logger.warning(
                         "%s is not tracked yet, and is tried again every %g s: %s", self.name, AGAIN_SECONDS, failure
                     )
-                stopping.wait(AGAIN_SECONDS)
+                self.stopping.wait(AGAIN_SECONDS)
             except Exception:
                 logger.exception("%s is not tracked any more", self.name)
                 self.refused = True
                 return
 
-    def _follow(self, stopping: threading.Event) -> None:
+    def _follow(self) -> None:
         sidecar: Sidecar = track(
-            **self._query, state=self._state, address=self._address, spark=self._session, step=self._step
+            **self.query, state=self._state, address=self._address, spark=self._session, step=self._step
         )
-        logger.info("%s is tracked by %s", self.name, self._query["checkpoint"])
+        logger.info("%s is tracked by %s", self.name, self.query["checkpoint"])
         try:
-            while not stopping.is_set():
+            while not self.stopping.is_set():
                 if sidecar.await_termination(0.2):
                     return
                 self.turn = (self.turn[0], sidecar.looks)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lowwater_spark.checkpoint.lines import lines_of
@@ -27,14 +28,19 @@ if TYPE_CHECKING:
     from lowwater_spark.checkpoint.manifest import Manifest
     from lowwater_spark.sources.base import Source
 
-__all__ = ["ON_ARRIVAL", "Evidence", "operators", "query_id"]
+__all__ = ["AGGREGATIONS", "CHECKPOINTS", "ON_ARRIVAL", "Evidence", "newer_checkpoint", "operators", "query_id"]
+
+CHECKPOINTS: Final = "_checkpoints"
+"""Folder in the storage of a declarative pipeline with the checkpoints of its flows, each in
+``CATALOG/DATABASE/TABLE/FLOW/N``."""
 
 ON_ARRIVAL: Final = frozenset({"dedupe", "dedupeWithinWatermark", "globalLimit"})
 """Spark's names of operators that emit a row when it arrives, or never."""
 
 _WINDOWS: Final = "stateStoreSave"
 
-_AGGREGATIONS: Final = frozenset({"sessionWindowStateStoreSaveExec", _WINDOWS})
+AGGREGATIONS: Final = frozenset({"sessionWindowStateStoreSaveExec", _WINDOWS})
+"""Spark's names of aggregations, whose output depends on the output mode."""
 
 _FUNCTIONS: Final = frozenset(
     {
@@ -73,6 +79,21 @@ def operators(checkpoint: Location) -> dict[str, str]:
     """
     state = checkpoint / "state"
     return {str(number): _operator(state / str(number)) for number in numbers_in(state)}
+
+
+def newer_checkpoint(checkpoint: Location) -> Path | None:
+    """Return the newest checkpoint that a full refresh of a declarative pipeline has begun since.
+
+    A full refresh makes the directory N + 1 beside the checkpoint N, and empties the table.
+    None: there is none, or the checkpoint is no local one of a flow. Raises OSError.
+    """
+    # The parents are FLOW, TABLE, DATABASE, CATALOG and _checkpoints.
+    if not isinstance(checkpoint, Path) or not checkpoint.name.isdecimal() or len(checkpoint.parents) < 6:
+        return None
+    if checkpoint.parents[4].name != CHECKPOINTS:
+        return None
+    newest = max(numbers_in(checkpoint.parent), default=-1)
+    return checkpoint.parent / str(newest) if newest > int(checkpoint.name) else None
 
 
 def _operator(folder: Location) -> str:
@@ -167,6 +188,15 @@ class Evidence:
                 "state directory and adopt = true"
             )
             raise CheckpointMismatch(msg)
+        # Asked for after everything else has been read: what was read before the new directory
+        # was there is of the old table.
+        newer = newer_checkpoint(self._checkpoint)
+        if newer is not None:
+            msg = (
+                f"a full refresh has begun {newer} after {self._checkpoint}, and empties the table: what was reported does not hold for it. "
+                f"lowwater reset {self._declared.name}, and begin with adopt = true and a new state directory for it"
+            )
+            raise CheckpointMismatch(msg)
 
     def confirm(self, plan: Plan | None) -> None:
         """Compare the newest committed batch with the one seen before, and store it durably.
@@ -253,7 +283,7 @@ class Evidence:
         if operator in ON_ARRIVAL:
             return
         what = f"the operator {operator or 'without a name'} in {folder}"
-        if operator not in _AGGREGATIONS | _FUNCTIONS | {_JOIN}:
+        if operator not in AGGREGATIONS | _FUNCTIONS | {_JOIN}:
             raise Unsupported(
                 what, "this release does not know what Spark holds in it", "Do without it, or ask for it to be known."
             )
@@ -263,7 +293,7 @@ class Evidence:
                 "Spark holds rows in it, and nothing says how far below its watermark they can come out",
                 "Declare the retention: of windows their length, of sessions how long one lasts, of a join how long a row waits and a millisecond, of a function what it keeps, of several the sum.",
             )
-        if operator in _AGGREGATIONS and not self._declared.output_mode:
+        if operator in AGGREGATIONS and not self._declared.output_mode:
             raise Unsupported(
                 what,
                 "the checkpoint does not say in which output mode it is written",

@@ -24,10 +24,11 @@ from lowwater.core.calls import full_name
 from lowwater_spark.checkpoint.location import Location, checkpoint_of
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.manifest import Manifest
-from lowwater_spark.errors import Unsupported
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.settings import SparkSettings, connection
 from lowwater_spark.sidecar.declaration import HISTORY, SINGLE_DRIVER, Declaration
 from lowwater_spark.sidecar.evidence import Evidence, query_id
+from lowwater_spark.sidecar.running import Running, undeclared
 from lowwater_spark.sources.kinds import kind_of
 from lowwater_spark.track.plan.bounds import Stamp, Window
 from lowwater_spark.track.plan.checked import Checked
@@ -41,6 +42,7 @@ from lowwater_spark.track.run.status import Status
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from lowwater_spark.sources.base import Line, Source
 
@@ -76,11 +78,12 @@ class Sidecar(Tracked):
 def track(
     name: str,
     *,
-    checkpoint: str,
-    inputs: list[str],
-    sources: list[str | Mapping[str, Any]],
-    promises: list[str],
-    state: str | Path,
+    query: StreamingQuery | None = None,
+    checkpoint: str | None = None,
+    inputs: list[str] | None = None,
+    sources: Sequence[str | Mapping[str, Any]] | None = None,
+    promises: list[str] | None = None,
+    state: str | Path | None = None,
     spark: Callable[[], SparkSession] | None = None,
     address: str | None = None,
     client: lowwater.Client | None = None,
@@ -90,10 +93,15 @@ def track(
 ) -> Sidecar:
     """Track a query that runs elsewhere, by its checkpoint, and return its sidecar.
 
-    The query is not changed, and nothing is written into its checkpoint.
+    The query is not changed, and nothing is written into its checkpoint. What is not passed, and
+    what the client of ``query`` does not know, is asked for in one error with the call to paste.
 
     Args:
         name: Name of the computation.
+        query: A query that this process has started or found, as in a notebook of Spark Connect.
+            Its sources and the output of Spark's file sink are then known, and its checkpoint, if
+            it is below the session's ``spark.sql.streaming.checkpointLocation``. A checkpoint of
+            another query is refused.
         checkpoint: The query's checkpointLocation: a path, or a URI that Spark's driver in this
             process can read.
         inputs: Names of the computations whose output the query reads.
@@ -118,14 +126,27 @@ def track(
             ``output``, ``heuristics`` and ``adopt``, see
             :class:`~lowwater_spark.sidecar.declaration.Declaration`.
 
-    Raises ValueError; Unsupported for a missing promise, or a query that cannot be tracked exactly;
-    CheckpointMismatch; OSError (FileNotFoundError before the query's first start); and what the
-    authority refuses.
+    Raises ValueError, also for what is not declared; Unsupported for a missing promise, or a query
+    that cannot be tracked exactly; CheckpointMismatch; OSError (FileNotFoundError before the
+    query's first start); and what the authority refuses.
     """
-    declared |= {"name": name, "checkpoint": checkpoint, "inputs": inputs, "promises": promises}
-    declaration = Declaration.parse({**declared, "sources": list(sources)})
+    passed: dict[str, Any] = {"address": address, "client": client, "spark": spark}
+    if interval != INTERVAL:
+        passed["interval"] = interval
+    running = None if query is None else Running.of(query, wait=not sources)
+    if running is not None:
+        checkpoint = checkpoint or running.checkpoint
+        sources = sources or running.sources
+        declared = {"output": running.output, **declared}
+    declared |= {"checkpoint": checkpoint, "inputs": inputs, "sources": sources, "promises": promises}
+    message = undeclared(name, {**declared, "state": state}, running, passed)
+    if message or state is None:
+        raise ValueError(message)
+    declaration = Declaration.parse({**declared, "name": name, "sources": list(sources or ())})
     home = Path(state) / quote(name, safe="").replace(".", "%2E")
-    return _Beginning(declaration, home, spark, step).begin(address, client, interval)
+    return _Beginning(declaration, home, spark, step, "" if running is None else running.id).begin(
+        address, client, interval
+    )
 
 
 @dataclass(slots=True)
@@ -134,10 +155,13 @@ class _Beginning:
     home: Path
     spark: Callable[[], SparkSession] | None
     step: Callable[[], None] = lambda: None
+    query: str = ""
+    """Spark's id of the query that the caller has; empty: any query's checkpoint is right."""
 
     def begin(self, address: str | None, client: lowwater.Client | None, interval: float) -> Sidecar:
         """Check the declaration against the sources and the checkpoint, claim, and start."""
         checkpoint = self._checkpoint()
+        self._check_query(checkpoint)
         self.step()
         used = lowwater.Client(settings_here(address)) if client is None else client
         authority: Authority | None = None
@@ -184,6 +208,22 @@ class _Beginning:
                 used.close()
             raise
         return Sidecar(run, interval=interval, owned=used if client is None else None)
+
+    def _check_query(self, checkpoint: Location) -> None:
+        """Raise CheckpointMismatch for the checkpoint of another query than the caller's."""
+        if not self.query:
+            return
+        try:
+            current = query_id(checkpoint)
+        except FileNotFoundError as failure:
+            msg = (
+                f"{checkpoint} has no query here: run lowwater-spark track with these declarations on a machine that has it, and the "
+                "sources, at the paths of the query's driver"
+            )
+            raise FileNotFoundError(msg) from failure
+        if current != self.query:
+            msg = f"{checkpoint} is of the query {current}, and not of {self.query}: pass the checkpointLocation of that one"
+            raise CheckpointMismatch(msg)
 
     def _session(self, what: str) -> SparkSession:
         if self.spark is None:

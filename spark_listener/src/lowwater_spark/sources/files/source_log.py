@@ -413,7 +413,7 @@ class Compacted(NamedTuple):
 
 _OTHER_PLACE: Final = (
     "{log} has taken {path}, but the partitions of this source are by: {columns}. Spark may have read no rows from it, or from files that came "
-    "with it. Start from a new checkpoint, with recursiveFileLookup, or over a directory in which every file is in such a partition."
+    "with it. Start from a new checkpoint, with recursiveFileLookup, or over a directory in which every file is in such a partition. Where a sidecar's declaration has forgotten partitions= or recursiveFileLookup=true, add that."
 )
 
 _OTHER_SOURCE: Final = (

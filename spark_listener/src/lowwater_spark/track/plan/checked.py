@@ -87,13 +87,18 @@ _FILE_FORMATS: Final = (
 _SETTINGS: Final = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
 
 
-def check_classic(spark: SparkSession, what: str) -> None:
-    """Raise Unsupported, naming ``what``, for a session of Spark Connect."""
+_BY_CHECKPOINT: Final = (
+    "Start the query by writeStream, and track it as exactly by its checkpoint: lws.track(NAME, query=query)."
+)
+
+
+def check_classic(spark: SparkSession, what: str, fix: str = _BY_CHECKPOINT) -> None:
+    """Raise Unsupported, naming ``what`` and the fix, for a session of Spark Connect."""
     if not hasattr(spark, "_jvm"):
         raise Unsupported(
             what,
-            "the driver's Python must see the query's plan and its checkpoint",
-            "Run the query in a classic session, where the driver is.",
+            "only the Python of a classic driver sees the query's plan and its checkpoint",
+            fix,
         )
 
 
