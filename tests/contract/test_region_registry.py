@@ -194,20 +194,6 @@ async def test_a_store_that_lost_records_gets_them_back(memory: Deployment) -> N
     assert again.references.snapshot() == before
 
 
-async def test_an_older_copy_of_the_store_is_found_out(memory: Deployment) -> None:
-    registry = await ready(memory)
-    position = registry.position
-    await registry.close()
-    memory.store.forget(LOG, position - 1)
-    again = await memory.start()
-    with pytest.raises(errors.Recovering):
-        await memory.confirm(again, number=1, seen=position)
-    await again.close()
-    third = await memory.start()
-    with pytest.raises(errors.Recovering):
-        await memory.confirm(third, number=1)
-
-
 async def test_what_an_operator_allows_is_adopted_once(memory: Deployment) -> None:
     registry = await ready(memory)
     await memory.confirm(registry, "B")

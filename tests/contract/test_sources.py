@@ -457,17 +457,6 @@ def test_a_head_is_reached_by_the_batch_that_has_read_the_last_of_it_and_by_no_e
     assert source.missing(head, 5) == []
 
 
-def test_what_comes_after_a_listing_is_not_waited_for(kind: Kind) -> None:
-    kind.put("a")
-    source = kind.open()
-    head = source.wait(source.head(NONE), NONE)
-    kind.put("b")
-    line = kind.plan("a")
-    source.read_to(line)
-    source.look(head)
-    assert source.reached(head, line)
-
-
 def test_what_a_planned_batch_may_have_read_and_is_gone_is_waited_for(files: Kind) -> None:
     """Its tasks may have read it before it went, and nobody knows yet whether the batch will be committed."""
     files.put("a")

@@ -33,6 +33,15 @@ def run_program(command: Sequence[object], **options: Any) -> subprocess.Complet
     return subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **options)
 
 
+def is_running(pid: int) -> bool:
+    """Return True if a process has not ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
 class Program:
     """One process, started by ``run``. It survives ``kill`` as a directory, from which it may be run again.
 

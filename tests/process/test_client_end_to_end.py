@@ -5,54 +5,10 @@ from __future__ import annotations
 import sys
 import textwrap
 
-import pytest
-
 import lowwater
-from lowwater import Watermark
-from tests.kit.eventually import eventually
 from tests.kit.program import run_program
 from tests.kit.times import at, mark
 from tests.process.serving import Serving
-
-BOUNDS = [b"", b"\x40", b"\x80", b""]
-
-
-def pipeline(lw: lowwater.Client) -> tuple[lowwater.Lease, lowwater.Worker, lowwater.Lease]:
-    lw.register("flights")
-    lw.register("enriched", inputs=["flights"], heuristics=[0.5, 0.99])
-    flights = lw.worker("flights", name="injector").claim()
-    worker = lw.worker("enriched", name="exec-7")
-    return flights, worker, worker.claim(bounds=BOUNDS)
-
-
-def inputs_at(worker: lowwater.Worker, low: Watermark) -> lowwater.Inputs:
-    eventually(lambda: worker.inputs().low >= low)
-    return worker.inputs()
-
-
-def test_values_keep_across_kill_and_restart_while_a_worker_reports(server: Serving, lw: lowwater.Client) -> None:
-    flights, worker, enriched = pipeline(lw)
-    flights.advance(None, oldest=None, frontier=at(14))
-    enriched.advance(inputs_at(worker, mark(14)), oldest=at(13))
-    enriched.flush()
-    server.kill()
-
-    # Without the authority the pipeline goes on; watermarks stop.
-    flights.advance(None, oldest=None, frontier=at(16))
-    assert worker.inputs().low == mark(14)
-    enriched.advance(worker.inputs(), oldest=None)
-    with pytest.raises(lowwater.Timeout, match="stays staged"):
-        enriched.flush(timeout=0.05)
-    eventually(lambda: worker.inputs().stale_for > 0.3)
-
-    server.start()
-    assert lw.wait("flights", at(16), timeout=30).low == mark(16)
-    assert lw.wait("enriched", at(14), timeout=30).low == mark(14)
-    enriched.advance(inputs_at(worker, mark(16)), oldest=None)
-    enriched.flush(timeout=30)
-    assert lw.get("enriched")["enriched"].low == mark(16)
-    assert lw.statistics().reporter.streams > 1
-    assert worker.inputs().stale_for < 10
 
 
 def test_a_source_that_starts_again_before_its_promise_is_warned(

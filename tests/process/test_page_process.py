@@ -20,6 +20,7 @@ from lowwater.core.events import ATTRIBUTE
 from lowwater_authority.page_child import PageChild
 from tests.kit.eventually import eventually, eventually_async
 from tests.kit.ports import free_port
+from tests.kit.program import is_running
 from tests.process.accessing import PATIENCE, SOON, Tokens, rules_of, write
 from tests.process.browsing import Json, Viewer, ask
 from tests.process.conftest import Refused
@@ -126,15 +127,6 @@ class Beside(Serving):
         self.http = "off"
 
 
-def runs(pid: int) -> bool:
-    """Return True if a process has not ended."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 def test_an_authority_serves_a_page_beside_itself_which_ends_with_it(tmp_path: Path) -> None:
     with Beside(tmp_path) as server:
         report(server.address, "flights", NOON)
@@ -142,14 +134,14 @@ def test_an_authority_serves_a_page_beside_itself_which_ends_with_it(tmp_path: P
             viewer.until(lambda shown: shown.low("flights") == NOON)
         first = server.page_pid()
         assert server.stop() == 0
-        assert not runs(first)
+        assert not is_running(first)
         assert server.events("page_ended") == []
         server.start()
         eventually(lambda: server.page_pid() != first)
         second = server.page_pid()
         eventually(lambda: ask(server.page, "healthz").status == 200)
         server.kill()
-        eventually(lambda: not runs(second))
+        eventually(lambda: not is_running(second))
 
 
 def test_a_page_that_dies_is_begun_anew_at_its_place_and_nobody_else_hears_of_it(tmp_path: Path) -> None:
@@ -192,7 +184,7 @@ def test_a_page_that_does_not_end_keeps_no_journal_open(tmp_path: Path) -> None:
         try:
             server.signal(signal.SIGTERM)
             eventually(lambda: server.events("stopped"))
-            assert runs(page)
+            assert is_running(page)
         finally:
             os.kill(page, signal.SIGKILL)
         assert server.wait() == 0

@@ -13,6 +13,7 @@ import pytest
 import lowwater
 from lowwater_spark.attach import embedded
 from tests.kit.eventually import eventually
+from tests.kit.program import is_running
 from tests.kit.times import at
 from tests.process.browsing import ask
 
@@ -35,14 +36,6 @@ def publish(address: str) -> None:
         lease.flush(20)
 
 
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 def children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
@@ -55,7 +48,7 @@ def test_it_ends_with_its_driver_and_leaves_nothing() -> None:
         assert Path(folder, "journal.sqlite").exists()
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait(30)
-        eventually(lambda: not alive(int(pid)), "the authority has ended")
+        eventually(lambda: not is_running(int(pid)), "the authority has ended")
         eventually(lambda: not Path(folder).exists(), "its folder is gone")
 
 

@@ -221,12 +221,3 @@ def test_i2_an_empty_table_whose_beginning_expires_unseen_holds(log: Log, query:
     first, _ = log.put(), log.put()
     log.expire(first)
     run.holds("have expired before they were read")
-
-
-def test_an_offset_that_goes_back_is_refused(log: Log, query: Callable[..., Query]) -> None:
-    first, second = log.put(), log.put(added=2)
-    run = query()
-    run.commit(line(second, 2))
-    for back in (line(second, 1), line(first), line(-1, -1)):
-        with pytest.raises(CheckpointMismatch, match="has gone back"):
-            run.source.read_to(back)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame
@@ -21,7 +20,6 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import EARLIER, Partition
-from lowwater_spark.sources.control import END
 from lowwater_spark.sources.kafka.admin import KafkaAdmin
 from lowwater_spark.sources.kafka.cluster import NO_ID, BrokerView, agreed
 from lowwater_spark.sources.kafka.marks import marks_topic
@@ -30,22 +28,19 @@ from lowwater_spark.track.plan.checked import check_plan
 from tests.kit.clock import Clock
 from tests.kit.kafka import ANSWERS_WITHIN, Kafka, Row
 from tests.kit.times import at, mark
-from tests.spark.drive_support import HOUR, Driven, counts, driven, millis, record, say
 from tests.spark.flow import Flow, Readable
 from tests.spark.kafka_answers import OPTIONS, Answers, over
 from tests.spark.support import Upstream, begun, low, waits
-
-__all__ = ["driven"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 class Topic(Readable):
-    def __init__(self, kafka: Kafka, flow: Flow, name: str, partitions: int = 1) -> None:
+    def __init__(self, kafka: Kafka, flow: Flow, name: str) -> None:
         self.kafka = kafka
         self.flow = flow
         self.name = name
-        kafka.create(name, partitions)
+        kafka.create(name)
 
     def put(self, *rows: tuple[str, int], partition: int = 0) -> None:
         values = [json.dumps({"key": key, "t": at(hour).isoformat()}).encode() for key, hour in rows]
@@ -74,18 +69,6 @@ def topic(kafka: Kafka, flow: Flow, request: pytest.FixtureRequest, tmp_path: Pa
     return Topic(kafka, flow, tmp_path.name)
 
 
-class Transaction:
-    def __init__(self, topic: Topic, name: str) -> None:
-        self._topic = topic
-        self.producer = Producer({"bootstrap.servers": topic.kafka.address, "log_level": 0, "transactional.id": name})
-        self.producer.init_transactions(ANSWERS_WITHIN)
-
-    def put(self, key: str, hour: int) -> None:
-        self.producer.begin_transaction()
-        self.producer.produce(self._topic.name, json.dumps({"key": key, "t": at(hour).isoformat()}).encode())
-        assert self.producer.flush(ANSWERS_WITHIN) == 0
-
-
 def test_a_stage_follows_its_inputs_through_a_topic(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
     place = f"partition 0 of {topic.name} (read to 2 of 3"
     source = {"kafka.request.timeout.ms": "60000"}
@@ -109,51 +92,6 @@ def test_kafka_is_known_however_it_is_spelt(topic: Topic) -> None:
         assert isinstance(source, KafkaSource)
         assert source == KafkaSource(options, source.cluster)
         assert source.kind == KAFKA
-
-
-@pytest.fixture
-def driven_topic(kafka: Kafka, flow: Flow, tmp_path: Path) -> Topic:
-    return Topic(kafka, flow, tmp_path.name, partitions=2)
-
-
-def put(topic: Topic, *rows: Mapping[str, str]) -> list[Mapping[str, str]]:
-    topic.kafka.put(topic.name, [Row(json.dumps(row).encode(), partition=i % 2) for i, row in enumerate(rows)])
-    return [*rows]
-
-
-def hourly(topic: Topic, driven: Driven) -> DataFrame:
-    source = {"kafka.isolation.level": "read_committed"}
-    return driven.hourly(driven.drive(topic.read(**source), step=timedelta(milliseconds=1)))
-
-
-def test_driven_windows_of_topics(driven_topic: Topic, driven: Driven, lw: lowwater.Client, upstream: Upstream) -> None:
-    rows = put(driven_topic, record("a", at(9, 5)), record("a", at(9, 59)), record("b", at(9, 30)))
-    query = driven.start(hourly(driven_topic, driven), stamp=HOUR)
-    say(upstream, at(10) - timedelta(milliseconds=1))
-    driven.await_watermark(at(10) - timedelta(milliseconds=1))
-    assert driven.out == [], "a row at one millisecond before ten may still come"
-    say(upstream, at(10))
-    driven.await_watermark(at(10))
-    assert driven.rows == counts(rows, at(10))
-    open_one = Transaction(driven_topic, f"{driven_topic.name}-open")
-    open_one.put("x", 10)
-    rows += [record("x", at(10)), *put(driven_topic, record("c", at(10)), record("c", at(10, 59)))]
-    say(upstream, at(11))
-    driven.eventually(waits(query, "a transaction is open since"), "it holds")
-    query.stop()
-    again = driven.start(hourly(driven_topic, driven), stamp=HOUR)
-    driven.eventually(waits(again, "a transaction is open since"), "after a restart as well")
-    assert driven.watermark() == millis(at(10))
-    assert driven.rows == counts(rows, at(10))
-    open_one.producer.commit_transaction(ANSWERS_WITHIN)
-    driven.await_watermark(at(11))
-    assert driven.rows == counts(rows, at(11))
-    rows += put(driven_topic, record("d", at(11)), record("a", at(13)))
-    upstream.lease.finish()
-    driven.await_watermark(END)
-    assert driven.rows == counts(rows)
-    driven.eventually(lambda: low(lw, "stage").finished, "all is written, so nothing will come")
-    assert again.stage_status().late_rows == 0
 
 
 def test_unknown_holds_what_brokers_know_together_has_nothing_old() -> None:
@@ -184,17 +122,6 @@ def test_2d_a_topic_made_anew_between_plan_and_read_closes_no_window(topic: Topi
     with pytest.raises(Exception, match="another one"):
         query.await_termination(ANSWERS_WITHIN)
     assert flow.out == []
-
-
-def test_windows_over_a_topic_close_in_the_next_batch(topic: Topic, lw: lowwater.Client, upstream: Upstream) -> None:
-    topic.put(("a", 9), ("b", 9), ("a", 10))
-    upstream.at(10)
-    flow = topic.flow
-    query = flow.start(flow.windows, stream=topic.read(), stamp=timedelta(hours=1), ranges=2)
-    flow.eventually(lambda: low(lw, "stage") == mark(10), "an empty batch has closed the hour")
-    assert flow.closed() == [("09:00", "a", 1), ("09:00", "b", 1)]
-    assert flow.batches[0][1] == str(lowwater.Watermark.UNKNOWN)
-    assert query.stage_status().ticks >= 1
 
 
 def test_5b_a_topic_whose_beginning_was_removed_is_refused_unless_it_is_declared(

@@ -27,14 +27,6 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
         yield hdfs
 
 
-@pytest.fixture(scope="module")
-def s3(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    with S3(tmp_path_factory.mktemp("s3")).start() as s3:
-        for name, value in s3.settings.items():
-            spark.conf.set(name, value)
-        yield s3
-
-
 @pytest.fixture(params=["local", "hdfs", "s3"])
 def folder(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Location:
     if request.param == "local":

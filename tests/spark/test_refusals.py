@@ -43,10 +43,6 @@ def with_sink_log(feed: Feed) -> Feed:
     return feed
 
 
-def with_sessions(frame: DataFrame) -> DataFrame:
-    return frame.withWatermark("t", "1 hour").groupBy(sf.session_window("t", "1 hour"), "key").count()
-
-
 REFUSED: dict[str, tuple[Callable[[SparkSession, Feed], DataFrame], str]] = {
     "a batch frame": (lambda spark, _: spark.range(3).toDF("key"), "not streaming"),
     "a pattern": (lambda spark, feed: spark.readStream.schema(SCHEMA).json(f"{feed.folder}*"), "pattern"),
@@ -68,17 +64,9 @@ REFUSED: dict[str, tuple[Callable[[SparkSession, Feed], DataFrame], str]] = {
         lambda spark, feed: read(spark, feed).groupBy("key").count(),
         "The streaming operator aggregation",
     ),
-    "a watermark": (
-        lambda spark, feed: with_sessions(read(spark, feed, schema="key string, t timestamp")),
-        "withWatermark",
-    ),
     "a join of streams": (
         lambda spark, feed: read(spark, feed).join(read(spark, feed, schema="key string, u long"), "key"),
         "The streaming operator join of two streams",
-    ),
-    "a stream used twice": (
-        lambda spark, feed: (stream := read(spark, feed)).where("t > 0").union(stream.where("t < 0")),
-        "used twice",
     ),
     "a limit": (lambda spark, feed: read(spark, feed).limit(3), "Limit"),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -17,29 +16,16 @@ from lowwater_spark.checkpoint.location import Location, checkpoint_of
 from tests.kit.s3 import S3
 from tests.kit.times import mark
 from tests.spark.flow import HOUR, Flow
-from tests.spark.remote import DECLARED, Query
+from tests.spark.remote import DECLARED
 from tests.spark.support import Upstream, low, row
 from tests.spark.updates import HOURLY, hourly
 
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(scope="module")
-def s3(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    with S3(tmp_path_factory.mktemp("s3")).start() as s3:
-        for name, value in s3.settings.items():
-            spark.conf.set(name, value)
-        yield s3
-
-
 @pytest.fixture
 def checkpoint(spark: SparkSession, s3: S3, tmp_path: Path) -> Location:
     return checkpoint_of(spark, s3.path(f"{tmp_path.name}/ck"), single_driver=True)
-
-
-@pytest.fixture(params=["plain", "function"])
-def query(request: pytest.FixtureRequest, flow: Flow, checkpoint: Location) -> Query:
-    return Query(request.param, flow, checkpoint, single_driver=True)
 
 
 def test_windows_are_closed_on_s3(flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location) -> None:

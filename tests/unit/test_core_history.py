@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from lowwater_authority.core import recovery
 from lowwater_authority.core.history import HOUR, KEPT, SECOND, Completion, History
 from lowwater_authority.core.times import DAY, MAX, MIN
 from lowwater_authority.core.topology import Spec
 from lowwater_authority.records import journal_pb2 as pb
-from tests.kit.memory_journal import MemoryDisk
 from tests.property.core_driver import Driver
-from tests.unit.test_shard import Gate, Running
 
 STEP = 10 * SECOND
 SPEC = Spec("c", max_skew=DAY, history_step=STEP)
@@ -64,27 +60,3 @@ def test_a_snapshot_that_has_no_history_starts_one_that_claims_nothing_of_before
     sequencer = d.claim(b"", b"").sequencer
     d.report(sequencer, 55 * SECOND)
     assert history(d) == [(1, 30, 50)], "steps up to 30 s were complete before, nobody knows since when"
-
-
-async def read(one: Running) -> list[int]:
-    completions, total = await one.shard.reads.history("a", since=None, limit=100)
-    assert total == len(completions)
-    return [c.through // HOUR for c in completions]
-
-
-async def test_rule2_no_completion_is_told_before_its_record_is_durable() -> None:
-    gate = Gate()
-    one = await Running(MemoryDisk(), gate).start()
-    await one.shard.graph.register(Spec("a"))
-    grant = await one.claim()
-    gate.open.clear()
-    gate.reached.clear()
-    reported = one.report(grant, 14)
-    await gate.reached.wait()
-    answer = asyncio.create_task(read(one))
-    await asyncio.sleep(0)
-    assert not answer.done()
-    gate.open.set()
-    assert await answer == [14]
-    assert await reported == []
-    await one.stop()

@@ -603,18 +603,6 @@ async def test_its_owner_writes_a_damaged_log_whole_when_nobody_takes_it(deploym
     assert deployment.disk.logs[neighbour].snapshot is None
 
 
-async def test_a_damaged_log_not_in_memory_is_refused(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
-    one, other, name = await moving(deployment)
-    await one.stop()
-    flip_a_bit(name, deployment.disk.logs[name])
-    looks = looks_of(other)
-    await deployment.settle(other, seconds=6)
-    with pytest.raises(errors.Unavailable, match=rf"log '{name}' at position \d+ is damaged: the checksum differs"):
-        await other.shard.takeover.serve(name)
-    assert looks[name] <= 4
-    assert lines_with(caplog, f"{name} is not served yet") == 1
-
-
 async def taken_unread(deployment: Deployment) -> tuple[One, One, str]:
     """Two shards, and a computation whose log the second has taken and could not read, and which the first is to serve."""
     one, other, name = await moving(deployment)

@@ -187,14 +187,6 @@ def test_only_a_line_feed_ends_a_line(mark: str) -> None:
     assert lines_of(f"one{mark}line\nanother\n") == [f"one{mark}line", "another"]
 
 
-@pytest.mark.parametrize("mark", ["\u0085", "\u2028", "\u2029"])
-def test_a_commit_of_delta_may_have_any_text_in_its_statistics(mark: str) -> None:
-    stats = json.dumps({"maxValues": {"key": f"{mark}wait"}}, ensure_ascii=False)
-    add = json.dumps({"add": {"path": "a", "dataChange": True, "stats": stats}}, ensure_ascii=False)
-    assert mark in add
-    assert Commit.parse(3, f"{add}\n{add}\n").added == 2
-
-
 def test_a_commit_of_delta_says_who_has_written_it() -> None:
     txn = json.dumps({"txn": {"appId": app_id("default/hourly", "c0ffee"), "version": 3}})
     info = json.dumps({"commitInfo": {"operation": "WRITE", "userMetadata": marked("default/daily")}})
