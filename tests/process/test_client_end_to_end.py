@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import textwrap
 
+import pytest
+
 import lowwater
 from tests.kit.program import run_program
 from tests.kit.times import at, mark
