@@ -386,7 +386,7 @@ class Stage:
                 ``df.writeStream``, with the checkpoint and any output mode, trigger and query name
                 set on it; these are then no arguments.
             write_batch: Function that handles a batch.
-            checkpoint: Directory on a local or NFS file system, on HDFS, or on S3 (``s3a://``) with
+            checkpoint: Directory on a local or NFS file system, on HDFS, or on S3 or GCS with
                 ``single_driver``. It belongs to this query alone, and to the stage from its first
                 batch on.
             also: Further stages of the query, with outputs, keys, ranges, stamps and states of
@@ -502,7 +502,7 @@ class Stage:
                 and ``skip_removed`` are arguments. Its ``foreachBatch`` function must return only
                 when its rows are written and durable. ``foreach`` and ``clusterBy`` are refused; a
                 table is written by ``format`` and ``path``.
-            checkpoint: Directory on a local or NFS file system, on HDFS, or on S3 (``s3a://``) with
+            checkpoint: Directory on a local or NFS file system, on HDFS, or on S3 or GCS with
                 ``single_driver``, of this query alone.
             format: Format of the sink: ``parquet``, ``json``, ``csv``, ``orc``, ``kafka``,
                 ``console``, ``memory``, ``noop`` or any other that Spark knows.

@@ -20,6 +20,7 @@ __all__ = [
     "glance",
     "local",
     "local_directory",
+    "source_at",
     "location_of",
     "numbers_in",
     "real",
@@ -32,10 +33,10 @@ Location = Path | HadoopPath
 """Path with one set of reading methods; :mod:`lowwater_spark.checkpoint.durable` writes to both."""
 
 
-OBJECT_STORES: Final = frozenset({"abfs", "abfss", "s3a"})
+OBJECT_STORES: Final = frozenset({"abfs", "abfss", "gs", "s3a"})
 """Schemes of stores where Spark does not keep two drivers of one checkpoint apart."""
 
-_WRITTEN: Final = frozenset({"s3a"})
+_WRITTEN: Final = frozenset({"gs", "s3a"})
 """Object stores in which lowwater writes; in the others it only reads a query's checkpoint."""
 
 
@@ -180,6 +181,21 @@ def local_directory(spark: SparkSession, path: str, what: str) -> str:
             "Use a directory on a local or NFS file system.",
         )
     return _local(spark, path)
+
+
+def source_at(spark: SparkSession, path: str, what: str) -> Location:
+    """Return the absolute location that Spark makes of the path of a source.
+
+    Raises Unsupported for an unknown file system.
+    """
+    if (scheme := _scheme(spark, path)) not in {"file", *HADOOP, *OBJECT_STORES}:
+        known = ", ".join(f"{name}:" for name in sorted(HADOOP | OBJECT_STORES))
+        raise Unsupported(
+            f"{what} {path}",
+            f"a listing must have all files that are there, and {scheme}: was not tested for that",
+            f"Use a directory on a local or NFS file system, or on one of {known}.",
+        )
+    return _located(spark, path, scheme)
 
 
 def refuse_pattern(path: str, what: str) -> None:

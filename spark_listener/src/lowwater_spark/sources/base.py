@@ -175,6 +175,11 @@ class OpenSource(ABC):
         return 0
 
     @property
+    def pause(self) -> float:
+        """Least seconds between two looks at the source; more than 0 where a look costs money."""
+        return 0.0
+
+    @property
     def planned_is_read(self) -> bool:
         """True when a planned batch surely reads what its plan names, or fails.
 

@@ -54,7 +54,7 @@ class Tracked:
     ) -> None:
         self.checkpoint = run.checkpoint
         self._run = run
-        self._interval = max(interval, glance(run.checkpoint))
+        self._least = max(interval, glance(run.checkpoint))
         self._owned = owned
         self._driving = driving
         self.looks = 0
@@ -99,6 +99,11 @@ class Tracked:
             self._run.wake.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
+
+    @property
+    def _interval(self) -> float:
+        """Longest time between two looks, seconds: longer while a listing costs money."""
+        return max(self._least, self._run.heads.pause)
 
     def _active(self) -> bool:
         """Return whether there can be more batches."""

@@ -6,11 +6,12 @@ W. That is safe, and ``why`` names the path.
 
 A file is identified by its path and its modification time. Spark takes a path once, so a file that
 was written again in its place has rows that no batch has read, and holds W. lowwater cannot detect
-a second write within one millisecond, or one whose modification time was set back.
+a second write within one millisecond, or one whose modification time was set back. S3 has whole
+seconds, and versions beside them (:meth:`Settled.differs`).
 
 A listing must not be older than the reading of W. On a local file system it never is; an NFS mount
 may serve names from a cache, so mount the sources with ``lookupcache=none`` and ``acdirmax=0`` (or
-``noac``).
+``noac``). For HDFS and object stores see :mod:`lowwater_spark.sources.files.folders`.
 
 A listing is not atomic: when a file is renamed meanwhile, readdir may give neither name. If such a
 file were missed, W would count before Spark has read it. So each listing follows a shorter one that
@@ -31,13 +32,16 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lowwater_spark.checkpoint.location import Location, local_directory, refuse_pattern
+from lowwater_spark.checkpoint.hadoop import HADOOP
+from lowwater_spark.checkpoint.location import OBJECT_STORES, Location, refuse_pattern, source_at
 from lowwater_spark.checkpoint.manifest import Manifest
+from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import Leaf, Line, OpenSource, Source, SourceDeclared
 from lowwater_spark.sources.files.bookmarks import (
@@ -50,7 +54,8 @@ from lowwater_spark.sources.files.bookmarks import (
     removed,
     unread,
 )
-from lowwater_spark.sources.files.roots import Roots, identity_of
+from lowwater_spark.sources.files.folders import HERE, Entry, Folders, Listing, Stored, folders_of
+from lowwater_spark.sources.files.roots import Roots
 from lowwater_spark.sources.files.sink_log import SINK_LOG, list_sink
 from lowwater_spark.sources.files.source_log import (
     FOR_EVER,
@@ -63,7 +68,7 @@ from lowwater_spark.sources.files.source_log import (
     log_files,
     log_offset,
 )
-from lowwater_spark.sources.files.writers import HANDED_OVER, MARKS, above, behind, strangers
+from lowwater_spark.sources.files.writers import HANDED_OVER, MARKS, behind, strangers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,6 +86,13 @@ __all__ = [
     "walk",
 ]
 
+
+_STORES: Final = HADOOP | OBJECT_STORES
+"""Schemes of file systems of Hadoop's client that a source's directory may be on."""
+
+_WRITTEN_AGAIN: Final = -2
+"""Modification time for a file whose version changed while its time did not. No source log has this
+time, so the file counts as unread."""
 
 _TRIES: Final = 5
 """Number of listings in one look, at most, until one has all names of the one before it."""
@@ -115,7 +127,7 @@ class FileSource(Source):
     """A streaming file source: the options that decide which files it reads."""
 
     root: str
-    """Absolute local path of the directory."""
+    """Absolute path of the directory; with scheme and authority where it is not a local one."""
     recursive: bool
     """Value of Spark's option recursiveFileLookup."""
     format: str = ""
@@ -131,6 +143,8 @@ class FileSource(Source):
     max_age: int = _WEEK
     """Value of maxFileAge, milliseconds: Spark skips a file that is older than the newest one by
     more."""
+    folders: Folders = HERE
+    """File system of the directory."""
 
     kind = FILES  # one kind for all formats
 
@@ -175,35 +189,43 @@ class FileSource(Source):
                 )
         path = options.get("path", "")
         refuse_pattern(path, "The path")
-        root = local_directory(spark, path, "The path")
-        if not Path(root).is_dir():
+        location = source_at(spark, path, "The path")
+        if not location.is_dir():
             raise Unsupported(f"The path {path}", "it is no directory", "Read the directory that the files come into.")
+        root, folders = str(location).rstrip("/") or "/", folders_of(location)
         recursive = options.get("recursivefilelookup", "false").lower() == "true"
-        sink_log = Path(root, SINK_LOG).exists()
+        sink_log = (location / SINK_LOG).exists()
         if sink_log:
+            _refuse_remote_sink(location)
             _check_sink_log(spark, path, root)
-        columns = () if recursive or sink_log else _partition_columns(leaf, root)
-        source = cls(root, recursive, kind, sink_log, columns=columns, max_age=_max_age(spark, options))
+        columns = () if recursive or sink_log else _partition_columns(leaf, root, folders)
+        source = cls(root, recursive, kind, sink_log, None, columns, _max_age(spark, options), folders)
         source.refuse_logs()
         return source
 
     @classmethod
     def allowed(cls, declared: SourceDeclared) -> Set[str]:
         """Return the options that a declared directory may have."""
-        if not declared.path.startswith("/") or any(character in declared.path for character in "*?[{"):
-            msg = f"{declared.name}: the path of files is an absolute directory, and no pattern"
+        remote = SparkPath.of_text(declared.path).scheme in _STORES
+        if not (declared.path.startswith("/") or remote) or any(mark in declared.path for mark in "*?[{"):
+            msg = f"{declared.name}: the path of files is an absolute directory, or a URI of {', '.join(sorted(_STORES))}, and no pattern"
             raise ValueError(msg)
         return {"maxfileage"} if declared.kind == SINK else {"recursivefilelookup", "maxfileage", "partitions"}
 
     @classmethod
     def declared(cls, declared: SourceDeclared, session: Callable[[], SparkSession]) -> FileSource:
         """Return the source of a declared directory, which is here as the query's driver has it."""
-        root = str(Path(declared.path))
-        if not Path(root).is_dir():
+        local = declared.path.startswith("/")
+        location = Path(declared.path) if local else source_at(session(), declared.path, "The path")
+        if not location.is_dir():
+            fix = "Mount it as" if local else "Give the session of this process the settings by which"
             raise Unsupported(
-                f"The path {declared.path}", "it is no directory here", "Mount it as the query's driver has it."
+                f"The path {declared.path}", "it is no directory here", f"{fix} the query's driver has it."
             )
-        sink, has_log = declared.kind == SINK, Path(root, SINK_LOG).exists()
+        root = str(location).rstrip("/") or "/"
+        sink, has_log = declared.kind == SINK, (location / SINK_LOG).exists()
+        if has_log:
+            _refuse_remote_sink(location)
         if sink and not has_log:
             raise Unsupported(declared.name, "there is no log of Spark's file sink in it", f"Declare {FILES}:{root}.")
         if has_log and not sink:
@@ -215,7 +237,7 @@ class FileSource(Source):
         recursive = declared.options.get("recursivefilelookup", "false").lower() == "true"
         columns = tuple(filter(None, declared.options.get("partitions", "").split("+")))
         age = int(declared.options.get("maxfileage", _WEEK))
-        source = cls(root, recursive, "", sink, columns=columns, max_age=age)
+        source = cls(root, recursive, "", sink, None, columns, age, folders_of(location))
         source.refuse_logs()
         return source
 
@@ -239,12 +261,18 @@ class FileSource(Source):
             )
         replaced = manifest.home / "lowwater" / "replaced"
         seen_before = self.root in (manifest["roots"] or {}) or replaced.exists()
-        if log.taken and not seen_before and not any(Path(path).exists() for path in log.taken):
+        if log.taken and not seen_before and not self._has_any(log.taken):
             raise Unsupported(
                 f"{FILES}:{self.root}",
                 "none of the files that the query has taken from it is there: another volume may be mounted here than where the query's driver is",
                 f"Mount it as the driver has it. If they were cleaned up, say so: touch {replaced}",
             )
+
+    def _has_any(self, paths: Iterable[str]) -> bool:
+        """Return whether a file exists. Costs a stat of each, or a listing of a store."""
+        if self.folders is HERE:
+            return any(Path(path).exists() for path in paths)
+        return not {item.path for item in walk(self)}.isdisjoint(paths)
 
     def refuse_logs(self) -> None:
         """Refuse a directory that contains a sink's output, or is a part of one.
@@ -264,6 +292,16 @@ class FileSource(Source):
     def log_in(self, folder: Location) -> SourceLog:
         """Return the reader of the source's log, which is ``folder`` in a checkpoint."""
         return SourceLog(folder, self.root, self.max_age, None if self.recursive or self.sink_log else self.columns)
+
+
+def _refuse_remote_sink(location: Location) -> None:
+    """Refuse the output of Spark's file sink on another file system than the local one."""
+    if not isinstance(location, Path):
+        raise Unsupported(
+            f"The path {location}",
+            "it is the output of Spark's file sink, whose log this release reads only in local directories",
+            "Write and read a table of Delta or Iceberg instead, or a directory on a local or NFS file system.",
+        )
 
 
 def _check_sink_log(spark: SparkSession, path: str, root: str) -> None:
@@ -291,7 +329,7 @@ def _check_sink_log(spark: SparkSession, path: str, root: str) -> None:
         )
 
 
-def _partition_columns(leaf: Leaf, root: str) -> tuple[str, ...]:
+def _partition_columns(leaf: Leaf, root: str, folders: Folders) -> tuple[str, ...]:
     """Return the columns of a directory's Hive partitions; none without sub-directories.
 
     Spark finds the columns when the frame is made, and puts them last; in a batch it matches
@@ -300,7 +338,7 @@ def _partition_columns(leaf: Leaf, root: str) -> tuple[str, ...]:
     """
     names_of: Any = leaf.relation.dataSource().sourceInfo().partitionColumns()
     columns = tuple(str(names_of.apply(i)) for i in range(names_of.size()))
-    for folder, names in _partitions(root, ()):
+    for folder, names in _partitions(folders.listing(root), root, ()):
         if names != columns:
             raise Unsupported(
                 f"The directory {root}",
@@ -312,24 +350,23 @@ def _partition_columns(leaf: Leaf, root: str) -> tuple[str, ...]:
     return columns
 
 
-def _partitions(folder: str, columns: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _partitions(listing: Listing, folder: str, columns: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the directories that have files, each with the partition columns of its path."""
     files = False
-    with os.scandir(folder) as listing:
-        for entry in listing:
-            name, equals, value = entry.name.partition("=")
-            if hidden(entry.name, folder=entry.is_dir()):
-                continue
-            if not entry.is_dir():
-                files = True
-            elif name and equals and value:
-                yield from _partitions(entry.path, (*columns, name))
-            else:
-                raise Unsupported(
-                    f"The directory {folder}",
-                    f"it has a sub-directory ({entry.name}) that is no partition, which Spark skips or takes for one",
-                    'Set the option recursiveFileLookup to "true".',
-                )
+    for entry in listing(folder):
+        name, equals, value = entry.name.partition("=")
+        if hidden(entry.name, folder=entry.is_dir()):
+            continue
+        if not entry.is_dir():
+            files = True
+        elif name and equals and value:
+            yield from _partitions(listing, entry.path, (*columns, name))
+        else:
+            raise Unsupported(
+                f"The directory {folder}",
+                f"it has a sub-directory ({entry.name}) that is no partition, which Spark skips or takes for one",
+                'Set the option recursiveFileLookup to "true".',
+            )
     if files:
         yield folder, columns
 
@@ -383,12 +420,12 @@ def walk(source: FileSource, settled: Settled | None = None) -> Iterator[File | 
     the sink's own directory. In a directory above the sink's, or in a partition of it, Spark also
     reads the files of failed attempts.
     """
-    yield from _outputs(source, above(source.root))
+    yield from _outputs(source, source.folders.above(source.root))
     if source.sink_log:
         yield from list_sink(source.root)
         yield from _strangers(source, source.root)
     else:
-        yield from _list(source, source.root, (), settled)
+        yield from _list(source, source.folders.listing(source.root), source.root, (), settled)
 
 
 def _outputs(source: FileSource, folders: Iterable[str]) -> Iterator[File | Intruder]:
@@ -397,10 +434,12 @@ def _outputs(source: FileSource, folders: Iterable[str]) -> Iterator[File | Intr
     For a folder with removed batches also yield a File that holds W.
     """
     for folder in folders:
-        if Path(folder, SINK_LOG).exists():
-            yield Intruder(str(Path(folder, SINK_LOG)))
+        log = source.folders.at(folder) / SINK_LOG
+        if log.exists():
+            yield Intruder(str(log))
         yield from _strangers(source, folder)
-        if removed(folder).through != NOTHING:
+        # Batches are removed, and bookmarks kept, only in local directories.
+        if source.folders is HERE and removed(folder).through != NOTHING:
             yield File(
                 f"{Path(folder, BOOKMARKS)} (batches are removed here, and only who reads all of the directory is waited for)",
                 NO_FILE,
@@ -409,19 +448,19 @@ def _outputs(source: FileSource, folders: Iterable[str]) -> Iterator[File | Intr
 
 def _strangers(source: FileSource, folder: str) -> Iterator[Intruder]:
     if source.inputs is not None:
-        yield from itertools.starmap(Intruder, strangers(folder, source.inputs))
+        yield from itertools.starmap(Intruder, strangers(source.folders.at(folder), source.inputs))
 
 
 def _list(
-    source: FileSource, folder: str, columns: tuple[str, ...], settled: Settled | None
+    source: FileSource, listing: Listing, folder: str, columns: tuple[str, ...], settled: Settled | None
 ) -> Iterator[File | Intruder]:
     """Yield the files and intruders of a folder; ``columns`` are the partition columns above it."""
-    for entry in _entries(source, folder):
+    for entry in listing(folder):
         folder_too = entry.is_dir()
         if entry.name == SINK_LOG:
             yield Intruder(entry.path)
             continue
-        if entry.name in (MARKS, BOOKMARKS) and settled is not None:
+        if entry.name in (MARKS, BOOKMARKS) and settled is not None and source.folders is HERE:
             settled.meet(folder)
         if entry.name == MARKS:
             yield from _strangers(source, folder)
@@ -436,37 +475,30 @@ def _list(
                 # Spark logs a file outside of the partitions as taken, but reads no rows from it.
                 # With its own time that entry would count as read, and the watermark would pass the
                 # rows. No entry has the time NO_FILE, so the watermark holds.
-                yield File(entry.path, entry.stat().st_mtime_ns // 1_000_000 if read else NO_FILE)
+                yield File(entry.path, _modified(entry, settled) if read else NO_FILE)
         elif source.recursive:
-            yield from _below(source, entry, columns, settled)
+            yield from _below(source, listing, entry, columns, settled)
         elif (below := (*columns, entry.name.partition("=")[0])) == source.columns[: len(below)] and "=" in entry.name:
-            yield from _below(source, entry, below, settled)
+            yield from _below(source, listing, entry, below, settled)
         else:
             yield File(entry.path + os.sep, NO_FILE)
 
 
-def _entries(source: FileSource, folder: str) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder; none when it was removed during the walk.
-
-    Raises FileNotFoundError for the root.
-    """
-    try:
-        with os.scandir(folder) as listing:
-            return list(listing)
-    except FileNotFoundError:
-        if folder == source.root:
-            raise
-        return []
+def _modified(entry: Entry, settled: Settled | None) -> int:
+    """Return a file's modification time, or _WRITTEN_AGAIN. Raises FileNotFoundError."""
+    if not isinstance(entry, Stored):
+        return entry.stat().st_mtime_ns // 1_000_000
+    return _WRITTEN_AGAIN if settled is not None and settled.differs(entry) else entry.modified
 
 
 def _below(
-    source: FileSource, folder: os.DirEntry[str], columns: tuple[str, ...], settled: Settled | None
+    source: FileSource, listing: Listing, folder: Entry, columns: tuple[str, ...], settled: Settled | None
 ) -> Iterator[File | Intruder]:
     """Yield the files and intruders of a sub-directory, unless it is a settled batch."""
-    if settled is None:
-        yield from _list(source, folder.path, columns, settled)
+    if settled is None or isinstance(folder, Stored):
+        yield from _list(source, listing, folder.path, columns, settled)
     elif not settled.knows(folder):
-        items = list(_list(source, folder.path, columns, settled))
+        items = list(_list(source, listing, folder.path, columns, settled))
         yield from items
         settled.learn(folder, items)
 
@@ -508,21 +540,22 @@ def list_head(source: FileSource, settled: Settled | None = None) -> Head:
 
 def _names(source: FileSource, settled: Settled | None) -> set[str]:
     """Return the paths of all files outside of settled batches. O(entries), without a stat."""
-    paths, folders = set[str](), [source.root]
+    paths, folders, listing = set[str](), [source.root], source.folders.listing(source.root)
     while folders:
-        for entry in _entries(source, folders.pop()):
+        for entry in listing(folders.pop()):
             folder_too = entry.is_dir()
             if hidden(entry.name, folder=folder_too):
                 continue
             if folder_too:
-                if (source.recursive or "=" in entry.name) and not (settled and settled.is_batch(entry)):
+                batch = settled is not None and not isinstance(entry, Stored) and settled.is_batch(entry)
+                if (source.recursive or "=" in entry.name) and not batch:
                     folders.append(entry.path)
             elif not _is_broken(entry):
                 paths.add(entry.path)
     return paths
 
 
-def _is_broken(entry: os.DirEntry[str]) -> bool:
+def _is_broken(entry: Entry) -> bool:
     return entry.is_symlink() and not Path(entry.path).exists()
 
 
@@ -561,6 +594,14 @@ class OpenFiles(OpenSource):
         self._settled = Settled(self._log)
         self._roots = Roots(manifest)
         self._record = ReadRecord(manifest)
+        self._took = 0.0
+        """Seconds of the newest listing."""
+
+    @property
+    def pause(self) -> float:
+        """In an object store a second, or as long as a listing takes: each page is paid for."""
+        least = self.source.folders.pause
+        return max(least, self._took) if least else 0.0
 
     @property
     def outputs(self) -> Mapping[str, Output]:
@@ -591,11 +632,11 @@ class OpenFiles(OpenSource):
         when the directory has new files. Raises OSError, also when the directory is not the one
         that was read before.
         """
-        root = self.source.root
-        identity = identity_of(root)
+        root, folders, since = self.source.root, self.source.folders, time.monotonic()
+        identity = folders.identity(root)
         self._settled.begin(log_offset(settled), identity)
         head = list_head(self.source, self._settled)
-        if identity_of(root) != identity:
+        if folders.identity(root) != identity:
             msg = f"{root} was replaced while it was listed"
             raise OSError(msg)
         self._roots.recognize(root, identity, head)
@@ -605,6 +646,7 @@ class OpenFiles(OpenSource):
         # now. In the other order a batch could be removed in between, and its unread rows would
         # count as read.
         self._wait_for_removed(head)
+        self._took = time.monotonic() - since
         return head
 
     def _wait_for_removed(self, head: Head) -> None:
@@ -662,6 +704,9 @@ class Settled:
         self._batches: dict[str, tuple[int, int]] = {}
         """Settled batches of the last whole listing: inode and number of files, by path."""
         self._identity: object = None
+        self._versions: dict[str, Stored] = {}
+        """Files of a store that shows versions, by path: the first version of each modification
+        time that any listing has found, also one that failed afterwards."""
         self.outputs: dict[str, Output] = {}
         """Directories with batches of lowwater in the newest whole listing, by path."""
         self.begin(NOTHING)
@@ -679,7 +724,7 @@ class Settled:
         looked at again.
         """
         if identity != self._identity:
-            self._batches = {}
+            self._batches, self._versions = {}, {}
             self.outputs.clear()
         self._identity = identity
         self._offset = offset
@@ -689,6 +734,8 @@ class Settled:
         """Batches that this listing has found, by the path of their output."""
         self._met: set[str] = set()
         """Outputs that this listing has found, see :meth:`meet`."""
+        self._with_version: set[str] = set()
+        """Paths of the files with a version that this listing has found."""
         self.files = 0
         """Number of files in the batches that this listing did not look into."""
 
@@ -703,6 +750,8 @@ class Settled:
     def end(self) -> None:
         """End a whole listing: forget the batches and outputs that it did not find."""
         self._batches = self._current
+        for path in self._versions.keys() - self._with_version:
+            del self._versions[path]
         for folder in self.outputs.keys() - self._met:
             del self.outputs[folder]
         for folder in self._met:
@@ -712,6 +761,20 @@ class Settled:
         """Return whether a committed batch has taken a file in its present state."""
         batch = self._log.batch_of(file)
         return batch is not None and batch <= self._offset
+
+    def differs(self, file: Stored) -> bool:
+        """Return whether a file was written again since a listing found it, at the same time.
+
+        A multipart upload has the time of its begin, so that may happen at any time later.
+        """
+        if not file.version:
+            return False
+        self._with_version.add(file.path)
+        first = self._versions.get(file.path)
+        if first is None or first.modified != file.modified:
+            # The first version stays, so that the file is different in later listings as well.
+            first = self._versions[file.path] = file
+        return first.version != file.version
 
     def is_batch(self, folder: os.DirEntry[str]) -> bool:
         """Return whether a sub-directory is a settled batch of the last listing."""

@@ -1,0 +1,180 @@
+"""What a file source asks of the file system of its directory: a listing, and a few names.
+
+There are two kinds of file systems: the local one, with NFS, and those that Hadoop's client in the
+session's JVM reaches: HDFS and object stores. The rules of a listing are the same for both
+(:mod:`lowwater_spark.sources.files.source`). They need of a file system:
+
+* A listing that begins after W was read has every file that was there, if no file is renamed
+  meanwhile. HDFS lists a directory in parts, and S3, GCS and ABFS list in pages; each part shows
+  all that was there when the part was asked for.
+* A file appears under its name whole. An object does: it is in no listing while it is uploaded. A
+  multipart upload appears when it is completed, and S3 gives it the modification time of its begin.
+* A file that was written again has another modification time, or another version where the listing
+  shows one. S3 has times of whole seconds, and an ETag of each object.
+
+A rename in an object store is a copy and a deletion, so a listing in pages can miss both names. So
+a listing in a store is compared with one before it, as a local one is.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from lowwater_spark.checkpoint.hadoop import HadoopPath, Status
+from lowwater_spark.checkpoint.location import OBJECT_STORES, Location
+from lowwater_spark.sources.files import writers
+from lowwater_spark.sources.files.roots import Identity, identity_of
+
+__all__ = ["HERE", "Entry", "Folders", "Listing", "Stored", "folders_of"]
+
+
+class Stored:
+    """An entry of a directory in a store, with the methods of :class:`os.DirEntry` in use here."""
+
+    __slots__ = ("_status", "name", "path")
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self.path = status.path
+        self.name = status.path.rpartition("/")[2]
+
+    def is_dir(self) -> bool:
+        """Return whether this is a directory."""
+        return self._status.folder
+
+    def is_symlink(self) -> bool:
+        """Return False: object stores have no links, and the client of HDFS shows none."""
+        return False
+
+    @property
+    def modified(self) -> int:
+        """Modification time, milliseconds since the epoch."""
+        return self._status.modified
+
+    @property
+    def version(self) -> str:
+        """ETag; empty where the listing has none."""
+        return self._status.version
+
+
+Entry = os.DirEntry[str] | Stored
+
+Listing = Callable[[str], Iterable[Entry]]
+"""Function that returns the entries of a directory below a root, in one listing of the root. None
+for a directory that was removed during the listing. Raises FileNotFoundError for the root."""
+
+
+class Folders(Protocol):
+    """The file system of a source's directory."""
+
+    @property
+    def pause(self) -> float:
+        """Least seconds between two looks at the directory."""
+        ...
+
+    def at(self, path: str) -> Location:
+        """Return the location of a path."""
+        ...
+
+    def listing(self, root: str) -> Listing:
+        """Begin a listing. Raises OSError."""
+        ...
+
+    def identity(self, root: str) -> Identity:
+        """Return the identity of a directory. Raises OSError."""
+        ...
+
+    def above(self, root: str) -> Iterator[str]:
+        """Yield the directories above whose writers write here: this one is a partition."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """The local file system."""
+
+    pause: float = 0.0
+
+    def at(self, path: str) -> Path:
+        return Path(path)
+
+    def listing(self, root: str) -> Listing:
+        def entries(folder: str) -> list[os.DirEntry[str]]:
+            try:
+                with os.scandir(folder) as listing:
+                    return list(listing)
+            except FileNotFoundError:
+                if folder == root:
+                    raise
+                return []
+
+        return entries
+
+    def identity(self, root: str) -> Identity:
+        return identity_of(root)
+
+    def above(self, root: str) -> Iterator[str]:
+        return writers.above(root)
+
+
+HERE: Final[Folders] = _Here()
+
+
+@dataclass(frozen=True, slots=True)
+class _Remote:
+    """A file system of Hadoop's client."""
+
+    base: HadoopPath
+    """Root of the file system."""
+    endpoint: str
+    """Address of an object store, as far as the session's settings name it."""
+    pause: float = 1.0
+
+    def at(self, path: str) -> HadoopPath:
+        return self.base.at(path)
+
+    def listing(self, root: str) -> Listing:
+        listed = self.at(root).statuses()
+
+        def entries(folder: str) -> list[Stored]:
+            statuses = listed.get(folder)
+            if statuses is None:
+                try:
+                    statuses = self.at(folder).statuses()[folder]
+                except FileNotFoundError:
+                    return []
+            return list(map(Stored, statuses))
+
+        return entries
+
+    def identity(self, root: str) -> Identity:
+        """Return the inode number on HDFS. In an object store identify the bucket at its address.
+
+        A directory in an object store is a part of names, and has nothing of its own.
+        """
+        if self.base.uri.partition(":")[0] in OBJECT_STORES:
+            return Identity(zlib.crc32(f"{self.base.uri} {self.endpoint}".encode()), None)
+        return Identity(int(self.at(root).stat().getFileId()), None)
+
+    def above(self, root: str) -> Iterator[str]:
+        folder, _, name = root.rpartition("/")
+        while "=" in name:
+            yield folder
+            folder, _, name = folder.rpartition("/")
+
+
+def folders_of(location: Location) -> Folders:
+    """Return the file system of a location."""
+    if isinstance(location, Path):
+        return HERE
+    base = location.at("/".join(location.uri.split("/")[:3]))
+    return _Remote(base, base.setting(_ENDPOINTS.get(base.uri.partition(":")[0], "")))
+
+
+_ENDPOINTS: Final = {"gs": "fs.gs.storage.root.url", "s3a": "fs.s3a.endpoint"}
+"""Settings that name the server of a store. The account of ABFS is in its paths."""
