@@ -91,11 +91,18 @@ class Status(NamedTuple):
     modified: int
     """Modification time as Spark logs it, milliseconds since the epoch: whole seconds on S3."""
     version: str
-    """ETag of an object; empty where the file system's listing has none."""
+    """ETag of an object on S3; empty on other file systems, and for a directory."""
 
 
-_ENTRY: Final = re.compile(r"(true|false);.*? modification_time=(\d+);(?:.*?eTag=[\"']*([^\"' ]+))?", re.DOTALL)
-"""End of Hadoop's text for an entry of a listing, from the value of ``isDirectory`` on."""
+_ENTRY: Final = re.compile(r"(true|false);.*? modification_time=(\d+);", re.DOTALL)
+"""Hadoop's text for an entry of a listing, from the value of ``isDirectory`` on."""
+
+_ETAG: Final = re.compile(r".*eTag=[\"']*(?:W/\"?)?([^\"' ,\]]*)", re.DOTALL)
+"""Hadoop's text for an object of S3, up to the end of its ETag. The last one counts: before it are
+names that people give."""
+
+_PLAIN_PROVIDERS: Final = ("", "ConfiguredFailoverProxyProvider")
+"""Ends of the names of classes that never let a client of HDFS read from an observer."""
 
 
 class HadoopFiles:
@@ -191,20 +198,32 @@ def statuses_in(paths: str, text: str) -> Iterator[Status]:
     between = f", {scheme}://{rest.partition('/')[0]}/"
     head, *names = first.split(between)
     uris = [head, *(between[2:] + name for name in names)]
-    starts, at = list[int](), 0
+    starts, ends, at = list[int](), list[int](), 0
     for uri in uris:
-        field = f"{{path={uri}; isDirectory="
-        at = text.find(field, at) + len(field)
+        begin = f"{{path={uri}; isDirectory="
+        at = text.find(begin, at) + len(begin)
+        if at < len(begin):
+            raise _unreadable(uri)
+        if starts:
+            # An entry ends where the next one begins, whose name may look like fields.
+            ends.append(at - len(begin))
         starts.append(at)
-        if at < len(field):
-            break
-    for uri, start, end in zip(uris, starts, [*starts[1:], len(text)], strict=False):
+    for uri, start, end in zip(uris, starts, [*ends, len(text)], strict=True):
         fields = _ENTRY.match(text, start, end)
-        if fields is None or len(starts) < len(uris):
-            msg = f"{uri}: Hadoop shows this entry of a listing in a form that this release does not know"
-            raise OSError(msg)
-        folder, modified, version = fields.groups(default="")
-        yield Status(uri, folder == "true", int(modified), version)
+        if fields is None:
+            raise _unreadable(uri)
+        folder, version = fields[1] == "true", ""
+        if scheme == "s3a" and not folder:
+            tag = _ETAG.match(text, fields.end(), end)
+            version = "" if tag is None or tag[1] == "null" else tag[1]
+            if not version:
+                msg = f"{uri}: the listing has no ETag of this object, so lowwater could not tell whether it is written again"
+                raise OSError(msg)
+        yield Status(uri, folder, int(fields[2]), version)
+
+
+def _unreadable(uri: str) -> OSError:
+    return OSError(f"{uri}: Hadoop shows this entry of a listing in a form that this release does not know")
 
 
 _known: Final[weakref.WeakKeyDictionary[Any, dict[str, HadoopFiles]]] = weakref.WeakKeyDictionary()
@@ -310,15 +329,53 @@ class HadoopPath:
         """Return the entries of the directory, and maybe of those below, by directory.
 
         One request for a thousand entries. On S3 the result has all files below the directory, and
-        the directories that have files; elsewhere the entries of this directory alone, and none if
-        it does not exist. Raises FileNotFoundError on S3 when there is nothing of this name.
+        the directories that have files; elsewhere the entries of this directory alone. Raises
+        FileNotFoundError when there is nothing of this name, and OSError.
         """
         below = self.uri.partition(":")[0] in _FLAT
         folders: dict[str, list[Status]] = {self.uri: []}
         with _as_os_error(self.uri):
             for status in self._files.statuses(self._path(), below=below):
+                if not status.path.startswith(f"{self.uri}/"):
+                    # Its directory would be another one, so no reader of this one would see it.
+                    msg = (
+                        f"{self.uri}: the listing has {status.path}, which is not below it: give the file another name"
+                    )
+                    raise OSError(msg)
                 _add(folders, status)
         return folders
+
+    def is_closed(self, modified: int) -> bool:
+        """Return whether a file of HDFS is closed, and was since its modification time.
+
+        A file that is open keeps its time while it grows, and gets another one when it is closed.
+        Two requests. Raises FileNotFoundError.
+        """
+        # The time is read last. In the other order the file could be closed in between, and would
+        # pass for one that was closed when it had the time of the listing.
+        return bool(self._call("isFileClosed")) and int(self.stat().getModificationTime()) == modified
+
+    def file_id(self) -> int:
+        """Return the inode number of a file or directory of HDFS. Raises FileNotFoundError."""
+        with _as_os_error(self.uri):
+            return int(self.stat().getFileId())
+
+    def catch_up(self) -> None:
+        """Let the next reads of HDFS see all that the active name node has acknowledged by now.
+
+        An observer may lag. One request where the client may read from one, else none. Raises
+        OSError when the name node cannot answer it.
+        """
+        authority = self.uri.partition("://")[2].partition("/")[0]
+        provider = self.setting(f"dfs.client.failover.proxy.provider.{authority}")
+        if provider.rpartition(".")[2] not in _PLAIN_PROVIDERS:
+            with _as_os_error(self.uri):
+                self._files.system.msync()
+
+    @property
+    def client(self) -> str:
+        """Name of the class of Hadoop's client."""
+        return str(self._files.system.getClass().getName())
 
     def at(self, uri: str) -> Self:
         """Return another path of the same file system."""
@@ -440,8 +497,9 @@ class HadoopPath:
             except BaseException:
                 # close() would store the bytes that were written before the failure as the whole
                 # file. abort() stores nothing. The client of GCS has no abort(), and stores nothing
-                # either while the file is not closed.
-                file.abort()
+                # either while the file is not closed. The failure to raise is the first one.
+                with contextlib.suppress(OSError), _as_os_error(self.uri):
+                    file.abort()
                 raise
             file.close()
 

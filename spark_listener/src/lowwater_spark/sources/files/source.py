@@ -7,7 +7,7 @@ W. That is safe, and ``why`` names the path.
 A file is identified by its path and its modification time. Spark takes a path once, so a file that
 was written again in its place has rows that no batch has read, and holds W. lowwater cannot detect
 a second write within one millisecond, or one whose modification time was set back. S3 has whole
-seconds, and versions beside them (:meth:`Settled.differs`).
+seconds, and versions beside them (:meth:`Settled.time_of`).
 
 A listing must not be older than the reading of W. On a local file system it never is; an NFS mount
 may serve names from a cache, so mount the sources with ``lookupcache=none`` and ``acdirmax=0`` (or
@@ -33,13 +33,13 @@ import dataclasses
 import itertools
 import os
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lowwater_spark.checkpoint.hadoop import HADOOP
-from lowwater_spark.checkpoint.location import OBJECT_STORES, Location, refuse_pattern, source_at
+from lowwater_spark.checkpoint.hadoop import HadoopPath
+from lowwater_spark.checkpoint.location import LISTED, OBJECT_STORES, Location, refuse_pattern, source_at
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
@@ -61,6 +61,8 @@ from lowwater_spark.sources.files.source_log import (
     FOR_EVER,
     NO_FILE,
     NOTHING,
+    OPEN,
+    WRITTEN_AGAIN,
     File,
     Files,
     Head,
@@ -86,13 +88,6 @@ __all__ = [
     "walk",
 ]
 
-
-_STORES: Final = HADOOP | OBJECT_STORES
-"""Schemes of file systems of Hadoop's client that a source's directory may be on."""
-
-_WRITTEN_AGAIN: Final = -2
-"""Modification time for a file whose version changed while its time did not. No source log has this
-time, so the file counts as unread."""
 
 _TRIES: Final = 5
 """Number of listings in one look, at most, until one has all names of the one before it."""
@@ -182,16 +177,12 @@ class FileSource(Source):
         if leaf.of_tables or (kind := leaf.format.lower()) not in _FORMATS:
             return None
         options, spark = leaf.options, leaf.spark
-        for option, why in _OPTIONS.items():
-            if option in options and options[option].lower() not in ("false", "off"):
-                raise Unsupported(
-                    f"The option {option} of a {kind} source", why, "Remove the option; filter rows instead."
-                )
+        _refuse_options(kind, options)
         path = options.get("path", "")
         refuse_pattern(path, "The path")
         location = source_at(spark, path, "The path")
         if not location.is_dir():
-            raise Unsupported(f"The path {path}", "it is no directory", "Read the directory that the files come into.")
+            raise _no_directory(location, "Read the directory that the files come into.")
         root, folders = str(location).rstrip("/") or "/", folders_of(location)
         recursive = options.get("recursivefilelookup", "false").lower() == "true"
         sink_log = (location / SINK_LOG).exists()
@@ -206,9 +197,9 @@ class FileSource(Source):
     @classmethod
     def allowed(cls, declared: SourceDeclared) -> Set[str]:
         """Return the options that a declared directory may have."""
-        remote = SparkPath.of_text(declared.path).scheme in _STORES
+        remote = SparkPath.of_text(declared.path).scheme in LISTED
         if not (declared.path.startswith("/") or remote) or any(mark in declared.path for mark in "*?[{"):
-            msg = f"{declared.name}: the path of files is an absolute directory, or a URI of {', '.join(sorted(_STORES))}, and no pattern"
+            msg = f"{declared.name}: the path of files is an absolute directory, or a URI of {', '.join(sorted(LISTED))}, and no pattern"
             raise ValueError(msg)
         return {"maxfileage"} if declared.kind == SINK else {"recursivefilelookup", "maxfileage", "partitions"}
 
@@ -219,9 +210,7 @@ class FileSource(Source):
         location = Path(declared.path) if local else source_at(session(), declared.path, "The path")
         if not location.is_dir():
             fix = "Mount it as" if local else "Give the session of this process the settings by which"
-            raise Unsupported(
-                f"The path {declared.path}", "it is no directory here", f"{fix} the query's driver has it."
-            )
+            raise _no_directory(location, f"{fix} the query's driver has it.")
         root = str(location).rstrip("/") or "/"
         sink, has_log = declared.kind == SINK, (location / SINK_LOG).exists()
         if has_log:
@@ -281,12 +270,13 @@ class FileSource(Source):
         """
         logs = [file.path for file in intruders(self) if not file.writer]
         if logs:
-            output = Path(logs[0]).parent
+            output = logs[0].rpartition("/")[0]
+            fix = f"Read {output} by a frame of its own, and unite it with others."
             raise Unsupported(
                 f"The path {self.root}",
                 f"Spark's file sink writes to {output}, and Spark uses the sink's log only when it reads that very directory: the leftovers of failed attempts "
                 "would be read as well",
-                f"Read {output} by a frame of its own, and unite it with others.",
+                fix if self.folders is HERE else _NO_REMOTE_SINK,
             )
 
     def log_in(self, folder: Location) -> SourceLog:
@@ -300,8 +290,38 @@ def _refuse_remote_sink(location: Location) -> None:
         raise Unsupported(
             f"The path {location}",
             "it is the output of Spark's file sink, whose log this release reads only in local directories",
-            "Write and read a table of Delta or Iceberg instead, or a directory on a local or NFS file system.",
+            _NO_REMOTE_SINK,
         )
+
+
+_NO_REMOTE_SINK: Final = (
+    "Write and read a table of Delta or Iceberg instead, or a directory on a local or NFS file system."
+)
+
+
+def _no_directory(location: Location, fix: str) -> Unsupported:
+    """Return the refusal of a path where no directory is."""
+    if isinstance(location, HadoopPath) and location.uri.partition(":")[0] in OBJECT_STORES:
+        reason = "the store has no object below it, or the session's settings lead to another store"
+        return Unsupported(f"The path {location}", reason, f"{fix} Put an empty object {location}/.keep.")
+    return Unsupported(f"The path {location}", "it is no directory", fix)
+
+
+def _refuse_options(kind: str, options: Mapping[str, str]) -> None:
+    """Refuse options by which Spark reads other files than the driver lists.
+
+    Their names are in small letters.
+    """
+    for option, why in _OPTIONS.items():
+        if option in options and options[option].lower() not in ("false", "off"):
+            raise Unsupported(f"The option {option} of a {kind} source", why, "Remove the option; filter rows instead.")
+    for option in sorted(options):
+        if option.startswith(("fs.", "dfs.")):
+            raise Unsupported(
+                f"The option {option} of a {kind} source",
+                "Spark would read with it, and the driver lists with the session's settings: that may be another store",
+                f"Set it for the whole session, as spark.hadoop.{option}, before the session starts.",
+            )
 
 
 def _check_sink_log(spark: SparkSession, path: str, root: str) -> None:
@@ -455,7 +475,11 @@ def _list(
     source: FileSource, listing: Listing, folder: str, columns: tuple[str, ...], settled: Settled | None
 ) -> Iterator[File | Intruder]:
     """Yield the files and intruders of a folder; ``columns`` are the partition columns above it."""
-    for entry in listing(folder):
+    entries = listing(folder)
+    # On HDFS the directory of a batch gets its name when its mark and its files are closed. So no
+    # request for each file is needed.
+    whole = source.folders is not HERE and any(entry.name == HANDED_OVER for entry in entries)
+    for entry in entries:
         folder_too = entry.is_dir()
         if entry.name == SINK_LOG:
             yield Intruder(entry.path)
@@ -475,7 +499,7 @@ def _list(
                 # Spark logs a file outside of the partitions as taken, but reads no rows from it.
                 # With its own time that entry would count as read, and the watermark would pass the
                 # rows. No entry has the time NO_FILE, so the watermark holds.
-                yield File(entry.path, _modified(entry, settled) if read else NO_FILE)
+                yield File(entry.path, _modified(source, entry, settled, whole=whole) if read else NO_FILE)
         elif source.recursive:
             yield from _below(source, listing, entry, columns, settled)
         elif (below := (*columns, entry.name.partition("=")[0])) == source.columns[: len(below)] and "=" in entry.name:
@@ -484,23 +508,23 @@ def _list(
             yield File(entry.path + os.sep, NO_FILE)
 
 
-def _modified(entry: Entry, settled: Settled | None) -> int:
-    """Return a file's modification time, or _WRITTEN_AGAIN. Raises FileNotFoundError."""
+def _modified(source: FileSource, entry: Entry, settled: Settled | None, *, whole: bool) -> int:
+    """Return a file's modification time, WRITTEN_AGAIN or OPEN. Raises FileNotFoundError."""
     if not isinstance(entry, Stored):
         return entry.stat().st_mtime_ns // 1_000_000
-    return _WRITTEN_AGAIN if settled is not None and settled.differs(entry) else entry.modified
+    return entry.modified if settled is None else settled.time_of(entry, None if whole else source.folders)
 
 
 def _below(
     source: FileSource, listing: Listing, folder: Entry, columns: tuple[str, ...], settled: Settled | None
 ) -> Iterator[File | Intruder]:
     """Yield the files and intruders of a sub-directory, unless it is a settled batch."""
-    if settled is None or isinstance(folder, Stored):
+    if settled is None or not source.folders.settles:
         yield from _list(source, listing, folder.path, columns, settled)
     elif not settled.knows(folder):
         items = list(_list(source, listing, folder.path, columns, settled))
         yield from items
-        settled.learn(folder, items)
+        settled.learn(folder, items, listing)
 
 
 def list_head(source: FileSource, settled: Settled | None = None) -> Head:
@@ -547,7 +571,7 @@ def _names(source: FileSource, settled: Settled | None) -> set[str]:
             if hidden(entry.name, folder=folder_too):
                 continue
             if folder_too:
-                batch = settled is not None and not isinstance(entry, Stored) and settled.is_batch(entry)
+                batch = settled is not None and source.folders.settles and settled.is_batch(entry)
                 if (source.recursive or "=" in entry.name) and not batch:
                     folders.append(entry.path)
             elif not _is_broken(entry):
@@ -583,7 +607,8 @@ class OpenFiles(OpenSource):
 
     Its offset is a place in Spark's log, its head the set of files that no committed batch has
     taken. ``log`` reads Spark's log, by default the one in the checkpoint. Memory: one path per
-    file ever read, and that of :class:`Settled`.
+    file ever read, that of :class:`Settled`, and during a listing twice the paths in the directory.
+    A listing of S3 is whole in the driver's JVM for a moment: some 0.6 KB an object.
     """
 
     def __init__(self, source: FileSource, number: int, manifest: Manifest, log: SourceLog | None = None) -> None:
@@ -594,12 +619,19 @@ class OpenFiles(OpenSource):
         self._settled = Settled(self._log)
         self._roots = Roots(manifest)
         self._record = ReadRecord(manifest)
+        self._manifest = manifest
+        self._rewritten = manifest.pin(FILES, number) or []
+        """Files that were written again at the same time, as the manifest has them: path, time, and
+        version before. So a file that holds W holds it also in the next run."""
         self._took = 0.0
         """Seconds of the newest listing."""
 
     @property
     def pause(self) -> float:
-        """In an object store a second, or as long as a listing takes: each page is paid for."""
+        """As long as the newest listing took, and in an object store a second at least.
+
+        Each page of a store's listing is paid for.
+        """
         least = self.source.folders.pause
         return max(least, self._took) if least else 0.0
 
@@ -632,22 +664,36 @@ class OpenFiles(OpenSource):
         when the directory has new files. Raises OSError, also when the directory is not the one
         that was read before.
         """
-        root, folders, since = self.source.root, self.source.folders, time.monotonic()
+        since = time.monotonic()
+        try:
+            return self._listed(settled)
+        finally:
+            self._took = time.monotonic() - since
+
+    def _listed(self, settled: Line) -> Head:
+        root, folders = self.source.root, self.source.folders
         identity = folders.identity(root)
         self._settled.begin(log_offset(settled), identity)
+        self._settled.recall(self._rewritten)
         head = list_head(self.source, self._settled)
         if folders.identity(root) != identity:
             msg = f"{root} was replaced while it was listed"
             raise OSError(msg)
         self._roots.recognize(root, identity, head)
         self._settled.end()
+        self._note_rewritten()
         # The notes of removed batches are read after the listing. A writer notes a removal before
         # it deletes the batch, so each batch that the listing lacks for that reason is noted by
         # now. In the other order a batch could be removed in between, and its unread rows would
         # count as read.
         self._wait_for_removed(head)
-        self._took = time.monotonic() - since
         return head
+
+    def _note_rewritten(self) -> None:
+        """Store which files were written again at the same time. Costs two fsyncs for new ones."""
+        if (rewritten := self._settled.rewritten) != self._rewritten:
+            self._manifest.keep_pin(FILES, self._number, rewritten)
+            self._rewritten = rewritten
 
     def _wait_for_removed(self, head: Head) -> None:
         """Hold W for good when batches were removed that this checkpoint has not read."""
@@ -696,7 +742,8 @@ class OpenFiles(OpenSource):
 class Settled:
     """Files of one source that a listing leaves out, because committed batches have taken them.
 
-    Memory: two numbers for each handed-over batch in the directory.
+    Memory: two numbers for each handed-over batch in the directory. On HDFS and in a store also
+    path, time and ETag of each other file in it: some 0.3 KB.
     """
 
     def __init__(self, log: SourceLog) -> None:
@@ -704,9 +751,9 @@ class Settled:
         self._batches: dict[str, tuple[int, int]] = {}
         """Settled batches of the last whole listing: inode and number of files, by path."""
         self._identity: object = None
-        self._versions: dict[str, Stored] = {}
-        """Files of a store that shows versions, by path: the first version of each modification
-        time that any listing has found, also one that failed afterwards."""
+        self._first: dict[str, tuple[int, str]] = {}
+        """Whole files on HDFS or in a store, by path: the modification time, and the first version
+        of that time that any listing has found, also one that failed afterwards."""
         self.outputs: dict[str, Output] = {}
         """Directories with batches of lowwater in the newest whole listing, by path."""
         self.begin(NOTHING)
@@ -724,7 +771,7 @@ class Settled:
         looked at again.
         """
         if identity != self._identity:
-            self._batches, self._versions = {}, {}
+            self._batches, self._first = {}, {}
             self.outputs.clear()
         self._identity = identity
         self._offset = offset
@@ -734,8 +781,10 @@ class Settled:
         """Batches that this listing has found, by the path of their output."""
         self._met: set[str] = set()
         """Outputs that this listing has found, see :meth:`meet`."""
-        self._with_version: set[str] = set()
-        """Paths of the files with a version that this listing has found."""
+        self._present: set[str] = set()
+        """Paths of the files on HDFS or in a store that this listing has found."""
+        self._rewritten: dict[str, tuple[int, str]] = {}
+        """Entries of ``_first`` for which this listing has found another version."""
         self.files = 0
         """Number of files in the batches that this listing did not look into."""
 
@@ -750,8 +799,8 @@ class Settled:
     def end(self) -> None:
         """End a whole listing: forget the batches and outputs that it did not find."""
         self._batches = self._current
-        for path in self._versions.keys() - self._with_version:
-            del self._versions[path]
+        for path in self._first.keys() - self._present:
+            del self._first[path]
         for folder in self.outputs.keys() - self._met:
             del self.outputs[folder]
         for folder in self._met:
@@ -762,26 +811,41 @@ class Settled:
         batch = self._log.batch_of(file)
         return batch is not None and batch <= self._offset
 
-    def differs(self, file: Stored) -> bool:
-        """Return whether a file was written again since a listing found it, at the same time.
+    def recall(self, rewritten: Iterable[Sequence[Any]]) -> None:
+        """Take over the files of :attr:`rewritten` of an earlier run, or of another directory."""
+        for path, modified, version in rewritten:
+            self._first.setdefault(path, (modified, version))
 
-        A multipart upload has the time of its begin, so that may happen at any time later.
+    @property
+    def rewritten(self) -> list[list[Any]]:
+        """Path, time and first version of each file that this listing has found written again."""
+        return [[path, *first] for path, first in sorted(self._rewritten.items())]
+
+    def time_of(self, file: Stored, folders: Folders | None) -> int:
+        """Return the modification time of a file on HDFS or in a store, WRITTEN_AGAIN or OPEN.
+
+        WRITTEN_AGAIN: it was written again since a listing found it, at the same time. A multipart
+        upload has the time of its begin, so that may happen at any time later. ``folders`` is asked
+        whether a new file has all of its rows; None: it has. Raises OSError.
         """
-        if not file.version:
-            return False
-        self._with_version.add(file.path)
-        first = self._versions.get(file.path)
-        if first is None or first.modified != file.modified:
+        self._present.add(file.path)
+        first = self._first.get(file.path)
+        if first is None or first[0] != file.modified:
+            if folders is not None and not folders.is_whole(file.path, file.modified):
+                return OPEN
             # The first version stays, so that the file is different in later listings as well.
-            first = self._versions[file.path] = file
-        return first.version != file.version
+            first = self._first[file.path] = (file.modified, file.version)
+        if first[1] == file.version:
+            return file.modified
+        self._rewritten[file.path] = first
+        return WRITTEN_AGAIN
 
-    def is_batch(self, folder: os.DirEntry[str]) -> bool:
+    def is_batch(self, folder: Entry) -> bool:
         """Return whether a sub-directory is a settled batch of the last listing."""
         batch = self._batches.get(folder.path)
         return batch is not None and batch[0] == folder.inode()
 
-    def knows(self, folder: os.DirEntry[str]) -> bool:
+    def knows(self, folder: Entry) -> bool:
         """Return whether a sub-directory is a settled batch; if so, count it in this listing."""
         if not self.is_batch(folder):
             return False
@@ -799,12 +863,12 @@ class Settled:
             scan = self._scans[folder] = Scan()
         return scan
 
-    def learn(self, folder: os.DirEntry[str], content: Collection[object]) -> None:
+    def learn(self, folder: Entry, content: Collection[object], listing: Listing) -> None:
         """Note the content of a sub-directory: a batch that is all taken is settled from now on.
 
         Costs one more listing of the sub-directory, once.
         """
-        whole = self._is_whole(folder, content)
+        whole = self._is_whole(folder, content, listing)
         if whole:
             self._current[folder.path] = (folder.inode(), len(content))
         # ``sure``, for a settled batch: it was there before this listing began, so the listing has
@@ -815,16 +879,13 @@ class Settled:
         if number is not None:
             self._scan(folder.path[: -len(folder.name) - 1]).add(number, settled=whole, sure=bool(content))
 
-    def _is_whole(self, folder: os.DirEntry[str], content: Collection[object]) -> bool:
+    def _is_whole(self, folder: Entry, content: Collection[object], listing: Listing) -> bool:
         if batch_number(folder.name) is None or folder.is_symlink():
             return False
         if not all(isinstance(item, File) and self.has(item) for item in content):
             return False
-        try:
-            with os.scandir(folder.path) as listing:
-                entries = {entry.name: entry.is_dir() for entry in listing}
-        except FileNotFoundError:
-            return False  # the batch was removed meanwhile
+        # The directory is listed once more. A batch that was removed meanwhile has no entries.
+        entries = {entry.name: entry.is_dir() for entry in listing(folder.path)}
         # lowwater puts no directories into a batch. If there is one, somebody has changed the batch
         # and may do so again, so it is listed each time.
         return HANDED_OVER in entries and not any(entries.values())

@@ -32,6 +32,8 @@ __all__ = [
     "FOR_EVER",
     "NOTHING",
     "NO_FILE",
+    "OPEN",
+    "WRITTEN_AGAIN",
     "Compacted",
     "Files",
     "File",
@@ -52,6 +54,12 @@ NO_FILE: Final = -1
 """Modification time of a path that Spark never takes, such as a directory. A head with such a path
 is never reached, so it holds W."""
 
+WRITTEN_AGAIN: Final = -2
+"""Modification time for a file whose version changed while its time did not. No source log has this
+time, so the file counts as unread."""
+
+OPEN: Final = -3
+"""Modification time for a file that its writer has not closed yet. No source log has this time."""
 
 _COMPACT: Final = ".compact"
 """End of the name of a compacted entry."""
@@ -230,11 +238,20 @@ class SourceLog:
         return [self._named(file) for file in heapq.nsmallest(limit, head.missing)]
 
     def _named(self, file: File) -> str:
-        if file.path in self._taken and file.modified != NO_FILE:
-            return f"{file.path} (written again after it was read: give it another name)"
+        if file.modified == OPEN:
+            return f"{file.path} (its writer has not closed it)"
+        if file.modified == WRITTEN_AGAIN or (file.path in self._taken and file.modified != NO_FILE):
+            return f"{file.path} (written again after it was {self._seen(file)}: give it another name)"
         if file.modified != NO_FILE and self.passes_over(file):
             return f"{file.path} (older than the newest file by more than maxFileAge)"
         return file.path
+
+    def _seen(self, file: File) -> str:
+        """Return what became of a file before it was written again."""
+        if file.path not in self._taken:
+            return "listed"
+        # GCS gives an object another time also when only its metadata changes.
+        return "read, or its metadata was changed" if file.path.startswith("gs://") else "read"
 
     def _forget(self, listed: set[File]) -> None:
         """Drop the paths that a listing does not have any more, once for each listing.
