@@ -101,6 +101,8 @@ _ETAG: Final = re.compile(r".*eTag=[\"']*(?:W/\"?)?([^\"' ,\]]*)", re.DOTALL)
 """Hadoop's text for an object of S3, up to the end of its ETag. The last one counts: before it are
 names that people give."""
 
+_NO_CLIENT: Final = "the session lacks the client of this file system, or the setting that names its class: docs/operate/spark-cluster.md has both"
+
 _PLAIN_PROVIDERS: Final = ("", "ConfiguredFailoverProxyProvider")
 """Ends of the names of classes that never let a client of HDFS read from an observer."""
 
@@ -575,6 +577,8 @@ def _os_error(failure: Any, path: str) -> OSError:
         name, message = str(java.getClass().getSimpleName()), str(java.getMessage()).partition("\n")[0]
     except Exception as error:  # noqa: BLE001 - whatever py4j raises when the JVM is gone
         return OSError(f"{path}: the JVM of Spark does not answer: {error}")
+    if name == "UnsupportedFileSystemException" or "ClassNotFoundException" in f"{name}: {message}":
+        return OSError(f"{path}: {message}: {_NO_CLIENT}")
     if name == "FileNotFoundException":
         return FileNotFoundError(errno.ENOENT, message, path)
     if name == "FileAlreadyExistsException":

@@ -666,11 +666,11 @@ class OpenFiles(OpenSource):
         """
         since = time.monotonic()
         try:
-            return self._listed(settled)
+            return self._head(settled)
         finally:
             self._took = time.monotonic() - since
 
-    def _listed(self, settled: Line) -> Head:
+    def _head(self, settled: Line) -> Head:
         root, folders = self.source.root, self.source.folders
         identity = folders.identity(root)
         self._settled.begin(log_offset(settled), identity)

@@ -375,7 +375,9 @@ class SourceLog:
         named = SparkPath.of_uri(entry["path"])
         path = named.text if named.local is None else named.path  # as _root: a local path has no scheme
         if not path.startswith(self._root):
-            raise CheckpointMismatch(_OTHER_SOURCE.format(log=self._log, path=path, root=self._root))
+            raise CheckpointMismatch(
+                _OTHER_SOURCE.format(log=self._log, path=path, root=self._root) + self._elsewhere(path)
+            )
         self._check_place(path)
         record, earlier = Taken(int(entry["batchId"]), int(entry["timestamp"])), self._taken.get(path)
         self._newest = max(self._newest, record.modified)
@@ -383,6 +385,14 @@ class SourceLog:
         # maxFileAge; a compacted entry is read backwards, so the older one may come last.
         if earlier is None or earlier.batch <= record.batch:
             self._taken[path] = record
+
+    def _elsewhere(self, path: str) -> str:
+        """Return what to declare for a path of the same directory by another name of its server."""
+        *server, rest = path.split("/", 3)
+        *declared, root = self._root.split("/", 3)
+        if "://" not in path or "://" not in self._root or server == declared or not rest.startswith(root):
+            return ""
+        return f" If both names are of one server, declare {'/'.join([*server, root]).rstrip('/')}."
 
     def _check_place(self, path: str) -> None:
         if self._columns is None:
