@@ -12,18 +12,19 @@ from pyspark.sql import DataFrame, SparkSession
 
 import lowwater
 import lowwater_spark as lws
-from lowwater_spark.checkpoint.durable import make_directory, write_over
+from lowwater_spark.checkpoint.durable import make_directory, write_once, write_over
 from lowwater_spark.checkpoint.hadoop import HadoopPath
 from lowwater_spark.checkpoint.location import source_at
 from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import Unsupported
 from lowwater_spark.sources.files.folders import folders_of
 from lowwater_spark.sources.files.sink_log import SINK_LOG
 from lowwater_spark.sources.files.source import FileSource, OpenFiles, list_head
-from lowwater_spark.sources.files.source_log import NO_FILE
+from lowwater_spark.sources.files.source_log import NO_FILE, OPEN, WRITTEN_AGAIN
 from lowwater_spark.sources.files.writers import mark_writer
 from tests.kit.eventually import eventually
-from tests.kit.gcs import Gcs
+from tests.kit.gcs import Front, Gcs
 from tests.kit.hdfs import Hdfs
 from tests.kit.s3 import S3
 from tests.kit.times import mark
@@ -103,13 +104,14 @@ def stored(flow: Flow, folder: HadoopPath) -> StoredFlow:
     return StoredFlow(flow, folder)
 
 
-def test_a_listing_has_what_spark_reads(folder: HadoopPath) -> None:
-    for name in ("x, [y] isDirectory=true.json", "d=1/e=2/z.json", "d=1/w.json", "_hidden/h.json", ".h", "d=1/_t/h"):
+def test_a_listing_has_what_spark_reads(folder: HadoopPath, spark: SparkSession) -> None:
+    read = ("x, [y] isDirectory=true.json", "d=1/e=2/z.json", "d=1/w.json")
+    for name in (*read, "_hidden/h.json", ".h", "d=1/_t/h"):
         put(folder, name)
 
-    assert names(source(folder)) == dict.fromkeys(
-        ("/x, [y] isDirectory=true.json", "/d=1/e=2/z.json", "/d=1/w.json"), True
-    )
+    assert names(source(folder)) == dict.fromkeys((f"/{name}" for name in read), True)
+    frame = spark.read.schema("key string").option("recursiveFileLookup", "true").json(str(folder))
+    assert {SparkPath.of_uri(uri).text for uri in frame.inputFiles()} == {f"{folder}/{name}" for name in read}
     partitioned = source(folder, recursive=False, columns=("d", "e"))
     assert names(partitioned) == {
         "/x, [y] isDirectory=true.json": False,
@@ -138,8 +140,34 @@ def test_an_object_that_was_written_again_in_the_same_second_holds(folder: Hadoo
         pytest.fail("no second is long enough")
 
     for _ in range(2):
-        [again] = (file for file in files.head("-") if file.path == first.path)
-        assert again.modified not in (first.modified, NO_FILE)
+        for _ in range(2):
+            [again] = (file for file in files.head("-") if file.path == first.path)
+            assert again.modified == WRITTEN_AGAIN
+        files = source(folder).open(begun(tmp_path / "ck"), 0)
+        assert isinstance(files, OpenFiles), "the next run goes by what the first one has found"
+
+
+@pytest.mark.parametrize("folder", ["hdfs"], indirect=True)
+def test_a_file_of_hdfs_that_is_open_holds(folder: HadoopPath, spark: SparkSession, tmp_path: Path) -> None:
+    files = source(folder).open(begun(tmp_path / "ck"), 0)
+    jvm: Any = spark._jvm
+    path = jvm.org.apache.hadoop.fs.Path(f"{folder}/open.json")
+    writer = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).create(path)
+    writer.write(b"{}")
+    writer.hflush()
+    for _ in range(2):
+        assert [file.modified for file in files.head("-")] == [OPEN]
+    writer.close()
+    status = (folder / "open.json").stat()
+    assert [file.modified for file in files.head("-")] == [status.getModificationTime()]
+
+
+@pytest.mark.parametrize("folder", ["gcs"], indirect=True)
+def test_a_put_on_gcs_demands_that_the_name_is_free(folder: HadoopPath) -> None:
+    """This shows the request alone. Google says, and the front of our tests does, what GCS makes of it."""
+    demands = len(Front.demands)
+    assert write_once(folder / "once", b"1")
+    assert len(Front.demands) == demands + 1
 
 
 def test_a_stage_follows_its_inputs(stored: StoredFlow, lw: lowwater.Client, upstream: Upstream) -> None:

@@ -12,12 +12,13 @@ import pytest
 
 from lowwater_spark.checkpoint import location
 from lowwater_spark.checkpoint.hadoop import HadoopPath, Status, statuses_in
-from lowwater_spark.errors import Unsupported
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import SourceDeclared
 from lowwater_spark.sources.files.folders import Listing, Stored
 from lowwater_spark.sources.files.roots import Identity, Replaced, Roots
 from lowwater_spark.sources.files.source import FileSource, OpenFiles, Settled, _refuse_options
 from lowwater_spark.sources.files.source_log import NOTHING, WRITTEN_AGAIN, File, Head, SourceLog
+from lowwater_spark.sources.files.writers import HANDED_OVER
 from tests.spark.support import Log, begun, lines
 
 ROOT = "s3a://bucket/in"
@@ -186,6 +187,56 @@ def test_a_file_that_is_open_holds_until_it_is_closed(tmp_path: Path) -> None:
     store.asked.clear()
     assert waited_for(files, 1) == []
     assert store.asked == [], "each file is asked once"
+
+
+class Hdfs(Store):
+    """Directories of HDFS: batches that are handed over."""
+
+    settles = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: dict[str, int] = {}
+        self.listed: list[str] = []
+
+    def hand_over(self, name: str, *files: str, at: int) -> None:
+        self.times[name] = at
+        for file in (*files, HANDED_OVER):
+            self.files[f"{name}/{file}"] = Status(f"{ROOT}/{name}/{file}", folder=False, modified=at, version="")
+
+    def listing(self, root: str) -> Listing:
+        def entries(folder: str) -> list[Stored]:
+            self.listed.append(folder.removeprefix(root))
+            if folder == root:
+                return [
+                    Stored(Status(f"{root}/{name}", folder=True, modified=t, version=""))
+                    for name, t in self.times.items()
+                ]
+            return [Stored(file) for file in self.files.values() if file.path.startswith(f"{folder}/")]
+
+        return entries
+
+
+def test_a_batch_on_hdfs_that_was_read_is_not_listed_again_while_its_directory_has_its_time(tmp_path: Path) -> None:
+    hdfs, log = Hdfs(), Log()
+    hdfs.hand_over("batch=0", "a.json", at=5)
+    log.take(File(f"{ROOT}/batch=0/a.json", 5), 0)
+    files = opened(hdfs, log, tmp_path)
+    assert waited_for(files) == []
+    assert hdfs.asked == [], "its files were closed before it was renamed"
+    hdfs.listed.clear()
+    assert waited_for(files) == []
+    assert set(hdfs.listed) == {""}
+    hdfs.hand_over("batch=0", "b.json", at=6)
+    assert waited_for(files) == [f"{ROOT}/batch=0/b.json"]
+
+
+def test_a_path_by_another_name_of_its_server_is_told_how_to_be_declared(tmp_path: Path) -> None:
+    (tmp_path / "0").write_text('v1\n{"path":"hdfs://nn/in/a","timestamp":1,"batchId":0}')
+    with pytest.raises(CheckpointMismatch, match="If both names are of one server, declare hdfs://nn/in"):
+        SourceLog(tmp_path, HDFS).read_to(0)
+    with pytest.raises(CheckpointMismatch, match=r"start from a new checkpoint\.$"):
+        SourceLog(tmp_path, "hdfs://nn/elsewhere").read_to(0)
 
 
 def test_a_rewritten_file_that_no_batch_has_read_is_not_called_too_old(tmp_path: Path) -> None:
