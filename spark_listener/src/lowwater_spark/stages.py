@@ -655,8 +655,7 @@ class Stage:
         """Return the local directory of a file sink; None for any other sink."""
         path, kind = writer_options.path, writer_options.format
         if path is not None and kind is not None and is_file_format(self.spark, kind):
-            with contextlib.suppress(Unsupported):
-                return Path(local_directory(self.spark, os.fspath(path), "The path"))
+            return local_directory(self.spark, os.fspath(path))
         return None
 
     def _check_time(self, frame: DataFrame) -> None:

@@ -21,11 +21,11 @@ __all__ = [
     "glance",
     "local",
     "local_directory",
-    "source_at",
     "location_of",
     "numbers_in",
     "real",
     "refuse_pattern",
+    "source_at",
     "spark_path",
     "way",
 ]
@@ -173,18 +173,9 @@ def glance(location: Location) -> float:
     return 1.0 if location.uri.partition(":")[0] in OBJECT_STORES else 0.1
 
 
-def local_directory(spark: SparkSession, path: str, what: str) -> str:
-    """Return the absolute local path that Spark makes of a path.
-
-    Raises Unsupported for another file system.
-    """
-    if (scheme := _scheme(spark, path)) != "file":
-        raise Unsupported(
-            f"{what} {path}",
-            f"the driver must list and rename in it as in a local directory, and {scheme}: is none",
-            "Use a directory on a local or NFS file system.",
-        )
-    return _local(spark, path)
+def local_directory(spark: SparkSession, path: str) -> Path | None:
+    """Return the absolute local path that Spark makes of a path; None on another file system."""
+    return Path(_local(spark, path)) if _scheme(spark, path) == "file" else None
 
 
 def source_at(spark: SparkSession, path: str, what: str) -> Location:
