@@ -620,9 +620,10 @@ class OpenFiles(OpenSource):
         self._roots = Roots(manifest)
         self._record = ReadRecord(manifest)
         self._manifest = manifest
-        self._rewritten = manifest.pin(FILES, number) or []
+        self._rewritten: list[list[Any]] | None = None
         """Files that were written again at the same time, as the manifest has them: path, time, and
-        version before. So a file that holds W holds it also in the next run."""
+        version before. So a file that holds W holds it also in the next run. None: not read yet,
+        since an earlier run may still write until this one has its claim."""
         self._took = 0.0
         """Seconds of the newest listing."""
 
@@ -674,6 +675,8 @@ class OpenFiles(OpenSource):
         root, folders = self.source.root, self.source.folders
         identity = folders.identity(root)
         self._settled.begin(log_offset(settled), identity)
+        if self._rewritten is None:
+            self._rewritten = self._manifest.pin(FILES, self._number) or []
         self._settled.recall(self._rewritten)
         head = list_head(self.source, self._settled)
         if folders.identity(root) != identity:
