@@ -620,10 +620,6 @@ class OpenFiles(OpenSource):
         self._roots = Roots(manifest)
         self._record = ReadRecord(manifest)
         self._manifest = manifest
-        self._rewritten: list[list[Any]] | None = None
-        """Files that were written again at the same time, as the manifest has them: path, time, and
-        version before. So a file that holds W holds it also in the next run. None: not read yet,
-        since an earlier run may still write until this one has its claim."""
         self._took = 0.0
         """Seconds of the newest listing."""
 
@@ -675,9 +671,7 @@ class OpenFiles(OpenSource):
         root, folders = self.source.root, self.source.folders
         identity = folders.identity(root)
         self._settled.begin(log_offset(settled), identity)
-        if self._rewritten is None:
-            self._rewritten = self._manifest.pin(FILES, self._number) or []
-        self._settled.recall(self._rewritten)
+        self._settled.recall(self._noted())
         head = list_head(self.source, self._settled)
         if folders.identity(root) != identity:
             msg = f"{root} was replaced while it was listed"
@@ -693,10 +687,17 @@ class OpenFiles(OpenSource):
         return head
 
     def _note_rewritten(self) -> None:
-        """Store which files were written again at the same time. Costs two fsyncs for new ones."""
-        if (rewritten := self._settled.rewritten) != self._rewritten:
+        """Store which files were written again at the same time, with the versions before.
+
+        So a file that holds W holds it also in the next run. Costs a version of the manifest when
+        there are other ones than before.
+        """
+        if (rewritten := self._settled.rewritten) != self._noted():
             self._manifest.keep_pin(FILES, self._number, rewritten)
-            self._rewritten = rewritten
+
+    def _noted(self) -> list[list[Any]]:
+        """Return the files of :meth:`_note_rewritten` as the manifest has them."""
+        return list(self._manifest.pin(FILES, self._number) or ())
 
     def _wait_for_removed(self, head: Head) -> None:
         """Hold W for good when batches were removed that this checkpoint has not read."""
