@@ -14,7 +14,7 @@ from lowwater_spark.checkpoint import location
 from lowwater_spark.checkpoint.hadoop import HadoopPath, Status, statuses_in
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import SourceDeclared
-from lowwater_spark.sources.files.folders import Listing, Stored
+from lowwater_spark.sources.files.folders import Listing
 from lowwater_spark.sources.files.roots import Identity, Replaced, Roots
 from lowwater_spark.sources.files.source import FileSource, OpenFiles, Settled, _refuse_options
 from lowwater_spark.sources.files.source_log import NOTHING, WRITTEN_AGAIN, File, Head, SourceLog
@@ -129,7 +129,7 @@ class Store:
         return Path("nothing", path)
 
     def listing(self, root: str) -> Listing:
-        return lambda folder: list(map(Stored, self.files.values())) if folder == root else []
+        return lambda folder: list(self.files.values()) if folder == root else []
 
     def is_whole(self, path: str, modified: int) -> bool:
         del modified
@@ -205,14 +205,11 @@ class Hdfs(Store):
             self.files[f"{name}/{file}"] = Status(f"{ROOT}/{name}/{file}", folder=False, modified=at, version="")
 
     def listing(self, root: str) -> Listing:
-        def entries(folder: str) -> list[Stored]:
+        def entries(folder: str) -> list[Status]:
             self.listed.append(folder.removeprefix(root))
             if folder == root:
-                return [
-                    Stored(Status(f"{root}/{name}", folder=True, modified=t, version=""))
-                    for name, t in self.times.items()
-                ]
-            return [Stored(file) for file in self.files.values() if file.path.startswith(f"{folder}/")]
+                return [Status(f"{root}/{name}", folder=True, modified=t, version="") for name, t in self.times.items()]
+            return [file for file in self.files.values() if file.path.startswith(f"{folder}/")]
 
         return entries
 
@@ -309,7 +306,7 @@ def test_a_file_of_the_same_time_and_another_version_was_written_again(tmp_path:
 
     def looks(*versions: tuple[int, str], whole: bool = True) -> list[bool]:
         settled.begin(NOTHING)
-        found = [settled.time_of(Stored(Status(f"{ROOT}/a", False, *version)), None) for version in versions]
+        found = [settled.time_of(Status(f"{ROOT}/a", False, *version), None) for version in versions]
         if whole:
             settled.end()
         return [time == WRITTEN_AGAIN for time in found]

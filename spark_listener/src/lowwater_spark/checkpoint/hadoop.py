@@ -83,7 +83,7 @@ reason, and asks again. Spark's own client keeps its settings."""
 
 
 class Status(NamedTuple):
-    """An entry of a listing."""
+    """An entry of a listing, with the methods of :class:`os.DirEntry` that sources of files use."""
 
     path: str
     """URI, with nothing escaped."""
@@ -92,6 +92,26 @@ class Status(NamedTuple):
     """Modification time as Spark logs it, milliseconds since the epoch: whole seconds on S3."""
     version: str
     """ETag of an object on S3; empty on other file systems, and for a directory."""
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    def is_dir(self) -> bool:
+        """Return whether this is a directory."""
+        return self.folder
+
+    def is_symlink(self) -> bool:
+        """Return False: object stores have no links, and the client of HDFS shows none."""
+        return False
+
+    def inode(self) -> int:
+        """Return the modification time: it tells directories of HDFS apart, as an inode does.
+
+        A directory that replaces one of its name has the time at which its own last entry came.
+        """
+        return self.modified
 
 
 _ENTRY: Final = re.compile(r"(true|false);.*? modification_time=(\d+);", re.DOTALL)

@@ -35,46 +35,11 @@ from lowwater_spark.checkpoint.location import OBJECT_STORES, Location, glance
 from lowwater_spark.sources.files import writers
 from lowwater_spark.sources.files.roots import Identity, identity_of
 
-__all__ = ["HERE", "Entry", "Folders", "Listing", "Stored", "folders_of"]
+__all__ = ["HERE", "Entry", "Folders", "Listing", "folders_of"]
 
 
-class Stored:
-    """An entry of a directory in a store, with the methods of :class:`os.DirEntry` in use here."""
-
-    __slots__ = ("_status", "name", "path")
-
-    def __init__(self, status: Status) -> None:
-        self._status = status
-        self.path = status.path
-        self.name = status.path.rpartition("/")[2]
-
-    def is_dir(self) -> bool:
-        """Return whether this is a directory."""
-        return self._status.folder
-
-    def is_symlink(self) -> bool:
-        """Return False: object stores have no links, and the client of HDFS shows none."""
-        return False
-
-    def inode(self) -> int:
-        """Return the modification time: it tells directories of HDFS apart, as an inode does.
-
-        A directory of one name that replaces another has the time at which its last entry came.
-        """
-        return self._status.modified
-
-    @property
-    def modified(self) -> int:
-        """Modification time, milliseconds since the epoch."""
-        return self._status.modified
-
-    @property
-    def version(self) -> str:
-        """ETag; empty where the listing has none."""
-        return self._status.version
-
-
-Entry = os.DirEntry[str] | Stored
+Entry = os.DirEntry[str] | Status
+"""Entry of a directory, on the local file system or on another one."""
 
 Listing = Callable[[str], Sequence[Entry]]
 """Function that returns the entries of a directory below a root, in one listing of the root. None
@@ -178,14 +143,13 @@ class _Remote:
             self.base.catch_up()
         listed = self.at(root).statuses()
 
-        def entries(folder: str) -> list[Stored]:
-            statuses = listed.get(folder)
-            if statuses is None:
-                try:
-                    statuses = self.at(folder).statuses()[folder]
-                except FileNotFoundError:
-                    return []
-            return list(map(Stored, statuses))
+        def entries(folder: str) -> list[Status]:
+            if folder in listed:
+                return listed[folder]
+            try:
+                return self.at(folder).statuses()[folder]
+            except FileNotFoundError:
+                return []
 
         return entries
 

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lowwater_spark.checkpoint.hadoop import HadoopPath
+from lowwater_spark.checkpoint.hadoop import HadoopPath, Status
 from lowwater_spark.checkpoint.location import LISTED, OBJECT_STORES, Location, refuse_pattern, source_at
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.checkpoint.spark_path import SparkPath
@@ -54,7 +54,7 @@ from lowwater_spark.sources.files.bookmarks import (
     removed,
     unread,
 )
-from lowwater_spark.sources.files.folders import HERE, Entry, Folders, Listing, Stored, folders_of
+from lowwater_spark.sources.files.folders import HERE, Entry, Folders, Listing, folders_of
 from lowwater_spark.sources.files.roots import Roots
 from lowwater_spark.sources.files.sink_log import SINK_LOG, list_sink
 from lowwater_spark.sources.files.source_log import (
@@ -510,7 +510,7 @@ def _list(
 
 def _modified(source: FileSource, entry: Entry, settled: Settled | None, *, whole: bool) -> int:
     """Return a file's modification time, WRITTEN_AGAIN or OPEN. Raises FileNotFoundError."""
-    if not isinstance(entry, Stored):
+    if not isinstance(entry, Status):
         return entry.stat().st_mtime_ns // 1_000_000
     return entry.modified if settled is None else settled.time_of(entry, None if whole else source.folders)
 
@@ -620,8 +620,8 @@ class OpenFiles(OpenSource):
         self._roots = Roots(manifest)
         self._record = ReadRecord(manifest)
         self._manifest = manifest
-        self._took = 0.0
-        """Seconds of the newest listing."""
+        self._seconds = 0.0
+        """Duration of the newest listing, also of one that has failed."""
 
     @property
     def pause(self) -> float:
@@ -630,7 +630,7 @@ class OpenFiles(OpenSource):
         Each page of a store's listing is paid for.
         """
         least = self.source.folders.pause
-        return max(least, self._took) if least else 0.0
+        return max(least, self._seconds) if least else 0.0
 
     @property
     def outputs(self) -> Mapping[str, Output]:
@@ -665,7 +665,7 @@ class OpenFiles(OpenSource):
         try:
             return self._head(settled)
         finally:
-            self._took = time.monotonic() - since
+            self._seconds = time.monotonic() - since
 
     def _head(self, settled: Line) -> Head:
         root, folders = self.source.root, self.source.folders
@@ -825,7 +825,7 @@ class Settled:
         """Path, time and first version of each file that this listing has found written again."""
         return [[path, *first] for path, first in sorted(self._rewritten.items())]
 
-    def time_of(self, file: Stored, folders: Folders | None) -> int:
+    def time_of(self, file: Status, folders: Folders | None) -> int:
         """Return the modification time of a file on HDFS or in a store, WRITTEN_AGAIN or OPEN.
 
         WRITTEN_AGAIN: it was written again since a listing found it, at the same time. A multipart
