@@ -16,6 +16,7 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import SourceDeclared
 from lowwater_spark.sources.files.folders import Listing
 from lowwater_spark.sources.files.roots import Identity, Replaced, Roots
+from lowwater_spark.sources.files.sink_log import SINK_LOG
 from lowwater_spark.sources.files.source import FileSource, OpenFiles, Settled, _refuse_options
 from lowwater_spark.sources.files.source_log import NOTHING, WRITTEN_AGAIN, File, Head, SourceLog
 from lowwater_spark.sources.files.writers import HANDED_OVER
@@ -284,6 +285,55 @@ def test_a_file_of_hdfs_is_whole_when_it_is_closed_and_has_the_time_of_the_listi
     assert not client.is_closed(5), "it was closed after the listing"
     client.closed = False
     assert not client.is_closed(6)
+
+
+def test_a_client_that_joins_several_file_systems_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class View(Client):
+        __slots__ = ()
+        client = "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme"
+
+    class Own(Client):
+        __slots__ = ()
+        client = "org.apache.hadoop.hdfs.DistributedFileSystem"
+
+    spark: Any = None
+    monkeypatch.setattr(location, "_scheme", lambda _spark, _path: "hdfs")
+    monkeypatch.setattr(location, "_located", lambda *_: View())
+    with pytest.raises(Unsupported, match=r"is org\.apache\.hadoop\.fs\.viewfs\.ViewFileSystemOverloadScheme"):
+        location.source_at(spark, HDFS, "The path")
+    monkeypatch.setattr(location, "_located", lambda *_: Own())
+    assert isinstance(location.source_at(spark, HDFS, "The path"), Own)
+
+
+def test_a_listing_of_another_directory_is_an_error_and_no_empty_listing() -> None:
+    entry = Status("s3a://bucket/another/x", folder=False, modified=1, version="v")
+    files: Any = SimpleNamespace(path=str, statuses=lambda _path, *, below: [entry] if below else [])
+    with pytest.raises(OSError, match="has s3a://bucket/another/x, which is not below it"):
+        HadoopPath(files, ROOT).statuses()
+
+
+def test_the_output_of_a_sink_in_a_store_is_refused_with_its_whole_path() -> None:
+    store = Store()
+    store.put(1, "v", SINK_LOG)
+    with pytest.raises(Unsupported, match=f"Spark's file sink writes to {ROOT}, and .*Delta or Iceberg"):
+        FileSource(ROOT, recursive=True, folders=store).refuse_logs()
+
+
+def test_a_listing_that_has_failed_is_paid_for_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    files = opened(store, Log(), tmp_path)
+    store.pause = 1.0
+    assert files.pause == 1.0
+
+    def failing(root: str) -> Listing:
+        raise OSError(root)
+
+    store.listing = failing  # type: ignore[method-assign]
+    monkeypatch.setattr("lowwater_spark.sources.files.source.time.monotonic", iter([0.0, 7.0]).__next__)
+    with pytest.raises(OSError, match=ROOT):
+        files.head("-")
+    monkeypatch.undo()
+    assert files.pause == 7.0
 
 
 @pytest.mark.parametrize(
