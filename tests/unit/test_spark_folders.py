@@ -288,21 +288,15 @@ def test_a_file_of_hdfs_is_whole_when_it_is_closed_and_has_the_time_of_the_listi
 
 
 def test_a_client_that_joins_several_file_systems_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class View(Client):
-        __slots__ = ()
-        client = "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme"
-
-    class Own(Client):
-        __slots__ = ()
-        client = "org.apache.hadoop.hdfs.DistributedFileSystem"
-
     spark: Any = None
+    kind = "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme"
     monkeypatch.setattr(location, "_scheme", lambda _spark, _path: "hdfs")
-    monkeypatch.setattr(location, "_located", lambda *_: View())
-    with pytest.raises(Unsupported, match=r"is org\.apache\.hadoop\.fs\.viewfs\.ViewFileSystemOverloadScheme"):
+    monkeypatch.setattr(location, "_located", lambda *_: Client())
+    monkeypatch.setattr(Client, "client", property(lambda _: kind))
+    with pytest.raises(Unsupported, match=kind):
         location.source_at(spark, HDFS, "The path")
-    monkeypatch.setattr(location, "_located", lambda *_: Own())
-    assert isinstance(location.source_at(spark, HDFS, "The path"), Own)
+    kind = "org.apache.hadoop.hdfs.DistributedFileSystem"
+    assert isinstance(location.source_at(spark, HDFS, "The path"), Client)
 
 
 def test_a_listing_of_another_directory_is_an_error_and_no_empty_listing() -> None:
