@@ -399,7 +399,7 @@ class HadoopPath:
         """Name of the class of Hadoop's client."""
         return str(self._files.system.getClass().getName())
 
-    def at(self, uri: str) -> Self:
+    def with_uri(self, uri: str) -> Self:
         """Return another path of the same file system."""
         return type(self)(self._files, uri)
 

@@ -136,7 +136,7 @@ class _Remote:
         return self.base.uri.partition(":")[0]
 
     def at(self, path: str) -> HadoopPath:
-        return self.base.at(path)
+        return self.base.with_uri(path)
 
     def listing(self, root: str) -> Listing:
         if self._scheme in HADOOP:
@@ -176,7 +176,7 @@ def folders_of(location: Location) -> Folders:
     """Return the file system of a location."""
     if isinstance(location, Path):
         return HERE
-    base = location.at("/".join(location.uri.split("/")[:3]))
+    base = location.with_uri("/".join(location.uri.split("/")[:3]))
     return _Remote(base, base.setting(_ENDPOINTS.get(base.uri.partition(":")[0], "")), glance(base))
 
 
