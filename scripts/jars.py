@@ -36,6 +36,8 @@ SETS: Final = {
         *(f"software.amazon.awssdk:{part}:2.35.4" for part in ("s3-transfer-manager", "apache-client", "sts")),
         "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3:1.3.1",
     ),
+    # The client of GCS, in one jar with all that it needs under names of its own.
+    "gcs": ("com.google.cloud.bigdataoss:gcs-connector:3.1.3:shaded",),
     # HDFS in one process. It brings Hadoop's client of its own version, which is not the one of
     # PySpark.
     "hdfs": ("org.apache.hadoop:hadoop-client-minicluster:3.4.2", "org.slf4j:slf4j-reload4j:1.7.36"),
@@ -98,14 +100,15 @@ def _sums(folder: Path) -> dict[str, str]:
 
 def _fetch(name: str, folder: Path) -> None:
     """Let Maven copy a set into a folder."""
+    outside = ("*:*",) if name == "gcs" else _OF_SPARK if name in _BESIDE_SPARK else ()
     without = "".join(
         f"<exclusion><groupId>{group}</groupId><artifactId>{artifact}</artifactId></exclusion>"
-        for group, artifact in (coordinates.split(":") for coordinates in (_OF_SPARK if name in _BESIDE_SPARK else ()))
+        for group, artifact in (coordinates.split(":") for coordinates in outside)
     )
     needs = "".join(
         f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
-        f"<exclusions>{without}</exclusions></dependency>"
-        for group, artifact, version in (coordinates.split(":") for coordinates in SETS[name])
+        f"{''.join(f'<classifier>{one}</classifier>' for one in classifier)}<exclusions>{without}</exclusions></dependency>"
+        for group, artifact, version, *classifier in (coordinates.split(":") for coordinates in SETS[name])
     )
     pom = folder / "pom.xml"
     pom.write_text(

@@ -45,6 +45,8 @@ class S3(Program):
             "fs.s3a.secret.key": "anything",
             "fs.s3a.path.style.access": "true",
             "fs.s3a.connection.ssl.enabled": "false",
+            # S3 itself lists a thousand objects at most. The server lists as many as it is asked for.
+            "fs.s3a.paging.maximum": "1000",
         }
 
     def path(self, name: str) -> str:

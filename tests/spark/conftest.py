@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 import lowwater
 from tests.kit import delta
+from tests.kit.gcs import Gcs
 from tests.kit.s3 import S3
 from tests.process.serving import Serving, serving
 from tests.spark.flow import Flow
@@ -52,6 +53,14 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]
 @pytest.fixture(scope="module")
 def s3(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
     with S3(tmp_path_factory.mktemp("s3")).start() as running:
+        for name, value in running.settings.items():
+            spark.conf.set(name, value)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gcs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gcs]:
+    with Gcs(tmp_path_factory.mktemp("gcs")).start() as running:
         for name, value in running.settings.items():
             spark.conf.set(name, value)
         yield running

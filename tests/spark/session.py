@@ -52,7 +52,7 @@ def spark_session(name: str, master: str, settings: Mapping[str, str]) -> SparkS
     # Workers are forked by a daemon of this interpreter: the executors need the same packages.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     # A JVM takes them at its start only, so all have the connectors, which nothing loads that does not use them.
-    connectors = os.pathsep.join(str(jar) for kind in ("kafka", "delta", "s3") for jar in jars(kind))
+    connectors = os.pathsep.join(str(jar) for kind in ("kafka", "delta", "s3", "gcs") for jar in jars(kind))
     settings = {"spark.driver.extraClassPath": connectors, **settings}
     conf = SparkConf().setMaster(master).setAppName(name).setAll([*settings.items()])
     running = SparkContext._active_spark_context

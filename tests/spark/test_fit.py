@@ -37,12 +37,15 @@ NOT_ASKED = {
     "Delta tables": "tests/spark/test_delta.py",
     "Iceberg tables": "tests/iceberg",
     "Hudi": "a source of the kind of `rate`, which is asked",
-    "the same on an object store or HDFS": "Spark looks for the files when the frame is made; the checkpoint goes by the same rule",
+    "the same on HDFS, S3 or GCS": "tests/spark/test_stored_files.py",
+    "the same on Azure": "tests/unit/test_spark_folders.py",
+    "the same on another file system": "tests/unit/test_spark_folders.py",
     "Spark's file sink on an object store": "Spark makes its folder at the start",
     "Delta, Iceberg and other tables that commit in the batch": "Spark alone does not have them",
     "a classic session on one machine, or on a standalone cluster": "what all tests of Spark run on",
     "a checkpoint on HDFS": "tests/spark/test_hdfs.py",
     "a checkpoint on S3": "tests/spark/test_s3.py",
+    "a checkpoint on GCS": "tests/spark/test_s3.py",
     "YARN, Kubernetes": "tests/cluster/test_manifests.py",
     "PySpark 4.0 and 4.1": "tests/floors",
     "Linux": "what the tests run on",
@@ -175,7 +178,7 @@ ASKED: Mapping[str, Sequence[Ask]] = {
     "`availableNow`": [Ask(trigger={"availableNow": True})],
     "`once`": [Ask(then=windows, own=True, retention=HOUR, trigger={"once": True})],
     "`continuous`, `realTime`": [Ask(trigger={"continuous": "1 second"}), Ask(trigger={"realTime": "5 minutes"})],
-    "a checkpoint on another object store": [Ask(checkpoint=f"{kind}://name/ck") for kind in ("gs", "abfss")],
+    "a checkpoint on another object store": [Ask(checkpoint=f"{kind}://name/ck") for kind in ("abfs", "abfss")],
 }
 """The questions of each row."""
 

@@ -1,4 +1,4 @@
-"""Where checkpoints are: the same promises on a local file system, on HDFS and on S3, each by the real one."""
+"""Where checkpoints are: the same promises on a local file system, on HDFS, S3 and GCS, each by the real one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.files.writers import HANDED_OVER
 from lowwater_spark.track.state.handover import publish_directory, sweep
+from tests.kit.gcs import Gcs
 from tests.kit.hdfs import Hdfs
 from tests.kit.s3 import S3
 
@@ -27,11 +28,11 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
         yield hdfs
 
 
-@pytest.fixture(params=["local", "hdfs", "s3"])
+@pytest.fixture(params=["local", "hdfs", "s3", "gcs"])
 def folder(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Location:
     if request.param == "local":
         return tmp_path / "a folder%20"
-    store: Hdfs | S3 = request.getfixturevalue(request.param)
+    store: Hdfs | S3 | Gcs = request.getfixturevalue(request.param)
     return checkpoint_of(spark, store.path(f"{tmp_path.name}/a folder%20"), single_driver=True)
 
 

@@ -1,4 +1,4 @@
-"""Tracked stages, and a job that nobody changes, whose checkpoints are on a real S3."""
+"""Tracked stages, and a job that nobody changes, whose checkpoints are on a real S3 or GCS."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.checkpoint.location import Location, checkpoint_of
+from tests.kit.gcs import Gcs
 from tests.kit.s3 import S3
 from tests.kit.times import mark
 from tests.spark.flow import HOUR, Flow
@@ -23,12 +24,16 @@ from tests.spark.updates import HOURLY, hourly
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture
-def checkpoint(spark: SparkSession, s3: S3, tmp_path: Path) -> Location:
-    return checkpoint_of(spark, s3.path(f"{tmp_path.name}/ck"), single_driver=True)
+@pytest.fixture(params=["s3"])
+def checkpoint(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Location:
+    store: S3 | Gcs = request.getfixturevalue(request.param)
+    return checkpoint_of(spark, store.path(f"{tmp_path.name}/ck"), single_driver=True)
 
 
-def test_windows_are_closed_on_s3(flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location) -> None:
+@pytest.mark.parametrize("checkpoint", ["s3", "gcs"], indirect=True)
+def test_windows_are_closed_in_a_store(
+    flow: Flow, lw: lowwater.Client, upstream: Upstream, checkpoint: Location
+) -> None:
     emitted: list[str] = []
     lows: list[tuple[int, bool, lowwater.Watermark]] = []
 
@@ -55,15 +60,15 @@ def test_windows_are_closed_on_s3(flow: Flow, lw: lowwater.Client, upstream: Ups
     upstream.at(9, 30)
     query = start(write_batch, "stage")
     flow.eventually(lambda: query.stage_status().batch == 0, "the row is in")
-    assert lows[0] == (0, True, mark(9)), "it is replayed with the watermark that stands on S3"
+    assert lows[0] == (0, True, mark(9)), "it is replayed with the watermark that stands in the store"
     upstream.at(10)
     flow.eventually(lambda: low(lw, "stage") == mark(10), "the hour is over")
     assert emitted == ["a"]
     query.stop()
 
     for refused, text in (
-        (lambda rows, batch: batch.stateful(rows, hourly, HOURLY), "State in the checkpoint s3a:"),
-        (lambda rows, batch: batch.write(rows, str(checkpoint / "out")), "s3a: was not.*batch.write_table"),
+        (lambda rows, batch: batch.stateful(rows, hourly, HOURLY), "State in the checkpoint (s3a|gs):"),
+        (lambda rows, batch: batch.write(rows, str(checkpoint / "out")), "(s3a|gs): was not.*batch.write_table"),
     ):
         with pytest.raises(lws.Unsupported, match=text):
             start(refused, "refused").await_termination(180)
@@ -74,7 +79,7 @@ def test_ticks_which_are_paid_for_are_listed_once_a_second(flow: Flow, checkpoin
     flow.queries.append(
         stage.foreach_batch(flow.read(), lambda *_: None, checkpoint=str(checkpoint), single_driver=True)
     )
-    listing = f"max-keys=5000&prefix={str(checkpoint).split('/', 3)[3]}/lowwater/ticks/"
+    listing = f"max-keys=1000&prefix={str(checkpoint).split('/', 3)[3]}/lowwater/ticks/"
 
     def seconds() -> Counter[str]:
         return Counter(row.split("[")[1].split("]")[0] for row in map(unquote, s3.said("list-type")) if listing in row)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from lowwater_spark.sources.files import folders as files
 from lowwater_spark.sources.files import roots
-from lowwater_spark.sources.files import source as files
 from lowwater_spark.sources.files.source import FileSource, OpenFiles, Settled
 from lowwater_spark.sources.files.source_log import NOTHING, File, Head
 from lowwater_spark.sources.files.writers import HANDED_OVER

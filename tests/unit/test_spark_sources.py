@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lowwater_spark.checkpoint.lines import last_lines, lines_of
+from lowwater_spark.sources.files.folders import Entry
 from lowwater_spark.sources.files.source import FileSource, Settled, list_head
 from lowwater_spark.sources.files.source_log import SourceLog
 from lowwater_spark.sources.tables.delta_log import Commit
@@ -215,7 +215,7 @@ class Disturbed(Settled):
         self._disturb = disturb
         self._last = ""
 
-    def knows(self, folder: os.DirEntry[str]) -> bool:
+    def knows(self, folder: Entry) -> bool:
         if self._last not in ("", folder.path):
             self._disturb(self._last, folder.path)
             self._last = ""

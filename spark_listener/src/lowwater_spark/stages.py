@@ -395,7 +395,7 @@ class Stage:
                 ``df.writeStream``, with the checkpoint and any output mode, trigger and query name
                 set on it; these are then no arguments.
             write_batch: Function that handles a batch.
-            checkpoint: Directory on a local or NFS file system, on HDFS, or on S3 (``s3a://``) with
+            checkpoint: Directory on a local or NFS file system, on HDFS, or on S3 or GCS with
                 ``single_driver``. It belongs to this query alone, and to the stage from its first
                 batch on.
             also: Further stages of the query, with outputs, keys, ranges, stamps and states of
@@ -511,7 +511,7 @@ class Stage:
                 and ``skip_removed`` are arguments. Its ``foreachBatch`` function must return only
                 when its rows are written and durable. ``foreach`` and ``clusterBy`` are refused; a
                 table is written by ``format`` and ``path``.
-            checkpoint: Directory on a local or NFS file system, on HDFS, or on S3 (``s3a://``) with
+            checkpoint: Directory on a local or NFS file system, on HDFS, or on S3 or GCS with
                 ``single_driver``, of this query alone.
             format: Format of the sink: ``parquet``, ``json``, ``csv``, ``orc``, ``kafka``,
                 ``console``, ``memory``, ``noop`` or any other that Spark knows.
@@ -665,8 +665,7 @@ class Stage:
         """Return the local directory of a file sink; None for any other sink."""
         path, kind = writer_options.path, writer_options.format
         if path is not None and kind is not None and is_file_format(self.spark, kind):
-            with contextlib.suppress(Unsupported):
-                return Path(local_directory(self.spark, os.fspath(path), "The path"))
+            return local_directory(self.spark, os.fspath(path))
         return None
 
     def _check_time(self, frame: DataFrame) -> None:

@@ -1,4 +1,4 @@
-"""Files of a checkpoint on HDFS, or on S3 by S3A, through Hadoop's client in the session's JVM.
+"""Files of a checkpoint on HDFS, S3 or GCS, through Hadoop's client in the session's JVM.
 
 Only the driver uses them. HDFS promises:
 
@@ -9,14 +9,15 @@ Only the driver uses them. HDFS promises:
   (``dfs.datanode.synconclose`` prevents that). A file whose replicas are lost is still listed and
   cannot be read, so it is never taken for a missing one.
 
-S3 promises:
+S3 and GCS promise:
 
 * A file is one object, which one request puts whole. When the call returns, the object is stored
   and in every listing.
-* A name is taken once: the request demands that there is no such object. Clients before Hadoop
-  3.4.2 look first and put then, and some stores that speak S3 do not know such a request. So a
-  checkpoint there needs a single driver. Spark needs it too: two drivers that plan one batch are
-  both told that they have (:func:`~lowwater_spark.checkpoint.location.checkpoint_of`).
+* A name is taken once: the request demands that there is no such object. S3's clients before Hadoop
+  3.4.2 look first and put then, and some stores that speak S3 do not know such a request. Spark
+  itself has no such request: two drivers that plan one batch are both told that they have. So a
+  checkpoint there needs a single driver
+  (:func:`~lowwater_spark.checkpoint.location.checkpoint_of`).
 * No file is renamed.
 * A directory exists while an object is in it, or an object stands for it.
 
@@ -27,28 +28,39 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import re
 import uuid
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["HADOOP", "HadoopFiles", "HadoopPath"]
+__all__ = ["HADOOP", "HadoopFiles", "HadoopPath", "Status", "statuses_in"]
 
 HADOOP: Final = frozenset({"hdfs"})
 """Schemes of file systems with an atomic rename that replaces nothing."""
 
-_PUT: Final = frozenset({"s3a"})
+_PUT: Final = frozenset({"gs", "s3a"})
 """Schemes of file systems where one request puts a whole file under its name."""
+
+_FLAT: Final = frozenset({"s3a"})
+"""Schemes of file systems that list all files below a directory in pages, whatever directories they
+are in. Elsewhere each directory is a request of its own."""
+
+_PART: Final = 10_000
+"""Number of entries that come from the JVM in one text: some 4 MB."""
 
 _UNLESS_THERE: Final = "fs.option.create.conditional.overwrite"
 """Option of a request to put: fail when the name exists."""
 
 _PROMPT: Final[Mapping[str, str]] = {
+    "fs.gs.http.connect-timeout": "5000",
+    "fs.gs.http.max.retry": "1",
+    "fs.gs.http.read-timeout": "10000",
     "fs.s3a.attempts.maximum": "1",
     "fs.s3a.connection.acquisition.timeout": "15s",
     "fs.s3a.connection.establish.timeout": "15s",
@@ -68,6 +80,51 @@ _PROMPT: Final[Mapping[str, str]] = {
 }
 """Settings of a client that answers or fails soon. After a failure the query holds, tells the
 reason, and asks again. Spark's own client keeps its settings."""
+
+
+class Status(NamedTuple):
+    """An entry of a listing, with the methods of :class:`os.DirEntry` that sources of files use."""
+
+    path: str
+    """URI, with nothing escaped."""
+    folder: bool
+    modified: int
+    """Modification time as Spark logs it, milliseconds since the epoch: whole seconds on S3."""
+    version: str
+    """ETag of an object on S3; empty on other file systems, and for a directory."""
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    def is_dir(self) -> bool:
+        """Return whether this is a directory."""
+        return self.folder
+
+    def is_symlink(self) -> bool:
+        """Return False: object stores have no links, and the client of HDFS shows none."""
+        return False
+
+    def inode(self) -> int:
+        """Return the modification time: it tells directories of HDFS apart, as an inode does.
+
+        A directory that replaces one of its name has the time at which its own last entry came.
+        """
+        return self.modified
+
+
+_ENTRY: Final = re.compile(r"(true|false);.*? modification_time=(\d+);", re.DOTALL)
+"""Hadoop's text for an entry of a listing, from the value of ``isDirectory`` on."""
+
+_ETAG: Final = re.compile(r".*eTag=[\"']*(?:W/\"?)?([^\"' ,\]]*)", re.DOTALL)
+"""Hadoop's text for an object of S3, up to the end of its ETag. The last one counts: before it are
+names that people give."""
+
+_NO_CLIENT: Final = "the session lacks the client of this file system, or the setting that names its class: docs/operate/spark-cluster.md has both"
+
+_PLAIN_PROVIDERS: Final = ("", "ConfiguredFailoverProxyProvider")
+"""Ends of the names of classes that never let a client of HDFS read from an observer."""
 
 
 class HadoopFiles:
@@ -120,11 +177,75 @@ class HadoopFiles:
 
     def entries(self, path: Any) -> str:
         """Return the entries of a directory as one text: py4j needs a call for each element."""
+        return str(self.text(self.paths(self._listed(path))))
+
+    def _listed(self, path: Any) -> Any:
+        """Return the entries of a directory as an array of FileStatus."""
         # listStatus() gets an array of one path. For a bare path the client of S3 returns an array
         # of its own subclass of FileStatus, for which py4j finds no method stat2Paths().
         one = self.gateway.new_array(self.path, 1)
         one[0] = path
-        return str(self.text(self.paths(self.system.listStatus(one))))
+        return self.system.listStatus(one)
+
+    def statuses(self, path: Any, *, below: bool) -> Iterator[Status]:
+        """Yield the entries of a directory; with ``below`` all files in it and below it instead.
+
+        Raises OSError for a text of another form than this release knows.
+        """
+        jvm: Any = self.gateway.jvm
+        if below:
+            files: Any = jvm.org.apache.hadoop.util.functional.RemoteIterators.toList(
+                self.system.listFiles(path, True)  # noqa: FBT003 - methods of Java take no keywords
+            )
+            listed = files.toArray()
+        else:
+            listed = self._listed(path)
+        for start in range(0, len(listed), _PART):
+            # py4j passes no array for another type of array, and stat2Paths() needs this type.
+            length = min(_PART, len(listed) - start)
+            part = self.gateway.new_array(jvm.org.apache.hadoop.fs.FileStatus, length)
+            jvm.java.lang.System.arraycopy(listed, start, part, 0, length)
+            yield from statuses_in(str(self.text(self.paths(part))), str(self.text(part)))
+
+
+def statuses_in(paths: str, text: str) -> Iterator[Status]:
+    """Yield the entries in two texts of Hadoop: one has the paths alone, the other all fields.
+
+    A name may look like fields. So each path is known before its entry is searched for.
+    """
+    # The text is like "Array(s3a://one/in/1, s3a://one/in/2)". No path has two slashes in a row
+    # except after its scheme, so ``between`` cannot be a part of a path.
+    first = paths.removeprefix("Array(").removesuffix(")")
+    scheme, _, rest = first.partition("://")
+    between = f", {scheme}://{rest.partition('/')[0]}/"
+    head, *names = first.split(between)
+    uris = [head, *(between[2:] + name for name in names)]
+    starts, ends, at = list[int](), list[int](), 0
+    for uri in uris:
+        begin = f"{{path={uri}; isDirectory="
+        at = text.find(begin, at) + len(begin)
+        if at < len(begin):
+            raise _unreadable(uri)
+        if starts:
+            # An entry ends where the next one begins, whose name may look like fields.
+            ends.append(at - len(begin))
+        starts.append(at)
+    for uri, start, end in zip(uris, starts, [*ends, len(text)], strict=True):
+        fields = _ENTRY.match(text, start, end)
+        if fields is None:
+            raise _unreadable(uri)
+        folder, version = fields[1] == "true", ""
+        if scheme == "s3a" and not folder:
+            tag = _ETAG.match(text, fields.end(), end)
+            version = "" if tag is None or tag[1] == "null" else tag[1]
+            if not version:
+                msg = f"{uri}: the listing has no ETag of this object, so lowwater could not tell whether it is written again"
+                raise OSError(msg)
+        yield Status(uri, folder, int(fields[2]), version)
+
+
+def _unreadable(uri: str) -> OSError:
+    return OSError(f"{uri}: Hadoop shows this entry of a listing in a form that this release does not know")
 
 
 _known: Final[weakref.WeakKeyDictionary[Any, dict[str, HadoopFiles]]] = weakref.WeakKeyDictionary()
@@ -225,6 +346,66 @@ class HadoopPath:
         between = f", {self.uri}/"
         names = text.removeprefix(f"Array({self.uri}/").removesuffix(")").split(between) if text != "Array()" else []
         return (self / name for name in names)
+
+    def statuses(self) -> dict[str, list[Status]]:
+        """Return the entries of the directory, and maybe of those below, by directory.
+
+        One request for a thousand entries. On S3 the result has all files below the directory, and
+        the directories that have files; elsewhere the entries of this directory alone. Raises
+        FileNotFoundError when there is nothing of this name, and OSError.
+        """
+        below = self.uri.partition(":")[0] in _FLAT
+        folders: dict[str, list[Status]] = {self.uri: []}
+        with _as_os_error(self.uri):
+            for status in self._files.statuses(self._path(), below=below):
+                if not status.path.startswith(f"{self.uri}/"):
+                    # Its directory would be another one, so no reader of this one would see it.
+                    msg = (
+                        f"{self.uri}: the listing has {status.path}, which is not below it: give the file another name"
+                    )
+                    raise OSError(msg)
+                _add(folders, status)
+        return folders
+
+    def is_closed(self, modified: int) -> bool:
+        """Return whether a file of HDFS is closed, and was since its modification time.
+
+        A file that is open keeps its time while it grows, and gets another one when it is closed.
+        Two requests. Raises FileNotFoundError.
+        """
+        # The time is read last. In the other order the file could be closed in between, and would
+        # pass for one that was closed when it had the time of the listing.
+        return bool(self._call("isFileClosed")) and int(self.stat().getModificationTime()) == modified
+
+    def file_id(self) -> int:
+        """Return the inode number of a file or directory of HDFS. Raises FileNotFoundError."""
+        with _as_os_error(self.uri):
+            return int(self.stat().getFileId())
+
+    def catch_up(self) -> None:
+        """Let the next reads of HDFS see all that the active name node has acknowledged by now.
+
+        An observer may lag. One request where the client may read from one, else none. Raises
+        OSError when the name node cannot answer it.
+        """
+        authority = self.uri.partition("://")[2].partition("/")[0]
+        provider = self.setting(f"dfs.client.failover.proxy.provider.{authority}")
+        if provider.rpartition(".")[2] not in _PLAIN_PROVIDERS:
+            with _as_os_error(self.uri):
+                self._files.system.msync()
+
+    @property
+    def client(self) -> str:
+        """Name of the class of Hadoop's client."""
+        return str(self._files.system.getClass().getName())
+
+    def with_uri(self, uri: str) -> Self:
+        """Return another path of the same file system."""
+        return type(self)(self._files, uri)
+
+    def setting(self, name: str) -> str:
+        """Return a setting of the file system's client; empty if it has none."""
+        return str(self._files.system.getConf().get(name, ""))
 
     def rglob(self, pattern: str) -> Iterator[Self]:
         """Yield all entries of the directory and below; the pattern must be ``*``.
@@ -336,9 +517,11 @@ class HadoopPath:
                 if data:
                     file.write(data)
             except BaseException:
-                # close() on S3 would store the bytes that were written before the failure as the
-                # whole file. abort() stores nothing.
-                file.abort()
+                # close() would store the bytes that were written before the failure as the whole
+                # file. abort() stores nothing. The client of GCS has no abort(), and stores nothing
+                # either while the file is not closed. The failure to raise is the first one.
+                with contextlib.suppress(OSError), _as_os_error(self.uri):
+                    file.abort()
                 raise
             file.close()
 
@@ -376,8 +559,19 @@ class HadoopPath:
 
     def _path(self) -> Any:
         if self._java is None:
-            self._java = self._files.path(self.uri)
+            # Without its slash the root of a bucket would be the user's home directory in it.
+            root = "/" not in self.uri.partition("://")[2]
+            self._java = self._files.path(f"{self.uri}/" if root else self.uri)
         return self._java
+
+
+def _add(folders: dict[str, list[Status]], status: Status) -> None:
+    """Add an entry to its directory, and that one to the directory above it if it is new."""
+    above = status.path.rpartition("/")[0]
+    if above not in folders:
+        folders[above] = []
+        _add(folders, Status(above, folder=True, modified=0, version=""))
+    folders[above].append(status)
 
 
 @contextlib.contextmanager
@@ -403,6 +597,8 @@ def _os_error(failure: Any, path: str) -> OSError:
         name, message = str(java.getClass().getSimpleName()), str(java.getMessage()).partition("\n")[0]
     except Exception as error:  # noqa: BLE001 - whatever py4j raises when the JVM is gone
         return OSError(f"{path}: the JVM of Spark does not answer: {error}")
+    if name == "UnsupportedFileSystemException" or "ClassNotFoundException" in f"{name}: {message}":
+        return OSError(f"{path}: {message}: {_NO_CLIENT}")
     if name == "FileNotFoundException":
         return FileNotFoundError(errno.ENOENT, message, path)
     if name == "FileAlreadyExistsException":

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
+    "LISTED",
     "OBJECT_STORES",
     "Location",
     "checkpoint_of",
@@ -24,6 +25,7 @@ __all__ = [
     "numbers_in",
     "real",
     "refuse_pattern",
+    "source_at",
     "spark_path",
     "way",
 ]
@@ -32,11 +34,14 @@ Location = Path | HadoopPath
 """Path with one set of reading methods; :mod:`lowwater_spark.checkpoint.durable` writes to both."""
 
 
-OBJECT_STORES: Final = frozenset({"abfs", "abfss", "s3a"})
+OBJECT_STORES: Final = frozenset({"abfs", "abfss", "gs", "s3a"})
 """Schemes of stores where Spark does not keep two drivers of one checkpoint apart."""
 
-_WRITTEN: Final = frozenset({"s3a"})
+_WRITTEN: Final = frozenset({"gs", "s3a"})
 """Object stores in which lowwater writes; in the others it only reads a query's checkpoint."""
+
+LISTED: Final = HADOOP | {"gs", "s3a"}
+"""Schemes of Hadoop's file systems where the directory of a source may be."""
 
 
 def location_of(spark: SparkSession, path: str, what: str, fix: str = "Use a directory on one of these.") -> Location:
@@ -168,18 +173,45 @@ def glance(location: Location) -> float:
     return 1.0 if location.uri.partition(":")[0] in OBJECT_STORES else 0.1
 
 
-def local_directory(spark: SparkSession, path: str, what: str) -> str:
-    """Return the absolute local path that Spark makes of a path.
+def local_directory(spark: SparkSession, path: str) -> Path | None:
+    """Return the absolute local path that Spark makes of a path; None on another file system."""
+    return Path(_local(spark, path)) if _scheme(spark, path) == "file" else None
 
-    Raises Unsupported for another file system.
+
+def source_at(spark: SparkSession, path: str, what: str) -> Location:
+    """Return the absolute location that Spark makes of the path of a source.
+
+    Raises Unsupported for a file system whose listings may show a file before all of its rows.
     """
-    if (scheme := _scheme(spark, path)) != "file":
+    if (scheme := _scheme(spark, path)) not in {"file", *LISTED}:
+        raise Unsupported(f"{what} {path}", _unlisted(scheme), _LISTED_FIX)
+    location = _located(spark, path, scheme)
+    if isinstance(location, HadoopPath) and scheme in HADOOP and (client := location.client) != _HDFS_CLIENT:
         raise Unsupported(
             f"{what} {path}",
-            f"the driver must list and rename in it as in a local directory, and {scheme}: is none",
-            "Use a directory on a local or NFS file system.",
+            f"the client of {scheme}: is {client}, and lowwater must ask HDFS itself which files are open",
+            "Name the directory by the name service that it is on.",
         )
-    return _local(spark, path)
+    return location
+
+
+def _unlisted(scheme: str) -> str:
+    """Return why a source cannot be on a file system."""
+    if scheme in ("abfs", "abfss"):
+        return (
+            "Azure lists a file while its writer still writes it, with times of whole seconds: a file that grew within its second would count as "
+            "read"
+        )
+    return f"a listing must have all files that are there, each of them whole, and {scheme}: was not tested for that"
+
+
+_LISTED_FIX: Final = (
+    f"Use a directory on a local or NFS file system, or on one of {', '.join(f'{name}:' for name in sorted(LISTED))}."
+)
+
+_HDFS_CLIENT: Final = "org.apache.hadoop.hdfs.DistributedFileSystem"
+"""Class of HDFS' own client. Another client of the same scheme joins several file systems, where a
+directory has no identity of its own."""
 
 
 def refuse_pattern(path: str, what: str) -> None:

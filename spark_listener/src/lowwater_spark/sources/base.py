@@ -175,6 +175,11 @@ class OpenSource(ABC):
         return 0
 
     @property
+    def pause(self) -> float:
+        """Least seconds between two looks at the source; more than 0 where a look costs money."""
+        return 0.0
+
+    @property
     def planned_is_read(self) -> bool:
         """True when a planned batch surely reads what its plan names, or fails.
 
@@ -451,8 +456,8 @@ class SourceDeclared:
     kind: str
     """Word of the table of :mod:`lowwater_spark.sources.kinds`, like ``files`` or ``kafka``."""
     path: str = ""
-    """Files: the absolute directory that is read. Delta: the table's absolute directory or URI.
-    Iceberg: the table's name in a catalog, or its path."""
+    """Files: the absolute directory that is read, or its URI. Delta: the table's absolute directory
+    or URI. Iceberg: the table's name in a catalog, or its path."""
     topics: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     """Options by lower-case name. Files: ``recursiveFileLookup``, ``maxFileAge``, ``partitions``.

@@ -75,6 +75,11 @@ class Heads:
         return sum(source.remembered for source in self.sources)
 
     @property
+    def pause(self) -> float:
+        """Least seconds between two looks at the sources."""
+        return max((source.pause for source in self.sources), default=0.0)
+
+    @property
     def lost(self) -> str:
         """Reason why no newer low watermark counts; empty: the newest listing has succeeded."""
         return "" if self._error is None else str(self._error)

@@ -37,7 +37,8 @@ causes a look at once. While the stage waits for nothing, one look a second is e
 
 _REST: Final = 4.0
 """Rest of the clock after a look, as a multiple of the look's duration, at most the interval. So
-looks take at most a fifth of the time, however much news there is."""
+looks take at most a fifth of the time, however much news there is. Where a source on HDFS or in an
+object store is listed for longer than the interval, looks take half of the time."""
 
 
 class Tracked:
@@ -54,7 +55,7 @@ class Tracked:
     ) -> None:
         self.checkpoint = run.checkpoint
         self._run = run
-        self._interval = max(interval, glance(run.checkpoint))
+        self._least = max(interval, glance(run.checkpoint))
         self._owned = owned
         self._driving = driving
         self.looks = 0
@@ -99,6 +100,11 @@ class Tracked:
             self._run.wake.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
+
+    @property
+    def _interval(self) -> float:
+        """Longest time between two looks, seconds: longer while listings of a source take long."""
+        return max(self._least, self._run.heads.pause)
 
     def _active(self) -> bool:
         """Return whether there can be more batches."""

@@ -44,7 +44,8 @@ class Replaced(OSError):
 class Identity(NamedTuple):
     """Inode and birth time of a directory."""
 
-    inode: int
+    inode: int | str
+    """Inode number; in an object store the bucket, and the address of the store."""
     birth: int | None
     """Birth time, nanoseconds since the epoch; None: unknown, see :func:`birth_of`."""
 
@@ -100,8 +101,11 @@ class Roots:
         before = self._of(root)
         forgiven = before is not None and not _is_same(before, identity, head)
         if forgiven and not self._replaced.exists():
+            fix = "mount its volume"
+            if before is not None and isinstance(identity.inode, str):
+                fix = f"it was {before.identity.inode}, and is now {identity.inode}, so set the endpoint of before"
             msg = (
-                f"{root} is not the directory that was read before, and has none of that one's newest files: mount its volume. If you have "
+                f"{root} is not the directory that was read before, and has none of that one's newest files: {fix}. If you have "
                 f"replaced it on purpose, run: touch {self._replaced}"
             )
             raise Replaced(msg)

@@ -6,11 +6,12 @@ W. That is safe, and ``why`` names the path.
 
 A file is identified by its path and its modification time. Spark takes a path once, so a file that
 was written again in its place has rows that no batch has read, and holds W. lowwater cannot detect
-a second write within one millisecond, or one whose modification time was set back.
+a second write within one millisecond, or one whose modification time was set back. S3 has whole
+seconds, and versions beside them (:meth:`Settled.time_of`).
 
 A listing must not be older than the reading of W. On a local file system it never is; an NFS mount
 may serve names from a cache, so mount the sources with ``lookupcache=none`` and ``acdirmax=0`` (or
-``noac``).
+``noac``). For HDFS and object stores see :mod:`lowwater_spark.sources.files.folders`.
 
 A listing is not atomic: when a file is renamed meanwhile, readdir may give neither name. If such a
 file were missed, W would count before Spark has read it. So each listing follows a shorter one that
@@ -31,13 +32,16 @@ import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Set
+import time
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lowwater_spark.checkpoint.location import Location, local_directory, refuse_pattern
+from lowwater_spark.checkpoint.hadoop import HadoopPath, Status
+from lowwater_spark.checkpoint.location import LISTED, OBJECT_STORES, Location, refuse_pattern, source_at
 from lowwater_spark.checkpoint.manifest import Manifest
+from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import Leaf, Line, OpenSource, Source, SourceDeclared
 from lowwater_spark.sources.files.bookmarks import (
@@ -50,12 +54,15 @@ from lowwater_spark.sources.files.bookmarks import (
     removed,
     unread,
 )
-from lowwater_spark.sources.files.roots import Roots, identity_of
+from lowwater_spark.sources.files.folders import HERE, Entry, Folders, Listing, folders_of
+from lowwater_spark.sources.files.roots import Roots
 from lowwater_spark.sources.files.sink_log import SINK_LOG, list_sink
 from lowwater_spark.sources.files.source_log import (
     FOR_EVER,
     NO_FILE,
     NOTHING,
+    OPEN,
+    WRITTEN_AGAIN,
     File,
     Files,
     Head,
@@ -63,7 +70,7 @@ from lowwater_spark.sources.files.source_log import (
     log_files,
     log_offset,
 )
-from lowwater_spark.sources.files.writers import HANDED_OVER, MARKS, above, behind, strangers
+from lowwater_spark.sources.files.writers import HANDED_OVER, MARKS, behind, strangers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,7 +122,7 @@ class FileSource(Source):
     """A streaming file source: the options that decide which files it reads."""
 
     root: str
-    """Absolute local path of the directory."""
+    """Absolute path of the directory; with scheme and authority where it is not a local one."""
     recursive: bool
     """Value of Spark's option recursiveFileLookup."""
     format: str = ""
@@ -131,6 +138,8 @@ class FileSource(Source):
     max_age: int = _WEEK
     """Value of maxFileAge, milliseconds: Spark skips a file that is older than the newest one by
     more."""
+    folders: Folders = HERE
+    """File system of the directory."""
 
     kind = FILES  # one kind for all formats
 
@@ -168,42 +177,44 @@ class FileSource(Source):
         if leaf.of_tables or (kind := leaf.format.lower()) not in _FORMATS:
             return None
         options, spark = leaf.options, leaf.spark
-        for option, why in _OPTIONS.items():
-            if option in options and options[option].lower() not in ("false", "off"):
-                raise Unsupported(
-                    f"The option {option} of a {kind} source", why, "Remove the option; filter rows instead."
-                )
+        _refuse_options(kind, options)
         path = options.get("path", "")
         refuse_pattern(path, "The path")
-        root = local_directory(spark, path, "The path")
-        if not Path(root).is_dir():
-            raise Unsupported(f"The path {path}", "it is no directory", "Read the directory that the files come into.")
+        location = source_at(spark, path, "The path")
+        if not location.is_dir():
+            raise _no_directory(location, "Read the directory that the files come into.")
+        root, folders = str(location).rstrip("/") or "/", folders_of(location)
         recursive = options.get("recursivefilelookup", "false").lower() == "true"
-        sink_log = Path(root, SINK_LOG).exists()
+        sink_log = (location / SINK_LOG).exists()
         if sink_log:
+            _refuse_remote_sink(location)
             _check_sink_log(spark, path, root)
-        columns = () if recursive or sink_log else _partition_columns(leaf, root)
-        source = cls(root, recursive, kind, sink_log, columns=columns, max_age=_max_age(spark, options))
+        columns = () if recursive or sink_log else _partition_columns(leaf, root, folders)
+        source = cls(root, recursive, kind, sink_log, None, columns, _max_age(spark, options), folders)
         source.refuse_logs()
         return source
 
     @classmethod
     def allowed(cls, declared: SourceDeclared) -> Set[str]:
         """Return the options that a declared directory may have."""
-        if not declared.path.startswith("/") or any(character in declared.path for character in "*?[{"):
-            msg = f"{declared.name}: the path of files is an absolute directory, and no pattern"
+        remote = SparkPath.of_text(declared.path).scheme in LISTED
+        if not (declared.path.startswith("/") or remote) or any(mark in declared.path for mark in "*?[{"):
+            msg = f"{declared.name}: the path of files is an absolute directory, or a URI of {', '.join(sorted(LISTED))}, and no pattern"
             raise ValueError(msg)
         return {"maxfileage"} if declared.kind == SINK else {"recursivefilelookup", "maxfileage", "partitions"}
 
     @classmethod
     def declared(cls, declared: SourceDeclared, session: Callable[[], SparkSession]) -> FileSource:
         """Return the source of a declared directory, which is here as the query's driver has it."""
-        root = str(Path(declared.path))
-        if not Path(root).is_dir():
-            raise Unsupported(
-                f"The path {declared.path}", "it is no directory here", "Mount it as the query's driver has it."
-            )
-        sink, has_log = declared.kind == SINK, Path(root, SINK_LOG).exists()
+        local = declared.path.startswith("/")
+        location = Path(declared.path) if local else source_at(session(), declared.path, "The path")
+        if not location.is_dir():
+            fix = "Mount it as" if local else "Give the session of this process the settings by which"
+            raise _no_directory(location, f"{fix} the query's driver has it.")
+        root = str(location).rstrip("/") or "/"
+        sink, has_log = declared.kind == SINK, (location / SINK_LOG).exists()
+        if has_log:
+            _refuse_remote_sink(location)
         if sink and not has_log:
             raise Unsupported(declared.name, "there is no log of Spark's file sink in it", f"Declare {FILES}:{root}.")
         if has_log and not sink:
@@ -215,7 +226,7 @@ class FileSource(Source):
         recursive = declared.options.get("recursivefilelookup", "false").lower() == "true"
         columns = tuple(filter(None, declared.options.get("partitions", "").split("+")))
         age = int(declared.options.get("maxfileage", _WEEK))
-        source = cls(root, recursive, "", sink, columns=columns, max_age=age)
+        source = cls(root, recursive, "", sink, None, columns, age, folders_of(location))
         source.refuse_logs()
         return source
 
@@ -239,12 +250,18 @@ class FileSource(Source):
             )
         replaced = manifest.home / "lowwater" / "replaced"
         seen_before = self.root in (manifest["roots"] or {}) or replaced.exists()
-        if log.taken and not seen_before and not any(Path(path).exists() for path in log.taken):
+        if log.taken and not seen_before and not self._has_any(log.taken):
             raise Unsupported(
                 f"{FILES}:{self.root}",
                 "none of the files that the query has taken from it is there: another volume may be mounted here than where the query's driver is",
                 f"Mount it as the driver has it. If they were cleaned up, say so: touch {replaced}",
             )
+
+    def _has_any(self, paths: Iterable[str]) -> bool:
+        """Return whether a file exists. Costs a stat of each, or a listing of a store."""
+        if self.folders is HERE:
+            return any(Path(path).exists() for path in paths)
+        return not {item.path for item in walk(self)}.isdisjoint(paths)
 
     def refuse_logs(self) -> None:
         """Refuse a directory that contains a sink's output, or is a part of one.
@@ -253,17 +270,58 @@ class FileSource(Source):
         """
         logs = [file.path for file in intruders(self) if not file.writer]
         if logs:
-            output = Path(logs[0]).parent
+            output = logs[0].rpartition("/")[0]
+            fix = f"Read {output} by a frame of its own, and unite it with others."
             raise Unsupported(
                 f"The path {self.root}",
                 f"Spark's file sink writes to {output}, and Spark uses the sink's log only when it reads that very directory: the leftovers of failed attempts "
                 "would be read as well",
-                f"Read {output} by a frame of its own, and unite it with others.",
+                fix if self.folders is HERE else _NO_REMOTE_SINK,
             )
 
     def log_in(self, folder: Location) -> SourceLog:
         """Return the reader of the source's log, which is ``folder`` in a checkpoint."""
         return SourceLog(folder, self.root, self.max_age, None if self.recursive or self.sink_log else self.columns)
+
+
+def _refuse_remote_sink(location: Location) -> None:
+    """Refuse the output of Spark's file sink on another file system than the local one."""
+    if not isinstance(location, Path):
+        raise Unsupported(
+            f"The path {location}",
+            "it is the output of Spark's file sink, whose log this release reads only in local directories",
+            _NO_REMOTE_SINK,
+        )
+
+
+_NO_REMOTE_SINK: Final = (
+    "Write and read a table of Delta or Iceberg instead, or a directory on a local or NFS file system."
+)
+
+
+def _no_directory(location: Location, fix: str) -> Unsupported:
+    """Return the refusal of a path where no directory is."""
+    if isinstance(location, HadoopPath) and location.uri.partition(":")[0] in OBJECT_STORES:
+        reason = "the store has no object below it, or the session's settings lead to another store"
+        return Unsupported(f"The path {location}", reason, f"{fix} Put an empty object {location}/.keep.")
+    return Unsupported(f"The path {location}", "it is no directory", fix)
+
+
+def _refuse_options(kind: str, options: Mapping[str, str]) -> None:
+    """Refuse options by which Spark reads other files than the driver lists.
+
+    Their names are in small letters.
+    """
+    for option, why in _OPTIONS.items():
+        if option in options and options[option].lower() not in ("false", "off"):
+            raise Unsupported(f"The option {option} of a {kind} source", why, "Remove the option; filter rows instead.")
+    for option in sorted(options):
+        if option.startswith(("fs.", "dfs.")):
+            raise Unsupported(
+                f"The option {option} of a {kind} source",
+                "Spark would read with it, and the driver lists with the session's settings: that may be another store",
+                f"Set it for the whole session, as spark.hadoop.{option}, before the session starts.",
+            )
 
 
 def _check_sink_log(spark: SparkSession, path: str, root: str) -> None:
@@ -291,7 +349,7 @@ def _check_sink_log(spark: SparkSession, path: str, root: str) -> None:
         )
 
 
-def _partition_columns(leaf: Leaf, root: str) -> tuple[str, ...]:
+def _partition_columns(leaf: Leaf, root: str, folders: Folders) -> tuple[str, ...]:
     """Return the columns of a directory's Hive partitions; none without sub-directories.
 
     Spark finds the columns when the frame is made, and puts them last; in a batch it matches
@@ -300,7 +358,7 @@ def _partition_columns(leaf: Leaf, root: str) -> tuple[str, ...]:
     """
     names_of: Any = leaf.relation.dataSource().sourceInfo().partitionColumns()
     columns = tuple(str(names_of.apply(i)) for i in range(names_of.size()))
-    for folder, names in _partitions(root, ()):
+    for folder, names in _partitions(folders.listing(root), root, ()):
         if names != columns:
             raise Unsupported(
                 f"The directory {root}",
@@ -312,24 +370,23 @@ def _partition_columns(leaf: Leaf, root: str) -> tuple[str, ...]:
     return columns
 
 
-def _partitions(folder: str, columns: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _partitions(listing: Listing, folder: str, columns: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the directories that have files, each with the partition columns of its path."""
     files = False
-    with os.scandir(folder) as listing:
-        for entry in listing:
-            name, equals, value = entry.name.partition("=")
-            if hidden(entry.name, folder=entry.is_dir()):
-                continue
-            if not entry.is_dir():
-                files = True
-            elif name and equals and value:
-                yield from _partitions(entry.path, (*columns, name))
-            else:
-                raise Unsupported(
-                    f"The directory {folder}",
-                    f"it has a sub-directory ({entry.name}) that is no partition, which Spark skips or takes for one",
-                    'Set the option recursiveFileLookup to "true".',
-                )
+    for entry in listing(folder):
+        name, equals, value = entry.name.partition("=")
+        if hidden(entry.name, folder=entry.is_dir()):
+            continue
+        if not entry.is_dir():
+            files = True
+        elif name and equals and value:
+            yield from _partitions(listing, entry.path, (*columns, name))
+        else:
+            raise Unsupported(
+                f"The directory {folder}",
+                f"it has a sub-directory ({entry.name}) that is no partition, which Spark skips or takes for one",
+                'Set the option recursiveFileLookup to "true".',
+            )
     if files:
         yield folder, columns
 
@@ -383,12 +440,12 @@ def walk(source: FileSource, settled: Settled | None = None) -> Iterator[File | 
     the sink's own directory. In a directory above the sink's, or in a partition of it, Spark also
     reads the files of failed attempts.
     """
-    yield from _outputs(source, above(source.root))
+    yield from _outputs(source, source.folders.above(source.root))
     if source.sink_log:
         yield from list_sink(source.root)
         yield from _strangers(source, source.root)
     else:
-        yield from _list(source, source.root, (), settled)
+        yield from _list(source, source.folders.listing(source.root), source.root, (), settled)
 
 
 def _outputs(source: FileSource, folders: Iterable[str]) -> Iterator[File | Intruder]:
@@ -397,10 +454,12 @@ def _outputs(source: FileSource, folders: Iterable[str]) -> Iterator[File | Intr
     For a folder with removed batches also yield a File that holds W.
     """
     for folder in folders:
-        if Path(folder, SINK_LOG).exists():
-            yield Intruder(str(Path(folder, SINK_LOG)))
+        log = source.folders.at(folder) / SINK_LOG
+        if log.exists():
+            yield Intruder(str(log))
         yield from _strangers(source, folder)
-        if removed(folder).through != NOTHING:
+        # Batches are removed, and bookmarks kept, only in local directories.
+        if source.folders is HERE and removed(folder).through != NOTHING:
             yield File(
                 f"{Path(folder, BOOKMARKS)} (batches are removed here, and only who reads all of the directory is waited for)",
                 NO_FILE,
@@ -409,19 +468,23 @@ def _outputs(source: FileSource, folders: Iterable[str]) -> Iterator[File | Intr
 
 def _strangers(source: FileSource, folder: str) -> Iterator[Intruder]:
     if source.inputs is not None:
-        yield from itertools.starmap(Intruder, strangers(folder, source.inputs))
+        yield from itertools.starmap(Intruder, strangers(source.folders.at(folder), source.inputs))
 
 
 def _list(
-    source: FileSource, folder: str, columns: tuple[str, ...], settled: Settled | None
+    source: FileSource, listing: Listing, folder: str, columns: tuple[str, ...], settled: Settled | None
 ) -> Iterator[File | Intruder]:
     """Yield the files and intruders of a folder; ``columns`` are the partition columns above it."""
-    for entry in _entries(source, folder):
+    entries = listing(folder)
+    # On HDFS the directory of a batch gets its name when its mark and its files are closed. So no
+    # request for each file is needed.
+    whole = source.folders is not HERE and any(entry.name == HANDED_OVER for entry in entries)
+    for entry in entries:
         folder_too = entry.is_dir()
         if entry.name == SINK_LOG:
             yield Intruder(entry.path)
             continue
-        if entry.name in (MARKS, BOOKMARKS) and settled is not None:
+        if entry.name in (MARKS, BOOKMARKS) and settled is not None and source.folders is HERE:
             settled.meet(folder)
         if entry.name == MARKS:
             yield from _strangers(source, folder)
@@ -436,39 +499,32 @@ def _list(
                 # Spark logs a file outside of the partitions as taken, but reads no rows from it.
                 # With its own time that entry would count as read, and the watermark would pass the
                 # rows. No entry has the time NO_FILE, so the watermark holds.
-                yield File(entry.path, entry.stat().st_mtime_ns // 1_000_000 if read else NO_FILE)
+                yield File(entry.path, _modified(source, entry, settled, whole=whole) if read else NO_FILE)
         elif source.recursive:
-            yield from _below(source, entry, columns, settled)
+            yield from _below(source, listing, entry, columns, settled)
         elif (below := (*columns, entry.name.partition("=")[0])) == source.columns[: len(below)] and "=" in entry.name:
-            yield from _below(source, entry, below, settled)
+            yield from _below(source, listing, entry, below, settled)
         else:
             yield File(entry.path + os.sep, NO_FILE)
 
 
-def _entries(source: FileSource, folder: str) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder; none when it was removed during the walk.
-
-    Raises FileNotFoundError for the root.
-    """
-    try:
-        with os.scandir(folder) as listing:
-            return list(listing)
-    except FileNotFoundError:
-        if folder == source.root:
-            raise
-        return []
+def _modified(source: FileSource, entry: Entry, settled: Settled | None, *, whole: bool) -> int:
+    """Return a file's modification time, WRITTEN_AGAIN or OPEN. Raises FileNotFoundError."""
+    if not isinstance(entry, Status):
+        return entry.stat().st_mtime_ns // 1_000_000
+    return entry.modified if settled is None else settled.time_of(entry, None if whole else source.folders)
 
 
 def _below(
-    source: FileSource, folder: os.DirEntry[str], columns: tuple[str, ...], settled: Settled | None
+    source: FileSource, listing: Listing, folder: Entry, columns: tuple[str, ...], settled: Settled | None
 ) -> Iterator[File | Intruder]:
     """Yield the files and intruders of a sub-directory, unless it is a settled batch."""
-    if settled is None:
-        yield from _list(source, folder.path, columns, settled)
+    if settled is None or not source.folders.settles:
+        yield from _list(source, listing, folder.path, columns, settled)
     elif not settled.knows(folder):
-        items = list(_list(source, folder.path, columns, settled))
+        items = list(_list(source, listing, folder.path, columns, settled))
         yield from items
-        settled.learn(folder, items)
+        settled.learn(folder, items, listing)
 
 
 def list_head(source: FileSource, settled: Settled | None = None) -> Head:
@@ -508,21 +564,22 @@ def list_head(source: FileSource, settled: Settled | None = None) -> Head:
 
 def _names(source: FileSource, settled: Settled | None) -> set[str]:
     """Return the paths of all files outside of settled batches. O(entries), without a stat."""
-    paths, folders = set[str](), [source.root]
+    paths, folders, listing = set[str](), [source.root], source.folders.listing(source.root)
     while folders:
-        for entry in _entries(source, folders.pop()):
+        for entry in listing(folders.pop()):
             folder_too = entry.is_dir()
             if hidden(entry.name, folder=folder_too):
                 continue
             if folder_too:
-                if (source.recursive or "=" in entry.name) and not (settled and settled.is_batch(entry)):
+                batch = settled is not None and source.folders.settles and settled.is_batch(entry)
+                if (source.recursive or "=" in entry.name) and not batch:
                     folders.append(entry.path)
             elif not _is_broken(entry):
                 paths.add(entry.path)
     return paths
 
 
-def _is_broken(entry: os.DirEntry[str]) -> bool:
+def _is_broken(entry: Entry) -> bool:
     return entry.is_symlink() and not Path(entry.path).exists()
 
 
@@ -550,7 +607,8 @@ class OpenFiles(OpenSource):
 
     Its offset is a place in Spark's log, its head the set of files that no committed batch has
     taken. ``log`` reads Spark's log, by default the one in the checkpoint. Memory: one path per
-    file ever read, and that of :class:`Settled`.
+    file ever read, that of :class:`Settled`, and during a listing twice the paths in the directory.
+    A listing of S3 is whole in the driver's JVM for a moment: some 0.6 KB an object.
     """
 
     def __init__(self, source: FileSource, number: int, manifest: Manifest, log: SourceLog | None = None) -> None:
@@ -561,6 +619,18 @@ class OpenFiles(OpenSource):
         self._settled = Settled(self._log)
         self._roots = Roots(manifest)
         self._record = ReadRecord(manifest)
+        self._manifest = manifest
+        self._seconds = 0.0
+        """Duration of the newest listing, also of one that has failed."""
+
+    @property
+    def pause(self) -> float:
+        """As long as the newest listing took, and in an object store a second at least.
+
+        Each page of a store's listing is paid for.
+        """
+        least = self.source.folders.pause
+        return max(least, self._seconds) if least else 0.0
 
     @property
     def outputs(self) -> Mapping[str, Output]:
@@ -591,21 +661,43 @@ class OpenFiles(OpenSource):
         when the directory has new files. Raises OSError, also when the directory is not the one
         that was read before.
         """
-        root = self.source.root
-        identity = identity_of(root)
+        since = time.monotonic()
+        try:
+            return self._head(settled)
+        finally:
+            self._seconds = time.monotonic() - since
+
+    def _head(self, settled: Line) -> Head:
+        root, folders = self.source.root, self.source.folders
+        identity = folders.identity(root)
         self._settled.begin(log_offset(settled), identity)
+        self._settled.recall(self._noted())
         head = list_head(self.source, self._settled)
-        if identity_of(root) != identity:
+        if folders.identity(root) != identity:
             msg = f"{root} was replaced while it was listed"
             raise OSError(msg)
         self._roots.recognize(root, identity, head)
         self._settled.end()
+        self._note_rewritten()
         # The notes of removed batches are read after the listing. A writer notes a removal before
         # it deletes the batch, so each batch that the listing lacks for that reason is noted by
         # now. In the other order a batch could be removed in between, and its unread rows would
         # count as read.
         self._wait_for_removed(head)
         return head
+
+    def _note_rewritten(self) -> None:
+        """Store which files were written again at the same time, with the versions before.
+
+        So a file that holds W holds it also in the next run. Costs a version of the manifest when
+        there are other ones than before.
+        """
+        if (rewritten := self._settled.rewritten) != self._noted():
+            self._manifest.keep_pin(FILES, self._number, rewritten)
+
+    def _noted(self) -> list[list[Any]]:
+        """Return the files of :meth:`_note_rewritten` as the manifest has them."""
+        return list(self._manifest.pin(FILES, self._number) or ())
 
     def _wait_for_removed(self, head: Head) -> None:
         """Hold W for good when batches were removed that this checkpoint has not read."""
@@ -654,7 +746,8 @@ class OpenFiles(OpenSource):
 class Settled:
     """Files of one source that a listing leaves out, because committed batches have taken them.
 
-    Memory: two numbers for each handed-over batch in the directory.
+    Memory: two numbers for each handed-over batch in the directory. On HDFS and in a store also
+    path, time and ETag of each other file in it: some 0.3 KB.
     """
 
     def __init__(self, log: SourceLog) -> None:
@@ -662,6 +755,9 @@ class Settled:
         self._batches: dict[str, tuple[int, int]] = {}
         """Settled batches of the last whole listing: inode and number of files, by path."""
         self._identity: object = None
+        self._first: dict[str, tuple[int, str]] = {}
+        """Whole files on HDFS or in a store, by path: the modification time, and the first version
+        of that time that any listing has found, also one that failed afterwards."""
         self.outputs: dict[str, Output] = {}
         """Directories with batches of lowwater in the newest whole listing, by path."""
         self.begin(NOTHING)
@@ -679,7 +775,7 @@ class Settled:
         looked at again.
         """
         if identity != self._identity:
-            self._batches = {}
+            self._batches, self._first = {}, {}
             self.outputs.clear()
         self._identity = identity
         self._offset = offset
@@ -689,6 +785,10 @@ class Settled:
         """Batches that this listing has found, by the path of their output."""
         self._met: set[str] = set()
         """Outputs that this listing has found, see :meth:`meet`."""
+        self._present: set[str] = set()
+        """Paths of the files on HDFS or in a store that this listing has found."""
+        self._rewritten: dict[str, tuple[int, str]] = {}
+        """Entries of ``_first`` for which this listing has found another version."""
         self.files = 0
         """Number of files in the batches that this listing did not look into."""
 
@@ -703,6 +803,8 @@ class Settled:
     def end(self) -> None:
         """End a whole listing: forget the batches and outputs that it did not find."""
         self._batches = self._current
+        for path in self._first.keys() - self._present:
+            del self._first[path]
         for folder in self.outputs.keys() - self._met:
             del self.outputs[folder]
         for folder in self._met:
@@ -713,12 +815,41 @@ class Settled:
         batch = self._log.batch_of(file)
         return batch is not None and batch <= self._offset
 
-    def is_batch(self, folder: os.DirEntry[str]) -> bool:
+    def recall(self, rewritten: Iterable[Sequence[Any]]) -> None:
+        """Take over the files of :attr:`rewritten` of an earlier run, or of another directory."""
+        for path, modified, version in rewritten:
+            self._first.setdefault(path, (modified, version))
+
+    @property
+    def rewritten(self) -> list[list[Any]]:
+        """Path, time and first version of each file that this listing has found written again."""
+        return [[path, *first] for path, first in sorted(self._rewritten.items())]
+
+    def time_of(self, file: Status, folders: Folders | None) -> int:
+        """Return the modification time of a file on HDFS or in a store, WRITTEN_AGAIN or OPEN.
+
+        WRITTEN_AGAIN: it was written again since a listing found it, at the same time. A multipart
+        upload has the time of its begin, so that may happen at any time later. ``folders`` is asked
+        whether a new file has all of its rows; None: it has. Raises OSError.
+        """
+        self._present.add(file.path)
+        first = self._first.get(file.path)
+        if first is None or first[0] != file.modified:
+            if folders is not None and not folders.is_whole(file.path, file.modified):
+                return OPEN
+            # The first version stays, so that the file is different in later listings as well.
+            first = self._first[file.path] = (file.modified, file.version)
+        if first[1] == file.version:
+            return file.modified
+        self._rewritten[file.path] = first
+        return WRITTEN_AGAIN
+
+    def is_batch(self, folder: Entry) -> bool:
         """Return whether a sub-directory is a settled batch of the last listing."""
         batch = self._batches.get(folder.path)
         return batch is not None and batch[0] == folder.inode()
 
-    def knows(self, folder: os.DirEntry[str]) -> bool:
+    def knows(self, folder: Entry) -> bool:
         """Return whether a sub-directory is a settled batch; if so, count it in this listing."""
         if not self.is_batch(folder):
             return False
@@ -736,12 +867,12 @@ class Settled:
             scan = self._scans[folder] = Scan()
         return scan
 
-    def learn(self, folder: os.DirEntry[str], content: Collection[object]) -> None:
+    def learn(self, folder: Entry, content: Collection[object], listing: Listing) -> None:
         """Note the content of a sub-directory: a batch that is all taken is settled from now on.
 
         Costs one more listing of the sub-directory, once.
         """
-        whole = self._is_whole(folder, content)
+        whole = self._is_whole(folder, content, listing)
         if whole:
             self._current[folder.path] = (folder.inode(), len(content))
         # ``sure``, for a settled batch: it was there before this listing began, so the listing has
@@ -752,16 +883,13 @@ class Settled:
         if number is not None:
             self._scan(folder.path[: -len(folder.name) - 1]).add(number, settled=whole, sure=bool(content))
 
-    def _is_whole(self, folder: os.DirEntry[str], content: Collection[object]) -> bool:
+    def _is_whole(self, folder: Entry, content: Collection[object], listing: Listing) -> bool:
         if batch_number(folder.name) is None or folder.is_symlink():
             return False
         if not all(isinstance(item, File) and self.has(item) for item in content):
             return False
-        try:
-            with os.scandir(folder.path) as listing:
-                entries = {entry.name: entry.is_dir() for entry in listing}
-        except FileNotFoundError:
-            return False  # the batch was removed meanwhile
+        # The directory is listed once more. A batch that was removed meanwhile has no entries.
+        entries = {entry.name: entry.is_dir() for entry in listing(folder.path)}
         # lowwater puts no directories into a batch. If there is one, somebody has changed the batch
         # and may do so again, so it is listed each time.
         return HANDED_OVER in entries and not any(entries.values())

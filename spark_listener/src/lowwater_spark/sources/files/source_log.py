@@ -32,6 +32,8 @@ __all__ = [
     "FOR_EVER",
     "NOTHING",
     "NO_FILE",
+    "OPEN",
+    "WRITTEN_AGAIN",
     "Compacted",
     "Files",
     "File",
@@ -52,6 +54,12 @@ NO_FILE: Final = -1
 """Modification time of a path that Spark never takes, such as a directory. A head with such a path
 is never reached, so it holds W."""
 
+WRITTEN_AGAIN: Final = -2
+"""Modification time for a file whose version changed while its time did not. No source log has this
+time, so the file counts as unread."""
+
+OPEN: Final = -3
+"""Modification time for a file that its writer has not closed yet. No source log has this time."""
 
 _COMPACT: Final = ".compact"
 """End of the name of a compacted entry."""
@@ -230,11 +238,20 @@ class SourceLog:
         return [self._named(file) for file in heapq.nsmallest(limit, head.missing)]
 
     def _named(self, file: File) -> str:
-        if file.path in self._taken and file.modified != NO_FILE:
-            return f"{file.path} (written again after it was read: give it another name)"
+        if file.modified == OPEN:
+            return f"{file.path} (its writer has not closed it)"
+        if file.modified == WRITTEN_AGAIN or (file.path in self._taken and file.modified != NO_FILE):
+            return f"{file.path} (written again after it was {self._seen(file)}: give it another name)"
         if file.modified != NO_FILE and self.passes_over(file):
             return f"{file.path} (older than the newest file by more than maxFileAge)"
         return file.path
+
+    def _seen(self, file: File) -> str:
+        """Return what became of a file before it was written again."""
+        if file.path not in self._taken:
+            return "listed"
+        # GCS gives an object another time also when only its metadata changes.
+        return "read, or its metadata was changed" if file.path.startswith("gs://") else "read"
 
     def _forget(self, listed: set[File]) -> None:
         """Drop the paths that a listing does not have any more, once for each listing.
@@ -358,7 +375,9 @@ class SourceLog:
         named = SparkPath.of_uri(entry["path"])
         path = named.text if named.local is None else named.path  # as _root: a local path has no scheme
         if not path.startswith(self._root):
-            raise CheckpointMismatch(_OTHER_SOURCE.format(log=self._log, path=path, root=self._root))
+            raise CheckpointMismatch(
+                _OTHER_SOURCE.format(log=self._log, path=path, root=self._root) + self._elsewhere(path)
+            )
         self._check_place(path)
         record, earlier = Taken(int(entry["batchId"]), int(entry["timestamp"])), self._taken.get(path)
         self._newest = max(self._newest, record.modified)
@@ -366,6 +385,14 @@ class SourceLog:
         # maxFileAge; a compacted entry is read backwards, so the older one may come last.
         if earlier is None or earlier.batch <= record.batch:
             self._taken[path] = record
+
+    def _elsewhere(self, path: str) -> str:
+        """Return what to declare for a path of the same directory by another name of its server."""
+        *server, rest = path.split("/", 3)
+        *declared, root = self._root.split("/", 3)
+        if "://" not in path or "://" not in self._root or server == declared or not rest.startswith(root):
+            return ""
+        return f" If both names are of one server, declare {'/'.join([*server, root]).rstrip('/')}."
 
     def _check_place(self, path: str) -> None:
         if self._columns is None:

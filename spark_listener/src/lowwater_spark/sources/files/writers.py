@@ -79,17 +79,17 @@ def mark_sink(folder: Path, computation: str, checkpoint: str, *, adopt: bool) -
     check_alone(folder, computation)
 
 
-def strangers(folder: str, inputs: Set[str]) -> list[tuple[str, str]]:
+def strangers(folder: str | Location, inputs: Set[str]) -> list[tuple[str, str]]:
     """Return path and writer's full name of each mark in a directory whose writer is no input.
 
     Raises OSError when a mark cannot be read: then the writers are unknown.
     """
+    at = Path(folder) if isinstance(folder, str) else folder
     try:
-        with os.scandir(Path(folder, MARKS)) as listing:
-            marks = sorted(entry.path for entry in listing if entry.name.endswith(".json"))
+        marks = sorted(mark for mark in (at / MARKS).iterdir() if mark.suffix == ".json")
     except FileNotFoundError:
         return []
-    writers = [(path, _content(Path(path))["computation"]) for path in marks]
+    writers = [(str(mark), _content(mark)["computation"]) for mark in marks]
     return [(path, name) for path, name in writers if name not in inputs]
 
 
@@ -110,7 +110,7 @@ def _not_alone(folder: Path, writer: str, mark: str) -> Unsupported:
     )
 
 
-def _content(path: Path) -> dict[str, Any]:
+def _content(path: Location) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
         if content["format"] == _FORMAT:
