@@ -19,7 +19,10 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
+from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import Unsupported
+from lowwater_spark.sources.control import ClockValue, Control, Offset
+from lowwater_spark.track.plan.checked import check_plan
 
 HOUR = timedelta(hours=1)
 SCHEMA = "key string, t timestamp"
@@ -202,16 +205,44 @@ class Smoke:
         tell("start: a plain query with windows of Spark's own reports no more than it has let go of")
 
     def refused(self) -> None:
-        """Before 4.2 a driven query is refused when its frame is declared, with the reason and the way out."""
-        _, rows = self.feed("driven.in")
+        """Before 4.2 a driven query that ends by itself is refused when it starts, with the reason and the way out."""
+        _, rows = self.feed("ending.in")
+        hourly = lws.drive(rows, inputs=["source"], event_time="t").groupBy(sf.window("t", "1 hour"), "key").count()
+        frame = hourly.select("key", sf.col("window.start").alias("t"), "count")
+        checkpoint, out = self.folder / "ending.ck", self.folder / "ending"
+        ending: dict[str, Any] = {"checkpoint": checkpoint, "path": out, "trigger": {"availableNow": True}}
         refusal = ""
         try:
-            lws.drive(rows, inputs=["source"], event_time="t")
+            self.stage("ending", stamp=HOUR).start(frame, format="json", **ending)
         except Unsupported as unsupported:
             refusal = str(unsupported)
-        assert "SPARK-55304" in refusal, refusal or "nothing is refused"
+        assert "asks a Python data source only once" in refusal, refusal or "nothing is refused"
         assert "Use Spark 4.2 or newer" in refusal, refusal
+        assert not checkpoint.exists()
         tell(f"drive: refused: {refusal}")
+
+    def behind(self) -> None:
+        """A clock that is behind Spark's log moves nothing back: Spark tells the control where the query goes on."""
+        feed, rows = self.feed("behind.in")
+        frame = lws.drive(rows, inputs=["source"], event_time="t")
+        checkpoint = self.folder / "behind.ck"
+        [source] = check_plan(self.spark, frame).controls.values()
+        control = Control(source.directory)
+        control.reserve()
+        given = []
+        for hour in (10, 9, 11):
+            control.write_value(ClockValue(Offset(hour * 3_600_000)))
+            feed.put(("a", at(hour)))
+            hourly = frame.groupBy(sf.window("t", "1 hour")).count()
+            query = hourly.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
+            query.processAllAvailable()
+            query.stop()
+            plan = CheckpointLog(checkpoint).newest()
+            assert plan is not None
+            given.append(Offset.of_line(plan.lines[0]).watermark // 3_600_000)
+        control.close()
+        assert given == [10, 10, 11], given
+        tell("behind: what Spark has logged is never taken back")
 
     def driven(self) -> None:
         """Spark's own windows follow the input: exactly, over a restart, without rows, and to the end."""

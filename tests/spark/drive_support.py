@@ -15,6 +15,8 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.drive import frame as frame_module
+from lowwater_spark.sources.control import passes_offset
 from lowwater_spark.sources.files.source_log import log_offset
 from tests.kit.times import at
 from tests.process.serving import Serving
@@ -168,4 +170,12 @@ def driven(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[
     driven_.stop()
 
 
-__all__ = ["HOUR", "Driven", "Row", "at", "counts", "driven", "millis", "record", "say"]
+@pytest.fixture(params=["passes", "remembers"])
+def carrier(request: pytest.FixtureRequest, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both readers of the control: Spark passes the last offset from 4.2 on, and any Spark has one that remembers it."""
+    remembers = request.param == "remembers"
+    if remembers or passes_offset(spark):
+        monkeypatch.setattr(frame_module, "passes_offset", lambda _: not remembers)
+
+
+__all__ = ["HOUR", "Driven", "Row", "at", "carrier", "counts", "driven", "millis", "record", "say"]

@@ -18,6 +18,7 @@ from lowwater_spark.drive.plan import check_checkpoint, given_offsets, steps_for
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import Source
 from lowwater_spark.sources.control import END, NOTHING_GIVEN, ClockValue, Control, ControlSource, Drive, Offset
+from lowwater_spark.sources.control_reader import RememberingReader
 from lowwater_spark.sources.files.source import FileSource
 from lowwater_spark.track.plan.bounds import Window
 from lowwater_spark.track.plan.checked import Checked
@@ -121,6 +122,24 @@ def test_rule_3_a_clock_that_is_behind_moves_nothing() -> None:
         assert ClockValue(offset).newest(start) is start
     for offset in (Offset(20_001, {"a": 1}, 1), Offset(20_000, {"a": 1}, 2)):
         assert ClockValue(offset).newest(start) is offset
+
+
+def test_rule_3_a_control_that_is_passed_no_offset_remembers_it(tmp_path: Path) -> None:
+    """Before Spark 4.2 the control learns from a range where its query goes on, and then goes by its own answers."""
+    control, reader = Control(tmp_path), RememberingReader(str(tmp_path))
+    control.reserve()
+    with pytest.raises(RuntimeError, match="nobody drives this query"):
+        reader.latestOffset()
+    control.write_value(ClockValue(Offset(5, {"a": 1}, 1)))
+    logged = {"watermarkMs": 7, "incarnations": {"a": 1}, "run": 1}
+    assert reader.partitions(logged, logged) == []
+    assert reader.latestOffset() is logged, "Spark compares offsets as texts"
+    for value, answer in ((Offset(9, {}, 1), 9), (Offset(8, {}, 1), 9), (Offset(9, {}, 2), 9), (Offset(10, {}, 2), 10)):
+        control.write_value(ClockValue(value))
+        assert reader.latestOffset()["watermarkMs"] == answer
+    assert reader.latestOffset()["run"] == 2
+    [move] = reader.partitions(logged, reader.latestOffset())
+    assert [*reader.read(move)] == [(10,)]
 
 
 def test_an_input_that_comes_later_is_refused(tmp_path: Path) -> None:

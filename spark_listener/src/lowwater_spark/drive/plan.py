@@ -16,7 +16,15 @@ from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import NONE, Source
-from lowwater_spark.sources.control import END, NOTHING_GIVEN, ControlSource, Drive, Offset, is_control
+from lowwater_spark.sources.control import (
+    END,
+    NOTHING_GIVEN,
+    ControlSource,
+    Drive,
+    Offset,
+    is_control,
+    passes_offset,
+)
 from lowwater_spark.track.plan.bounds import Window
 from lowwater_spark.track.plan.checked import Checked
 from lowwater_spark.track.plan.operators import KINDS, items, nodes
@@ -63,9 +71,16 @@ def check_driven(
     _check_optimised(spark, frame, len(drives))
 
 
-def check_ending(trigger: Mapping[str, Any]) -> None:
-    """Raise Unsupported for a query of one batch only: its windows would close in a later one."""
-    if trigger.get("once"):
+def check_ending(spark: SparkSession, trigger: Mapping[str, Any]) -> None:
+    """Raise Unsupported for a query that would end before its windows could be closed."""
+    ending = next((name for name in ("once", "availableNow") if trigger.get(name)), None)
+    if ending is not None and not passes_offset(spark):
+        raise Unsupported(
+            f"A driven query with the trigger {ending} on Spark {spark.version}",
+            "before 4.2 Spark asks a Python data source only once in such a query, before it reads any rows, so their windows would stay open",
+            "Use Spark 4.2 or newer, or leave the trigger out: wait for the stage by lw.wait(), and then stop the query.",
+        )
+    if ending == "once":
         raise Unsupported(
             "A driven query with the trigger once",
             "it runs a single batch, and a moved watermark closes windows only in a later one",

@@ -166,7 +166,7 @@ class Driving:
                 # drops rows. So the checkpoint must be a local path.
                 fix = "Put it on a local file system or NFS, or drive the query without late=."
                 local(checkpoint, "The checkpoint of a query that keeps its late rows in", fix)
-            check_ending(trigger)
+            check_ending(spark, trigger)
             check_driven(spark, frame, checked, drives, inputs)
         check_checkpoint(checkpoint, checked.sources)
         return cls(checkpoint, checked, drives, pinned=bool(trigger.get("availableNow"))) if drives else None
