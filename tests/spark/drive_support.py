@@ -16,8 +16,9 @@ import lowwater
 import lowwater_spark as lws
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive import frame as frame_module
-from lowwater_spark.sources.control import passes_offset
+from lowwater_spark.sources.control import REMEMBERS, is_control
 from lowwater_spark.sources.files.source_log import log_offset
+from lowwater_spark.track.plan.operators import nodes
 from tests.kit.times import at
 from tests.process.serving import Serving
 from tests.spark.queries import Queries
@@ -53,6 +54,8 @@ class Driven(Queries):
     def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
         super().__init__(spark, address, folder)
         self.feeds: dict[str, Feed] = {}
+        self.frames: list[DataFrame] = []
+        """Driven frames of the test, in the order in which they were declared."""
         self.out: list[tuple[int, Row]] = []
         self.hours = False
         """True when rows that come out are hours, stamped by their start, that must not come before they are complete."""
@@ -70,7 +73,9 @@ class Driven(Queries):
     def drive(
         self, frame: DataFrame | None = None, *, inputs: Sequence[str] = ("source",), **options: Any
     ) -> DataFrame:
-        return lws.drive(self.read() if frame is None else frame, inputs=inputs, event_time="t", **options)
+        driven_ = lws.drive(self.read() if frame is None else frame, inputs=inputs, event_time="t", **options)
+        self.frames.append(driven_)
+        return driven_
 
     def hourly(self, frame: DataFrame, *keys: str) -> DataFrame:
         self.hours = True
@@ -170,12 +175,18 @@ def driven(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[
     driven_.stop()
 
 
+def controls_of(frame: DataFrame) -> list[Any]:
+    """The controls in a frame's plan, as py4j gives them."""
+    return [node for node in nodes(frame._jdf.queryExecution().analyzed()) if is_control(node)]
+
+
 @pytest.fixture(params=["passes", "remembers"])
-def carrier(request: pytest.FixtureRequest, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both readers of the control: Spark passes the last offset from 4.2 on, and any Spark has one that remembers it."""
-    remembers = request.param == "remembers"
-    if remembers or passes_offset(spark):
-        monkeypatch.setattr(frame_module, "passes_offset", lambda _: not remembers)
+def carrier(request: pytest.FixtureRequest, driven: Driven, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Both readers of the control. Spark 4.2 can use each of them, and the plans say which one it has used."""
+    monkeypatch.setattr(frame_module, "passes_offset", lambda _: request.param == "passes")
+    yield
+    remembers = [str(leaf.extraOptions().get(REMEMBERS)) for frame in driven.frames for leaf in controls_of(frame)]
+    assert set(remembers) == {str(request.param == "remembers").lower()}
 
 
 __all__ = ["HOUR", "Driven", "Row", "at", "carrier", "counts", "driven", "millis", "record", "say"]

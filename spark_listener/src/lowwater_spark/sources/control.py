@@ -48,6 +48,7 @@ __all__ = [
     "ClockValue",
     "is_control",
     "is_end",
+    "later",
     "passes_offset",
 ]
 
@@ -163,13 +164,6 @@ class ClockValue:
     final: bool = False
     """True when the clock gives out nothing more in this run."""
 
-    def newest(self, start: Offset) -> Offset:
-        """Return the later one of ``start`` and the clock's offset.
-
-        Spark's log may be ahead of a clock that has just begun.
-        """
-        return self.offset if self.offset.follows(start) else start
-
 
 class Control:
     """Both ends of a control's directory.
@@ -269,6 +263,15 @@ class ControlSource(Source, Rowless):
             Offset.of_line(line)
         except ValueError as error:
             raise CheckpointMismatch(str(error)) from error
+
+
+def later(start: dict[str, Any], offset: Offset) -> dict[str, Any]:
+    """Return ``offset`` as JSON if it follows ``start``, else ``start`` itself.
+
+    Spark's log may be ahead of a clock that has just begun. Spark compares offsets as texts, so
+    ``start`` comes back as it is, and not from its parsed values.
+    """
+    return offset.to_json() if offset.follows(Offset.from_json(start)) else start
 
 
 def passes_offset(spark: SparkSession) -> bool:

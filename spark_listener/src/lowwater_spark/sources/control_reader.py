@@ -3,16 +3,20 @@
 Whenever the watermark moves, the source gives one row with that time. Only ``drive()``, Spark's
 driver-side Python process and the executor that makes the row import this module.
 
-The source may never go back behind the offset in Spark's own log. Spark says where a query goes on
-from in one of two ways, so there are two readers:
+The source must not go back behind the query's last offset. Spark tells it that offset in one of two
+ways, so there are two readers:
 
-* Since 4.2 Spark passes the query's last offset with each question:
-  :class:`~lowwater_spark.sources.asking_reader.AskingReader`.
-* Before, Spark passes nothing, and :class:`RememberingReader` remembers that offset.
+* Since 4.2 Spark passes the last offset with each question: :class:`ControlReader`.
+* Before, Spark passes no offset with a question: :class:`RememberingReader`.
+
+Spark pickles the reader by the name of its class, and executors load it to make the control row. So
+``ControlReader`` and ``_Move`` keep their names and this module: in a rolling upgrade executors may
+still have an earlier release.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,9 +24,24 @@ from typing import Any, Final
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from lowwater_spark.sources.control import DIRECTORY, FORMAT, REMEMBERS, ClockValue, Control, Offset
+from lowwater_spark.sources.control import DIRECTORY, FORMAT, REMEMBERS, ClockValue, Control, Offset, later
+
+try:
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+except ImportError:  # before 4.2, where RememberingReader is used
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Stands for the class that this PySpark does not have."""
+
 
 __all__ = ["ControlDataSource", "ControlReader", "RememberingReader"]
+
+ANSWER_TIMEOUT: Final = 30.0
+"""Seconds that the source of an ending query waits for the clock's last value. After that the
+watermark stays."""
+
+_POLL: Final = 0.01
+"""Seconds between two looks for the clock's answer."""
 
 _NOT_DRIVEN: Final = (
     "nobody drives this query: its frame is from lowwater_spark.drive(), and writeStream started it without a clock, so it would keep its windows for "
@@ -44,12 +63,8 @@ class ControlDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's names
         """Return the reader for this Spark."""
-        if self.options[REMEMBERS] == "true":
-            return RememberingReader(self.options[DIRECTORY])
-        # The module needs PySpark 4.2.
-        from lowwater_spark.sources.asking_reader import AskingReader
-
-        return AskingReader(self.options[DIRECTORY])
+        reader = RememberingReader if self.options[REMEMBERS] == "true" else ControlReader
+        return reader(self.options[DIRECTORY])
 
 
 @dataclass
@@ -59,8 +74,8 @@ class _Move(InputPartition):
     watermark: int
 
 
-class ControlReader(DataSourceStreamReader):
-    """Gives the clock's values to Spark. A subclass chooses the newest offset."""
+class _Reader(DataSourceStreamReader):
+    """Gives the clock's values to Spark. A subclass knows the query's last offset."""
 
     def __init__(self, directory: str) -> None:
         self.control = Control(directory)
@@ -88,13 +103,51 @@ class ControlReader(DataSourceStreamReader):
         return value
 
 
-class RememberingReader(ControlReader):
+class ControlReader(_Reader, SupportsTriggerAvailableNow):
+    """The control for Spark 4.2 and newer, which passes the query's last offset."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(directory)
+        self._asks_clock = False
+        self._questions = 0
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Ask the clock, and wait for its answer, from now on.
+
+        Spark calls this for a query that ends when no source has anything new.
+        """
+        self._asks_clock = True
+
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: N802
+        """Return the newest value, or ``start`` while there is no newer one."""
+        value = self.clock_value()
+        if self._asks_clock and not value.final:
+            value = self._ask(value)
+        return later(start, value.offset)
+
+    def _ask(self, value: ClockValue) -> ClockValue:
+        self._questions += 1
+        self.control.ask(self._questions)
+        deadline = time.monotonic() + ANSWER_TIMEOUT
+        while value.answered < self._questions and time.monotonic() < deadline:
+            time.sleep(_POLL)
+            value = self.clock_value()
+        return value
+
+
+class RememberingReader(_Reader):
     """The control for Spark before 4.2, which asks for the newest offset and passes none.
 
-    The reader remembers the query's last offset, as JSON. When a query goes on from a checkpoint,
-    Spark passes the newest offset of its log once, before its first question, as an empty range
-    from that offset to itself (``setLatestSeenOffset`` of its Python source). After that each
-    offset of the query is an answer of this reader.
+    The reader remembers the greatest offset that Spark has named to it, as JSON. When a query
+    starts from a checkpoint, Spark passes the newest offset of its log once, before its first
+    question, as an empty range from that offset to itself (``setLatestSeenOffset`` of its Python
+    source). After that each offset of the query is an answer of this reader.
+
+    There is one exception. Spark reads its log once more after that range. If an older run, which
+    is not fenced yet, plans and commits a batch in between, Spark starts from an offset that the
+    reader does not know, and the first answer may be lower. Then the batch has no control row, and
+    Spark's watermark stays. The range of that batch begins with the unknown offset, so from the
+    next answer on the reader goes by it.
     """
 
     def __init__(self, directory: str) -> None:
@@ -103,14 +156,12 @@ class RememberingReader(ControlReader):
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
         """Return the newest value, or the last offset while there is no newer one."""
-        self._remember(self.clock_value().offset.to_json())
+        self._last = later(self._last, self.clock_value().offset)
         return self._last
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Remember the end of the range, and return its partitions."""
-        self._remember(end)
+        """Remember both ends of the range, and return its partitions."""
+        for offset in (start, end):
+            if Offset.from_json(offset).follows(Offset.from_json(self._last)):
+                self._last = offset
         return super().partitions(start, end)
-
-    def _remember(self, offset: dict[str, Any]) -> None:
-        if Offset.from_json(offset).follows(Offset.from_json(self._last)):
-            self._last = offset

@@ -1,8 +1,8 @@
 """Kafka at one pace as a Python Data Source, which plans the end of each partition by itself.
 
-Its columns are those of Spark's own source. This module needs PySpark 4.2 and the
-package confluent-kafka. Only the driver, Spark's driver-side Python process and the executors that
-read import it.
+Its columns are those of Spark's own source. This module needs PySpark 4.2 and the package
+confluent-kafka. Only the driver, Spark's driver-side Python process and the executors that read
+import it.
 """
 
 from __future__ import annotations
