@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive.late import LateRule
-from lowwater_spark.drive.plan import check_checkpoint, given_offsets, steps_for, steps_of
+from lowwater_spark.drive.plan import Steps, check_checkpoint, given_offsets, steps_for, steps_of
+from lowwater_spark.drive.watermark import Driving, WatermarkLost, _Driven
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import Source
 from lowwater_spark.sources.control import END, NOTHING_GIVEN, ClockValue, Control, ControlSource, Drive, Offset, later
@@ -153,6 +154,39 @@ def test_rule_3_a_control_that_is_passed_no_offset_goes_by_the_batch_of_an_older
     assert answer == known
     assert reader.partitions(unknown, answer) == [], "no control row takes the watermark back"
     assert reader.latestOffset() is unknown
+
+
+def driving_over(checkpoint: Path, *batches: tuple[int, int]) -> tuple[Driving, Control]:
+    """A run over committed batches: the control's offset in the plan of each, and Spark's watermark after it."""
+    for folder in ("offsets", "commits"):
+        (checkpoint / folder).mkdir(parents=True)
+    for batch, (offset, watermark) in enumerate(batches):
+        line = json.dumps(Offset(offset, {"a": 1}).to_json())
+        (checkpoint / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{line}\n")
+        (checkpoint / "commits" / str(batch)).write_text(f'v1\n{{"nextBatchWatermarkMs":{watermark}}}')
+    drive = Drive(str(checkpoint / "control"), ("a",), "t")
+    driving = Driving(checkpoint, Checked([], []), {0: drive})
+    control = Control(drive.directory)
+    control.reserve()
+    driving._driven[0] = _Driven(drive, Steps(), control, ClockValue(Offset(10, {"a": 1})))
+    return driving, control
+
+
+def test_rule_3_a_batch_that_an_older_run_commits_does_not_end_the_query(tmp_path: Path) -> None:
+    """Spark before 4.2 may log a lower offset once after it; its watermark stays, and the clock goes by the greatest offset."""
+    driving, control = driving_over(tmp_path, (10, 10), (11, 11), (10, 11))
+    driving._check_followed()
+    value = control.last_value()
+    assert value is not None
+    assert value.offset == Offset(11, {"a": 1})
+
+
+@pytest.mark.parametrize("watermark", [9, 12])
+def test_rule_3_a_watermark_that_no_offset_explains_ends_the_query(watermark: int, tmp_path: Path) -> None:
+    driving, control = driving_over(tmp_path, (10, 10), (11, 11), (10, watermark))
+    with pytest.raises(WatermarkLost, match="start from a new one, into a new output, with adopt=True"):
+        driving._check_followed()
+    assert control.last_value() is None, "no value is given out by such a log"
 
 
 def test_executors_of_an_earlier_release_load_the_control() -> None:
