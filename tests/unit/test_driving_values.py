@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +16,17 @@ from hypothesis import strategies as st
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive.late import LateRule
-from lowwater_spark.drive.plan import Steps, check_checkpoint, given_offsets, steps_for, steps_of
+from lowwater_spark.drive.plan import (
+    Steps,
+    check_checkpoint,
+    check_ending,
+    check_proven,
+    given_offsets,
+    steps_for,
+    steps_of,
+)
 from lowwater_spark.drive.watermark import Driving, WatermarkLost, _Driven
-from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import Source
 from lowwater_spark.sources.control import END, NOTHING_GIVEN, ClockValue, Control, ControlSource, Drive, Offset, later
 from lowwater_spark.sources.control_reader import ControlReader, RememberingReader
@@ -154,6 +164,58 @@ def test_rule_3_a_control_that_is_passed_no_offset_goes_by_the_batch_of_an_older
     assert answer == known
     assert reader.partitions(unknown, answer) == [], "no control row takes the watermark back"
     assert reader.latestOffset() is unknown
+
+
+def session(version: str) -> Any:
+    """A session, of which only the version is asked."""
+    return SimpleNamespace(version=version)
+
+
+HOURLY = Operator(KINDS["Aggregate"], ("t",), window_of((60 * MINUTE, 60 * MINUTE, 0)), driven=True)
+UNPROVEN: dict[str, tuple[list[Operator], dict[int, Drive]]] = {
+    "a join of two streams": ([Operator(KINDS["Join"], ("t", "u"), None, driven=True)], {0: Drive("", ("a",), "t")}),
+    "several driven frames": ([HOURLY], {0: Drive("", ("a",), "t"), 1: Drive("", ("b",), "t")}),
+    "late=": ([HOURLY], {0: Drive("", ("a",), "t", late="/late")}),
+    "by other keys than": ([Operator(KINDS["Aggregate"], ("t",), None, driven=True)], {0: Drive("", ("a",), "t")}),
+    "windows over windows": ([HOURLY, HOURLY], {0: Drive("", ("a",), "t")}),
+    "a stateful function": (
+        [Operator(KINDS["TransformWithStateInPySpark"], ("t",), None, driven=True)],
+        {0: Drive("", ("a",), "t")},
+    ),
+}
+"""What is refused before Spark 4.2: operators and drives, by a part of the message."""
+
+
+@pytest.mark.parametrize("what", UNPROVEN)
+def test_what_no_test_runs_on_an_older_spark_is_refused_there(what: str) -> None:
+    operators, drives = UNPROVEN[what]
+    check_proven(session("4.2.0"), Checked([], operators), drives)
+    for version in ("4.0.5", "4.1.1"):
+        with pytest.raises(Unsupported, match=what) as refused:
+            check_proven(session(version), Checked([], operators), drives)
+        assert version in str(refused.value)
+        assert "batch.stateful()" in refused.value.fix
+
+
+@pytest.mark.parametrize("operators", [[], [HOURLY]])
+def test_windows_of_one_frame_are_driven_on_an_older_spark(operators: list[Operator]) -> None:
+    check_proven(session("4.0.5"), Checked([], operators), {0: Drive("", ("a",), "t")})
+
+
+def test_no_fix_of_a_trigger_is_refused_itself() -> None:
+    """Spark 4.2 refuses `once` as well, so on an older Spark it is no way out to use 4.2."""
+    check_ending(session("4.1.1"), {"processingTime": "1 second"})
+    check_ending(session("4.2.0"), {"availableNow": True})
+    for trigger, version, fix in (
+        ({"once": True}, "4.1.1", "Leave the trigger out"),
+        ({"once": True}, "4.2.0", 'Use trigger={"availableNow": True}'),
+        ({"availableNow": True}, "4.1.1", "Leave the trigger out"),
+    ):
+        with pytest.raises(Unsupported) as refused:
+            check_ending(session(version), trigger)
+        assert refused.value.fix.startswith(fix)
+        assert ("lw.wait(" in refused.value.fix) == (version == "4.1.1")
+        assert "once" not in trigger or "4.2" not in refused.value.fix
 
 
 def driving_over(checkpoint: Path, *batches: tuple[int, int]) -> tuple[Driving, Control]:
