@@ -71,6 +71,14 @@ def test_it_works_on_its_floor(tmp_path: Path, steps: tuple[str, ...], shows: tu
     check(shown, *shows)
 
 
+@pytest.mark.long  # drive() refuses joins there, until this has run
+def test_a_driven_join_keeps_every_row_on_its_floor(tmp_path: Path) -> None:
+    python, expected = python_with(FLOOR, CLIENTS, *LOWEST), [f"pyspark=={FLOOR}", *LOWEST]
+    (tmp_path / "authority").mkdir()
+    with serving(tmp_path / "authority") as authority:
+        check(smoke(python, tmp_path, authority.address, expected, ["one_sided"]), "one-sided:")
+
+
 @pytest.mark.long  # every test of Spark runs on 4.2, which has the same data sources as the newest
 @pytest.mark.parametrize(
     ("steps", "shows"), [(("attach", "driven"), ("attach:", "drive: Spark's windows follow")), (TRACKS, TRACKS_SHOW)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -62,6 +63,11 @@ class Driven(Queries):
         self.inputs: Sequence[str] = ()
         self.fails_in: int | None = None
         """A batch in which the function fails, once, after the batch was planned."""
+        self.going = threading.Event()
+        """Set unless the function shall wait: its batch is then planned, and not committed."""
+        self.going.set()
+        self.held = False
+        """True while the function waits."""
 
     def feed(self, name: str = "in") -> Feed:
         return self.feeds.setdefault(name, Feed(self.folder / name))
@@ -109,7 +115,14 @@ class Driven(Queries):
         self.queries.append(query)
         return query
 
+    def stop(self) -> None:
+        self.going.set()
+        super().stop()
+
     def write(self, rows: DataFrame, batch: lws.Batch) -> None:
+        self.held = not self.going.is_set()
+        assert self.going.wait(100)
+        self.held = False
         written = [tuple(map(aware, row)) for row in rows.collect()]
         if self.hours:
             with lowwater.connect(self.address) as lw:
@@ -120,6 +133,13 @@ class Driven(Queries):
             msg = "told to fail"
             raise RuntimeError(msg)
         self.out += [(batch.id, row) for row in written]
+
+    @property
+    def readers(self) -> set[str]:
+        """The readers that the controls in the plans of the test's frames have: "passes", "remembers", or both."""
+        plans = [frame._jdf.queryExecution().analyzed() for frame in self.frames]
+        controls = [node for plan in plans for node in nodes(plan) if is_control(node)]
+        return {"remembers" if str(leaf.extraOptions().get(REMEMBERS)) == "true" else "passes" for leaf in controls}
 
     @property
     def rows(self) -> list[Row]:
@@ -175,18 +195,12 @@ def driven(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[
     driven_.stop()
 
 
-def controls_of(frame: DataFrame) -> list[Any]:
-    """The controls in a frame's plan, as py4j gives them."""
-    return [node for node in nodes(frame._jdf.queryExecution().analyzed()) if is_control(node)]
-
-
 @pytest.fixture(params=["passes", "remembers"])
 def carrier(request: pytest.FixtureRequest, driven: Driven, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Both readers of the control. Spark 4.2 can use each of them, and the plans say which one it has used."""
     monkeypatch.setattr(frame_module, "passes_offset", lambda _: request.param == "passes")
     yield
-    remembers = [str(leaf.extraOptions().get(REMEMBERS)) for frame in driven.frames for leaf in controls_of(frame)]
-    assert set(remembers) == {str(request.param == "remembers").lower()}
+    assert driven.readers == {request.param}
 
 
 __all__ = ["HOUR", "Driven", "Row", "at", "carrier", "counts", "driven", "millis", "record", "say"]
