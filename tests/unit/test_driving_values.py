@@ -172,11 +172,13 @@ def session(version: str) -> Any:
 
 
 HOURLY = Operator(KINDS["Aggregate"], ("t",), window_of((60 * MINUTE, 60 * MINUTE, 0)), driven=True)
+SLIDING = Operator(KINDS["Aggregate"], ("t",), window_of((60 * MINUTE, 10 * MINUTE, 0)), driven=True)
 UNPROVEN: dict[str, tuple[list[Operator], dict[int, Drive]]] = {
     "a join of two streams": ([Operator(KINDS["Join"], ("t", "u"), None, driven=True)], {0: Drive("", ("a",), "t")}),
     "several driven frames": ([HOURLY], {0: Drive("", ("a",), "t"), 1: Drive("", ("b",), "t")}),
     "late=": ([HOURLY], {0: Drive("", ("a",), "t", late="/late")}),
     "by other keys than": ([Operator(KINDS["Aggregate"], ("t",), None, driven=True)], {0: Drive("", ("a",), "t")}),
+    "windows that overlap": ([SLIDING], {0: Drive("", ("a",), "t")}),
     "windows over windows": ([HOURLY, HOURLY], {0: Drive("", ("a",), "t")}),
     "a stateful function": (
         [Operator(KINDS["TransformWithStateInPySpark"], ("t",), None, driven=True)],

@@ -102,11 +102,13 @@ def check_proven(spark: SparkSession, checked: Checked, drives: Mapping[int, Dri
         what = f"with a {others[0].kind}" + ("" if others[0].kind != _AGGREGATION else " by other keys than window()")
     elif len(checked.operators) > 1:
         what = "with windows over windows"
+    elif any(operator.window.slide != operator.window.length for operator in checked.operators if operator.window):
+        what = "with windows that overlap"
     else:
         return
     raise Unsupported(
         f"A driven query {what} on Spark {spark.version}",
-        "before 4.2 the tests run one groupBy(window(...)) over one driven frame, and a Spark that plans this query in another way could drop rows without a trace",
+        "before 4.2 the tests run one groupBy(window(...)) over one driven frame, with windows that do not overlap, and a Spark that plans this query in another way could drop rows without a trace",
         "Use Spark 4.2 or newer, or keep the rows yourself on this Spark: batch.stateful() in stage.foreach_batch(), without lws.drive().",
     )
 
