@@ -292,14 +292,14 @@ class Smoke:
         tell(f"one-sided: {len(expected)} rows of a full join, as in the batch answer")
 
     def behind(self) -> None:
-        """A clock that is behind Spark's log moves nothing back: Spark tells the control where the query goes on."""
+        """A clock that is behind Spark's log moves nothing back: the control knows the query's last offset."""
         feed, rows = self.feed("behind.in")
         frame = lws.drive(rows, inputs=["source"], event_time="t")
         checkpoint = self.folder / "behind.ck"
         [source] = check_plan(self.spark, frame).controls.values()
         control = Control(source.directory)
         control.reserve()
-        given = []
+        logged = []
         for hour in (10, 9, 11):
             control.write_value(ClockValue(Offset(hour * 3_600_000)))
             feed.put(("a", at(hour)))
@@ -309,9 +309,9 @@ class Smoke:
             query.stop()
             plan = CheckpointLog(checkpoint).newest()
             assert plan is not None
-            given.append(Offset.of_line(plan.lines[0]).watermark // 3_600_000)
+            logged.append(Offset.of_line(plan.lines[0]).watermark // 3_600_000)
         control.close()
-        assert given == [10, 10, 11], given
+        assert logged == [10, 10, 11], logged
         tell("behind: what Spark has logged is never taken back")
 
     def driven(self) -> None:

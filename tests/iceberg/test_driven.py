@@ -62,7 +62,7 @@ class OverTable:
         self.control = Control(source.directory)
         return self.driven.start(self.driven.hourly(frame), stamp=HOUR)
 
-    def given(self) -> int:
+    def clock_value(self) -> int:
         """The watermark that the clock gives out, milliseconds."""
         value = self.control.last_value()
         assert value is not None, "the clock gives out no value"
@@ -83,7 +83,7 @@ class OverTable:
         """Assert that the clock gives out nothing higher, for some looks of it."""
         deadline = time.monotonic() + LOOKS
         while time.monotonic() < deadline:
-            assert self.given() == watermark
+            assert self.clock_value() == watermark
             time.sleep(0.05)
 
 
@@ -95,7 +95,7 @@ def over(table: TableFlow, driven: Driven, upstream: Upstream) -> OverTable:
     over_.start()
     say(upstream, at(10))
     driven.await_watermark(at(10))
-    assert over_.given() == millis(at(10))
+    assert over_.clock_value() == millis(at(10))
     driven.going.clear()
     last = table.put(("d", 10))
     say(upstream, at(11))

@@ -195,7 +195,8 @@ def driven(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[
     driven_.stop()
 
 
-@pytest.fixture(params=["passes", "remembers"])
+# The reader that remembers is the one of Spark before 4.2, where tests/floors and tests/iceberg run it.
+@pytest.fixture(params=["passes", pytest.param("remembers", marks=pytest.mark.long)])
 def carrier(request: pytest.FixtureRequest, driven: Driven, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Both readers of the control. Spark 4.2 can use each of them, and the plans say which one it has used."""
     monkeypatch.setattr(frame_module, "passes_offset", lambda _: request.param == "passes")

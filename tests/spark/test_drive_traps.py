@@ -85,7 +85,7 @@ def test_rule_8_a_clock_that_is_behind_moves_nothing_back(driven: Driven) -> Non
     control, log = Control(source.directory), CheckpointLog(driven.folder / "ck")
     control.reserve()
     writer = driven.hourly(frame).writeStream.format("noop").option("checkpointLocation", str(driven.folder / "ck"))
-    given = []
+    logged = []
     for minute, hour in enumerate((10, 9, 11)):
         control.write_value(ClockValue(Offset(millis(at(hour)))))
         driven.feed().put([record("a", at(12, minute))])
@@ -94,9 +94,9 @@ def test_rule_8_a_clock_that_is_behind_moves_nothing_back(driven: Driven) -> Non
         query.stop()
         plan = log.newest()
         assert plan is not None
-        given.append((Offset.of_line(plan.lines[0]).watermark, log_offset(plan.lines[1])))
+        logged.append((Offset.of_line(plan.lines[0]).watermark, log_offset(plan.lines[1])))
     control.close()
-    assert given == [(millis(at(10)), 0), (millis(at(10)), 1), (millis(at(11)), 2)]
+    assert logged == [(millis(at(10)), 0), (millis(at(10)), 1), (millis(at(11)), 2)]
 
 
 @pytest.mark.long  # Spark waits 10 seconds for the process that is late

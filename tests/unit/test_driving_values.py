@@ -136,7 +136,7 @@ def test_rule_3_a_clock_that_is_behind_moves_nothing() -> None:
 
 
 def test_rule_3_a_control_that_is_passed_no_offset_remembers_it(tmp_path: Path) -> None:
-    """Before Spark 4.2 the control learns from a range where its query goes on, and then goes by its own answers."""
+    """Before Spark 4.2 the control learns the query's last offset from a range, and then goes by its own answers."""
     control, reader = Control(tmp_path), RememberingReader(str(tmp_path))
     control.reserve()
     with pytest.raises(RuntimeError, match="nobody drives this query"):
@@ -164,6 +164,23 @@ def test_rule_3_a_control_that_is_passed_no_offset_goes_by_the_batch_of_an_older
     assert answer == known
     assert reader.partitions(unknown, answer) == [], "no control row takes the watermark back"
     assert reader.latestOffset() is unknown
+
+
+def test_rule_8_a_checkpoint_may_change_between_old_and_new_spark(tmp_path: Path) -> None:
+    """Each reader of the control goes on from the offset that the other one has logged."""
+    control, passed, remembers = Control(tmp_path), ControlReader(str(tmp_path)), RememberingReader(str(tmp_path))
+    control.reserve()
+    control.write_value(ClockValue(Offset(10, {"a": 1})))
+    logged = remembers.latestOffset()
+    assert json.loads(json.dumps(logged)) == passed.latestOffset(logged, None)
+    control.write_value(ClockValue(Offset(9, {"a": 1})))
+    assert passed.latestOffset(logged, None) is logged, "a clock that is behind"
+    control.write_value(ClockValue(Offset(11, {"a": 1})))
+    logged = passed.latestOffset(logged, None)
+    control.write_value(ClockValue(Offset(10, {"a": 1})))
+    again = RememberingReader(str(tmp_path))
+    assert again.partitions(logged, logged) == []
+    assert again.latestOffset() is logged
 
 
 def session(version: str) -> Any:
