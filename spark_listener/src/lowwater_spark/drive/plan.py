@@ -57,7 +57,6 @@ def check_driven(
     """
     _check_settings(spark, drives)
     _check_inputs(drives, inputs)
-    check_proven(spark, checked, drives)
     if any(not watermark.driven for watermark in checked.watermarks) or len(checked.watermarks) != len(drives):
         raise Unsupported(
             "withWatermark beside lws.drive()",
@@ -71,6 +70,8 @@ def check_driven(
             "rows that it holds back would be late when they come out",
             "Call lws.drive() first and put the operator on the frame that comes back.",
         )
+    _check_covered(frame._jdf.queryExecution().analyzed(), len(drives))
+    check_proven(spark, checked, drives)
     duplicates = any(operator.kind == _WITHIN for operator in checked.operators)
     if duplicates and any(drive.within is None for drive in drives.values()):
         raise Unsupported(
@@ -78,7 +79,6 @@ def check_driven(
             "Spark forgets a key when the watermark is that far beyond its first row, and nothing says how far apart duplicates may be",
             "Pass within, of event time; timedelta(0) where duplicates are copies, with one event time.",
         )
-    _check_covered(frame._jdf.queryExecution().analyzed(), len(drives))
     _check_optimised(spark, frame, len(drives))
 
 
@@ -93,23 +93,28 @@ def check_proven(spark: SparkSession, checked: Checked, drives: Mapping[int, Dri
     """
     if passes_offset(spark):
         return
-    others = [operator for operator in checked.operators if operator.kind != _AGGREGATION or operator.window is None]
+    fix = "Use Spark 4.2 or newer, or keep the rows yourself on this Spark: batch.stateful() in stage.foreach_batch(), without lws.drive()."
+    others = [operator.kind for operator in checked.operators if operator.kind != _AGGREGATION]
     if len(drives) > 1:
         what = "of several driven frames"
-    elif any(drive.late is not None for drive in drives.values()):
-        what = "with late=..."
     elif others:
-        what = f"with a {others[0].kind}" + ("" if others[0].kind != _AGGREGATION else " by other keys than window()")
+        what = f"with a {others[0]}"
+    elif any(operator.window is None for operator in checked.operators):
+        what = "with an aggregation that is not by window()"
     elif len(checked.operators) > 1:
         what = "with windows over windows"
     elif any(operator.window.slide != operator.window.length for operator in checked.operators if operator.window):
         what = "with windows that overlap"
+    elif any(drive.late is not None for drive in drives.values()):
+        what = "with late=..."
+        if not any(drive.guesses for drive in drives.values()):
+            fix = "Leave late out: stage_status().dropped_rows then counts the rows that break a promise. Or use Spark 4.2 or newer."
     else:
         return
     raise Unsupported(
         f"A driven query {what} on Spark {spark.version}",
         "before 4.2 the tests run one groupBy(window(...)) over one driven frame, with windows that do not overlap, and a Spark that plans this query in another way could drop rows without a trace",
-        "Use Spark 4.2 or newer, or keep the rows yourself on this Spark: batch.stateful() in stage.foreach_batch(), without lws.drive().",
+        fix,
     )
 
 
