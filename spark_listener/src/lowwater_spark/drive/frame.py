@@ -16,6 +16,9 @@ data, which has no watermark of its own. The reasons for its form (probed on PyS
   one side, and what Spark infers from a literal would remove the rows of the other side.
 * Rows at or before 1970 fail the query: Spark's watermark begins there, and would drop them.
 * Rows of the year 75,042 or later fail it too: no watermark would ever close their windows.
+
+Spark before 4.2 has another optimiser, so there only the plans that tests run are admitted
+(:func:`~lowwater_spark.drive.plan.check_proven`).
 """
 
 from __future__ import annotations
