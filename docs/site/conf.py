@@ -14,8 +14,11 @@ ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = {
     "Start": ["docs/README", *(f"docs/start/{name}" for name in ("tutorial", "fit", "examples")), "examples/README"],
     "Concepts": [
-        *(f"docs/concepts/{name}" for name in ("glossary", "guarantees", "design", "spark", "stages", "computations")),
-        *(f"docs/concepts/{name}" for name in ("exactly-once", "lateness-budget", "simulation", "reading-the-code")),
+        *(f"docs/concepts/{name}" for name in ("glossary", "guarantees", "design", "spark", "carrier", "stages")),
+        *(
+            f"docs/concepts/{name}"
+            for name in ("computations", "exactly-once", "lateness-budget", "simulation", "reading-the-code")
+        ),
     ],
     "Reference": [
         *(f"docs/reference/{name}" for name in ("client", "cli", "sources", "outputs", "spark")),

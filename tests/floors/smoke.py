@@ -19,7 +19,10 @@ from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
+from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import Unsupported
+from lowwater_spark.sources.control import ClockValue, Control, Offset
+from lowwater_spark.track.plan.checked import check_plan
 
 HOUR = timedelta(hours=1)
 SCHEMA = "key string, t timestamp"
@@ -202,16 +205,114 @@ class Smoke:
         tell("start: a plain query with windows of Spark's own reports no more than it has let go of")
 
     def refused(self) -> None:
-        """Before 4.2 a driven query is refused when its frame is declared, with the reason and the way out."""
-        _, rows = self.feed("driven.in")
-        refusal = ""
-        try:
-            lws.drive(rows, inputs=["source"], event_time="t")
-        except Unsupported as unsupported:
-            refusal = str(unsupported)
-        assert "SPARK-55304" in refusal, refusal or "nothing is refused"
-        assert "Use Spark 4.2 or newer" in refusal, refusal
-        tell(f"drive: refused: {refusal}")
+        """Before 4.2 a driven query that ends by itself, and a plan that no test runs, are refused with the reason and the way out."""
+        _, rows = self.feed("ending.in")
+        hourly = lws.drive(rows, inputs=["source"], event_time="t").groupBy(sf.window("t", "1 hour"), "key").count()
+        frame = hourly.select("key", sf.col("window.start").alias("t"), "count")
+        checkpoint, out = self.folder / "ending.ck", self.folder / "ending"
+        _, others = self.feed("others.in")
+        other = lws.drive(others, inputs=["source"], event_time="t").selectExpr("key AS other", "t AS u")
+        joined = lws.drive(rows, inputs=["source"], event_time="t").join(other, sf.expr("key = other AND t = u"))
+        hours = self.stage("ending", stamp=HOUR)
+        cases: list[tuple[lws.Stage, DataFrame, dict[str, bool] | None, str, str]] = [
+            (hours, frame, {"availableNow": True}, "asks a Python data source only once", "lw.wait("),
+            (hours, frame, {"once": True}, "runs a single batch", "lw.wait("),
+            (self.stage("ending", retention=HOUR), joined, None, "of several driven frames", "batch.stateful()"),
+        ]
+        for stage, rows_out, trigger, why, fix in cases:
+            refusal = ""
+            try:
+                stage.start(rows_out, format="json", checkpoint=checkpoint, path=out, trigger=trigger)
+            except Unsupported as unsupported:
+                refusal = str(unsupported)
+            assert why in refusal, refusal or "nothing is refused"
+            assert fix in refusal, refusal
+            assert not checkpoint.exists()
+            assert "ending" not in self.lw.get(), "a stage that is refused is not registered"
+            tell(f"drive: refused: {refusal}")
+
+    def one_sided(self) -> None:
+        """Batches with rows of one side, with control rows alone, and with nothing: a join of driven frames loses and adds no row in them."""
+        (left_feed, lefts), (right_feed, rights) = self.feed("left.in"), self.feed("right.in")
+        frames = [lws.drive(rows, inputs=["source"], event_time="t") for rows in (lefts, rights)]
+        controls = []
+        for frame in frames:
+            [source] = check_plan(self.spark, frame).controls.values()
+            controls.append(Control(source.directory))
+            controls[-1].reserve()
+
+        def join(left: DataFrame, right: DataFrame) -> DataFrame:
+            other = right.selectExpr("key AS other", "t AS u")
+            near = sf.expr("key = other AND u >= t AND u <= t + INTERVAL 1 HOUR")
+            return left.join(other, near, "fullOuter").select("key", "t", "other", "u")
+
+        steps: list[tuple[list[tuple[str, dt.datetime]], list[tuple[str, dt.datetime]], dt.datetime | None]] = [
+            ([("a", at(9)), ("alone", at(9, 5)), ("same", at(9, 10))], [], None),
+            ([], [("a", at(9, 30)), ("same", at(9, 10))], None),
+            ([], [("b", at(9, 40)), ("single", at(9, 50))], at(8)),
+            ([("b", at(9, 20)), ("a", at(9, 25))], [], None),
+            ([], [], at(9)),
+            ([("c", at(10, 20))], [], at(9, 15)),
+            ([], [("c", at(10, 20)), ("a", at(9, 59))], None),
+            ([("d", at(11))], [("d", at(11, 10))], None),
+            ([], [], at(23)),
+        ]
+        run, out = 0, list[Any]()
+
+        def take() -> None:
+            nonlocal run
+            left, right, watermark = steps.pop(0)
+            if left:
+                left_feed.put(*left)
+            if right:
+                right_feed.put(*right)
+            if watermark is not None or run == 0:
+                run += 1
+                moment = 0 if watermark is None else int(watermark.timestamp() * 1_000)
+                for control in controls:
+                    control.write_value(ClockValue(Offset(moment, {}, run)))
+
+        def write(rows: DataFrame, _: int) -> None:
+            out.extend(tuple(row) for row in rows.collect())
+            if steps:
+                take()
+
+        take()
+        driven = join(frames[0], frames[1]).writeStream.option("checkpointLocation", str(self.folder / "join.ck"))
+        query = driven.foreachBatch(write).start()
+        query.processAllAvailable()
+        query.stop()
+        for control in controls:
+            control.close()
+        assert not steps, f"the query stands still before {steps[0]}"
+        read = self.spark.read.schema(SCHEMA)
+        answer = join(read.json(str(left_feed.folder)), read.json(str(right_feed.folder)))
+        expected = sorted(repr(tuple(row)) for row in answer.collect())
+        assert sorted(map(repr, out)) == expected, (sorted(map(repr, out)), expected)
+        tell(f"one-sided: {len(expected)} rows of a full join, as in the batch answer")
+
+    def behind(self) -> None:
+        """A clock that is behind Spark's log moves nothing back: the control knows the query's last offset."""
+        feed, rows = self.feed("behind.in")
+        frame = lws.drive(rows, inputs=["source"], event_time="t")
+        checkpoint = self.folder / "behind.ck"
+        [source] = check_plan(self.spark, frame).controls.values()
+        control = Control(source.directory)
+        control.reserve()
+        logged = []
+        for hour in (10, 9, 11):
+            control.write_value(ClockValue(Offset(hour * 3_600_000)))
+            feed.put(("a", at(hour)))
+            hourly = frame.groupBy(sf.window("t", "1 hour")).count()
+            query = hourly.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
+            query.processAllAvailable()
+            query.stop()
+            plan = CheckpointLog(checkpoint).newest()
+            assert plan is not None
+            logged.append(Offset.of_line(plan.lines[0]).watermark // 3_600_000)
+        control.close()
+        assert logged == [10, 10, 11], logged
+        tell("behind: what Spark has logged is never taken back")
 
     def driven(self) -> None:
         """Spark's own windows follow the input: exactly, over a restart, without rows, and to the end."""

@@ -13,7 +13,7 @@ import lowwater_spark as lws
 from lowwater_spark.errors import Unsupported
 from tests.compatibility.environments import clean_environ
 from tests.floors.environments import CLIENTS
-from tests.floors.test_floor import LOWEST, TRACKED, python_with
+from tests.floors.test_floor import FLOOR, LOWEST, python_with
 from tests.kit.eventually import eventually
 from tests.kit.program import run_program
 from tests.kit.times import mark
@@ -23,7 +23,7 @@ from tests.spark.support import Feed, Upstream, low, row
 OLDEST = "3.5.7"
 """A patch of the oldest line whose checkpoints are read. Nothing else of lowwater runs on it."""
 
-WITH: dict[str, tuple[Any, ...]] = {OLDEST: ((),), TRACKED: (CLIENTS, *LOWEST)}
+WITH: dict[str, tuple[Any, ...]] = {OLDEST: ((),), FLOOR: (CLIENTS, *LOWEST)}
 """The packages of each environment besides PySpark. The environments that `test_floor.py` makes are used again."""
 
 JOB = Path(__file__).with_name("job.py")
@@ -92,7 +92,7 @@ def test_what_spark_holds_is_found(tmp_path: Path, lw: lowwater.Client, follow: 
     feed, upstream = Feed(tmp_path / "in"), Upstream(lw)
     upstream.at(12)
     feed.put([row("a", 9, 10), row("a", 11)])
-    run(TRACKED, tmp_path, "windows")
+    run(FLOOR, tmp_path, "windows")
     with pytest.raises(Unsupported, match=r"stateStoreSave.*how far below its watermark"):
         follow()
     follow(retention="1h", stamp="1h", output_mode="append")

@@ -1,4 +1,4 @@
-"""The other versions of PySpark: the oldest that attach and tracked stages are made for, and the newest."""
+"""The other versions of PySpark: the oldest that lowwater is made for, and the newest."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.kit.program import run_program
 from tests.process.serving import serving
 
 SMOKE = Path(__file__).with_name("smoke.py")
-TRACKED = "4.0.5"
-"""The newest patch of the oldest PySpark for attach and tracked stages."""
+FLOOR = "4.0.5"
+"""The newest patch of the oldest PySpark."""
 BETWEEN = "4.1.1"
 """The newest patch of the line after it, which is the newest line with a connector for Iceberg."""
 NEWEST = "4.3.0"
@@ -52,6 +52,8 @@ def smoke(python: str, folder: Path, address: str, expected: list[str], steps: l
 
 TRACKS = ("attach", "counted", "windows", "plain")
 TRACKS_SHOW = ("attach:", "foreach_batch:", "stateful:", "start:")
+DRIVES = ("driven", "behind", "refused")
+DRIVES_SHOW = ("drive: Spark's windows follow", "behind:", "drive: refused")
 
 
 def check(shown: list[str], *whats: str) -> None:
@@ -59,12 +61,22 @@ def check(shown: list[str], *whats: str) -> None:
         assert any(line.startswith(what) for line in shown), f"{what} was not shown"
 
 
-def test_attach_and_tracked_stages_work_on_their_floor(tmp_path: Path) -> None:
-    python, expected = python_with(TRACKED, CLIENTS, *LOWEST), [f"pyspark=={TRACKED}", *LOWEST]
+@pytest.mark.parametrize(("steps", "shows"), [(TRACKS, TRACKS_SHOW), (DRIVES, DRIVES_SHOW)])
+def test_it_works_on_its_floor(tmp_path: Path, steps: tuple[str, ...], shows: tuple[str, ...]) -> None:
+    """What is driven has a source of its own time, so it runs by itself."""
+    python, expected = python_with(FLOOR, CLIENTS, *LOWEST), [f"pyspark=={FLOOR}", *LOWEST]
     (tmp_path / "authority").mkdir()
     with serving(tmp_path / "authority") as authority:
-        shown = smoke(python, tmp_path, authority.address, expected, [*TRACKS, "refused"])
-    check(shown, *TRACKS_SHOW, "drive: refused")
+        shown = smoke(python, tmp_path, authority.address, expected, [*steps])
+    check(shown, *shows)
+
+
+@pytest.mark.long  # drive() refuses joins there, until this has run
+def test_a_driven_join_keeps_every_row_on_its_floor(tmp_path: Path) -> None:
+    python, expected = python_with(FLOOR, CLIENTS, *LOWEST), [f"pyspark=={FLOOR}", *LOWEST]
+    (tmp_path / "authority").mkdir()
+    with serving(tmp_path / "authority") as authority:
+        check(smoke(python, tmp_path, authority.address, expected, ["one_sided"]), "one-sided:")
 
 
 @pytest.mark.long  # every test of Spark runs on 4.2, which has the same data sources as the newest

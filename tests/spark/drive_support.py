@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +16,10 @@ from pyspark.sql import functions as sf
 import lowwater
 import lowwater_spark as lws
 from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.drive import frame as frame_module
+from lowwater_spark.sources.control import REMEMBERS, is_control
 from lowwater_spark.sources.files.source_log import log_offset
+from lowwater_spark.track.plan.operators import nodes
 from tests.kit.times import at
 from tests.process.serving import Serving
 from tests.spark.queries import Queries
@@ -51,12 +55,19 @@ class Driven(Queries):
     def __init__(self, spark: SparkSession, address: str, folder: Path) -> None:
         super().__init__(spark, address, folder)
         self.feeds: dict[str, Feed] = {}
+        self.frames: list[DataFrame] = []
+        """Driven frames of the test, in the order in which they were declared."""
         self.out: list[tuple[int, Row]] = []
         self.hours = False
         """True when rows that come out are hours, stamped by their start, that must not come before they are complete."""
         self.inputs: Sequence[str] = ()
         self.fails_in: int | None = None
         """A batch in which the function fails, once, after the batch was planned."""
+        self.going = threading.Event()
+        """Set unless the function shall wait: its batch is then planned, and not committed."""
+        self.going.set()
+        self.held = False
+        """True while the function waits."""
 
     def feed(self, name: str = "in") -> Feed:
         return self.feeds.setdefault(name, Feed(self.folder / name))
@@ -68,7 +79,9 @@ class Driven(Queries):
     def drive(
         self, frame: DataFrame | None = None, *, inputs: Sequence[str] = ("source",), **options: Any
     ) -> DataFrame:
-        return lws.drive(self.read() if frame is None else frame, inputs=inputs, event_time="t", **options)
+        driven_ = lws.drive(self.read() if frame is None else frame, inputs=inputs, event_time="t", **options)
+        self.frames.append(driven_)
+        return driven_
 
     def hourly(self, frame: DataFrame, *keys: str) -> DataFrame:
         self.hours = True
@@ -102,7 +115,14 @@ class Driven(Queries):
         self.queries.append(query)
         return query
 
+    def stop(self) -> None:
+        self.going.set()
+        super().stop()
+
     def write(self, rows: DataFrame, batch: lws.Batch) -> None:
+        self.held = not self.going.is_set()
+        assert self.going.wait(100)
+        self.held = False
         written = [tuple(map(aware, row)) for row in rows.collect()]
         if self.hours:
             with lowwater.connect(self.address) as lw:
@@ -113,6 +133,13 @@ class Driven(Queries):
             msg = "told to fail"
             raise RuntimeError(msg)
         self.out += [(batch.id, row) for row in written]
+
+    @property
+    def readers(self) -> set[str]:
+        """The readers that the controls in the plans of the test's frames have: "passes", "remembers", or both."""
+        plans = [frame._jdf.queryExecution().analyzed() for frame in self.frames]
+        controls = [node for plan in plans for node in nodes(plan) if is_control(node)]
+        return {"remembers" if str(leaf.extraOptions().get(REMEMBERS)) == "true" else "passes" for leaf in controls}
 
     @property
     def rows(self) -> list[Row]:
@@ -168,4 +195,13 @@ def driven(spark: SparkSession, authority: Serving, tmp_path: Path) -> Iterator[
     driven_.stop()
 
 
-__all__ = ["HOUR", "Driven", "Row", "at", "counts", "driven", "millis", "record", "say"]
+# The reader that remembers is the one of Spark before 4.2, where tests/floors and tests/iceberg run it.
+@pytest.fixture(params=["passes", pytest.param("remembers", marks=pytest.mark.long)])
+def carrier(request: pytest.FixtureRequest, driven: Driven, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Both readers of the control. Spark 4.2 can use each of them, and the plans say which one it has used."""
+    monkeypatch.setattr(frame_module, "passes_offset", lambda _: request.param == "passes")
+    yield
+    assert driven.readers == {request.param}
+
+
+__all__ = ["HOUR", "Driven", "Row", "at", "carrier", "counts", "driven", "millis", "record", "say"]

@@ -14,13 +14,15 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive import frame as frame_module
 from lowwater_spark.drive.watermark import Driving
 from lowwater_spark.errors import Unsupported
+from lowwater_spark.sources.control import ClockValue, Control, Offset
 from lowwater_spark.sources.control_reader import ControlDataSource
+from lowwater_spark.sources.files.source_log import log_offset
 from lowwater_spark.track.plan.checked import check_plan
 from tests.kit.times import at
-from tests.spark.drive_support import HOUR, Driven, counts, driven, millis, record, say
+from tests.spark.drive_support import HOUR, Driven, carrier, counts, driven, millis, record, say
 from tests.spark.support import Upstream
 
-__all__ = ["driven"]
+__all__ = ["carrier", "driven"]
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -46,6 +48,7 @@ def test_a_query_closes_windows_at_its_end(driven: Driven, upstream: Upstream, m
     assert driven.rows == counts(rows, at(10))
 
 
+@pytest.mark.usefixtures("carrier")
 def test_rule_8_a_restart_goes_on_from_the_last_value(driven: Driven, upstream: Upstream) -> None:
     rows = [record("a", at(9, 30)), record("a", at(9, 45)), record("b", at(10, 15)), record("b", at(10, 45))]
     driven.feed().put(rows[:1])
@@ -75,6 +78,28 @@ def test_rule_8_a_restart_goes_on_from_the_last_value(driven: Driven, upstream: 
     assert driven.rows == counts(rows)
 
 
+@pytest.mark.usefixtures("carrier")
+def test_rule_8_a_clock_that_is_behind_moves_nothing_back(driven: Driven) -> None:
+    """An older run may plan a batch after a new run has read the log, and before Spark reads it: Spark then goes on from a later offset than the clock's."""
+    frame = driven.drive()
+    [source] = check_plan(driven.spark, frame).controls.values()
+    control, log = Control(source.directory), CheckpointLog(driven.folder / "ck")
+    control.reserve()
+    writer = driven.hourly(frame).writeStream.format("noop").option("checkpointLocation", str(driven.folder / "ck"))
+    logged = []
+    for minute, hour in enumerate((10, 9, 11)):
+        control.write_value(ClockValue(Offset(millis(at(hour)))))
+        driven.feed().put([record("a", at(12, minute))])
+        query = writer.start()
+        query.processAllAvailable()
+        query.stop()
+        plan = log.newest()
+        assert plan is not None
+        logged.append((Offset.of_line(plan.lines[0]).watermark, log_offset(plan.lines[1])))
+    control.close()
+    assert logged == [(millis(at(10)), 0), (millis(at(10)), 1), (millis(at(11)), 2)]
+
+
 @pytest.mark.long  # Spark waits 10 seconds for the process that is late
 def test_a_machine_that_was_too_busy_is_tried_again(
     driven: Driven, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -98,6 +123,7 @@ def test_a_machine_that_was_too_busy_is_tried_again(
     assert not driven.spark.streams.awaitAnyTermination(cast("int", 0.001)), "the first start does not end the program"
 
 
+@pytest.mark.usefixtures("carrier")
 def test_several_controls_say_everything_again_after_a_restart(driven: Driven, lw: lowwater.Client) -> None:
     """One input is finished before the restart. Spark does not remember that, and would wait for the input for ever."""
     left, right = Upstream(lw, "left"), Upstream(lw, "right")

@@ -15,10 +15,10 @@ import lowwater
 from lowwater_spark.drive.frame import control_time
 from lowwater_spark.sources.control import END
 from tests.kit.times import at
-from tests.spark.drive_support import HOUR, Driven, counts, driven, millis, record, say
+from tests.spark.drive_support import HOUR, Driven, carrier, counts, driven, millis, record, say
 from tests.spark.support import Upstream, low
 
-__all__ = ["driven"]
+__all__ = ["carrier", "driven"]
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -29,6 +29,7 @@ OPEN_END = record("open", datetime(9999, 12, 31, tzinfo=UTC))
 """The time by which many a table says that something has no end."""
 
 
+@pytest.mark.usefixtures("carrier")
 def test_windows_close_to_the_millisecond_and_whole(driven: Driven, lw: lowwater.Client, upstream: Upstream) -> None:
     """Never reported: nothing closes. A millisecond short: nothing. The row exactly at W is in. Idle: W alone closes. MAX: everything, also an open end."""
     rows = [record("a", at(9, 5)), record("a", at(9, 59)), record("b", at(9, 30)), record("b", at(13)), OPEN_END]
@@ -131,6 +132,7 @@ def test_timers_ring_at_the_millisecond(driven: Driven, upstream: Upstream) -> N
         driven.spark.conf.unset(PROVIDER)
 
 
+@pytest.mark.usefixtures("carrier")
 def test_a_join_of_two_streams_waits_for_the_slower_one(driven: Driven, lw: lowwater.Client) -> None:
     """A match comes whenever its other side does; a row without one comes when both sides are beyond its hour."""
     left, right = Upstream(lw, "left"), Upstream(lw, "right")

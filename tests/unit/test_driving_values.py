@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +16,20 @@ from hypothesis import strategies as st
 from lowwater.watermark import MAX, MIN
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.drive.late import LateRule
-from lowwater_spark.drive.plan import check_checkpoint, given_offsets, steps_for, steps_of
-from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.drive.plan import (
+    Steps,
+    check_checkpoint,
+    check_ending,
+    check_proven,
+    given_offsets,
+    steps_for,
+    steps_of,
+)
+from lowwater_spark.drive.watermark import Driving, WatermarkLost, _Driven
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import Source
-from lowwater_spark.sources.control import END, NOTHING_GIVEN, ClockValue, Control, ControlSource, Drive, Offset
+from lowwater_spark.sources.control import END, NOTHING_GIVEN, ClockValue, Control, ControlSource, Drive, Offset, later
+from lowwater_spark.sources.control_reader import ControlReader, RememberingReader
 from lowwater_spark.sources.files.source import FileSource
 from lowwater_spark.track.plan.bounds import Window
 from lowwater_spark.track.plan.checked import Checked
@@ -116,11 +128,156 @@ def test_rule_8_an_offset_survives_sparks_log() -> None:
 
 def test_rule_3_a_clock_that_is_behind_moves_nothing() -> None:
     """After a restart Spark's log has the last value, and what the clock says first may be less."""
-    start = Offset(20_000, {"a": 1}, 1)
+    start = Offset(20_000, {"a": 1}, 1).to_json()
     for offset in (Offset(10_000, {"a": 1}, 2), Offset(20_000, {"a": 1}, 1)):
-        assert ClockValue(offset).newest(start) is start
+        assert later(start, offset) is start, "Spark compares offsets as texts"
     for offset in (Offset(20_001, {"a": 1}, 1), Offset(20_000, {"a": 1}, 2)):
-        assert ClockValue(offset).newest(start) is offset
+        assert later(start, offset) == offset.to_json()
+
+
+def test_rule_3_a_control_that_is_passed_no_offset_remembers_it(tmp_path: Path) -> None:
+    """Before Spark 4.2 the control learns the query's last offset from a range, and then goes by its own answers."""
+    control, reader = Control(tmp_path), RememberingReader(str(tmp_path))
+    control.reserve()
+    with pytest.raises(RuntimeError, match="nobody drives this query"):
+        reader.latestOffset()
+    control.write_value(ClockValue(Offset(5, {"a": 1}, 1)))
+    logged = {"watermarkMs": 7, "incarnations": {"a": 1}, "run": 1}
+    assert reader.partitions(logged, logged) == []
+    assert reader.latestOffset() is logged, "Spark compares offsets as texts"
+    for value, answer in ((Offset(9, {}, 1), 9), (Offset(8, {}, 1), 9), (Offset(9, {}, 2), 9), (Offset(10, {}, 2), 10)):
+        control.write_value(ClockValue(value))
+        assert reader.latestOffset()["watermarkMs"] == answer
+    assert reader.latestOffset()["run"] == 2
+    [move] = reader.partitions(logged, reader.latestOffset())
+    assert [*reader.read(move)] == [(10,)]
+
+
+def test_rule_3_a_control_that_is_passed_no_offset_goes_by_the_batch_of_an_older_run(tmp_path: Path) -> None:
+    """An older run commits a batch after Spark has named the newest offset: the reader learns of it from the next range."""
+    control, reader = Control(tmp_path), RememberingReader(str(tmp_path))
+    control.reserve()
+    control.write_value(ClockValue(Offset(10)))
+    known, unknown = Offset(10).to_json(), Offset(11).to_json()
+    assert reader.partitions(known, known) == []
+    answer = reader.latestOffset()
+    assert answer == known
+    assert reader.partitions(unknown, answer) == [], "no control row takes the watermark back"
+    assert reader.latestOffset() is unknown
+
+
+def test_rule_8_a_checkpoint_may_change_between_old_and_new_spark(tmp_path: Path) -> None:
+    """Each reader of the control goes on from the offset that the other one has logged."""
+    control, passed, remembers = Control(tmp_path), ControlReader(str(tmp_path)), RememberingReader(str(tmp_path))
+    control.reserve()
+    control.write_value(ClockValue(Offset(10, {"a": 1})))
+    logged = remembers.latestOffset()
+    assert json.loads(json.dumps(logged)) == passed.latestOffset(logged, None)
+    control.write_value(ClockValue(Offset(9, {"a": 1})))
+    assert passed.latestOffset(logged, None) is logged, "a clock that is behind"
+    control.write_value(ClockValue(Offset(11, {"a": 1})))
+    logged = passed.latestOffset(logged, None)
+    control.write_value(ClockValue(Offset(10, {"a": 1})))
+    again = RememberingReader(str(tmp_path))
+    assert again.partitions(logged, logged) == []
+    assert again.latestOffset() is logged
+
+
+def session(version: str) -> Any:
+    """A session, of which only the version is asked."""
+    return SimpleNamespace(version=version)
+
+
+HOURLY = Operator(KINDS["Aggregate"], ("t",), window_of((60 * MINUTE, 60 * MINUTE, 0)), driven=True)
+SLIDING = Operator(KINDS["Aggregate"], ("t",), window_of((60 * MINUTE, 10 * MINUTE, 0)), driven=True)
+UNPROVEN: dict[str, tuple[list[Operator], dict[int, Drive]]] = {
+    "a join of two streams": ([Operator(KINDS["Join"], ("t", "u"), None, driven=True)], {0: Drive("", ("a",), "t")}),
+    "several driven frames": ([HOURLY], {0: Drive("", ("a",), "t"), 1: Drive("", ("b",), "t")}),
+    "late=": ([HOURLY], {0: Drive("", ("a",), "t", late="/late")}),
+    "an aggregation that is not by": (
+        [Operator(KINDS["Aggregate"], ("t",), None, driven=True)],
+        {0: Drive("", ("a",), "t")},
+    ),
+    "windows that overlap": ([SLIDING], {0: Drive("", ("a",), "t")}),
+    "windows over windows": ([HOURLY, HOURLY], {0: Drive("", ("a",), "t")}),
+    "a stateful function": (
+        [Operator(KINDS["TransformWithStateInPySpark"], ("t",), None, driven=True)],
+        {0: Drive("", ("a",), "t")},
+    ),
+}
+"""What is refused before Spark 4.2: operators and drives, by a part of the message."""
+
+
+@pytest.mark.parametrize("what", UNPROVEN)
+def test_what_no_test_runs_on_an_older_spark_is_refused_there(what: str) -> None:
+    operators, drives = UNPROVEN[what]
+    check_proven(session("4.2.0"), Checked([], operators), drives)
+    for version in ("4.0.5", "4.1.1"):
+        with pytest.raises(Unsupported, match=what) as refused:
+            check_proven(session(version), Checked([], operators), drives)
+        assert version in str(refused.value)
+        assert ("Leave late out" if what == "late=" else "batch.stateful()") in refused.value.fix
+
+
+@pytest.mark.parametrize("operators", [[], [HOURLY]])
+def test_windows_of_one_frame_are_driven_on_an_older_spark(operators: list[Operator]) -> None:
+    check_proven(session("4.0.5"), Checked([], operators), {0: Drive("", ("a",), "t")})
+
+
+def test_no_fix_of_a_trigger_is_refused_itself() -> None:
+    """Spark 4.2 refuses `once` as well, so on an older Spark it is no way out to use 4.2."""
+    check_ending(session("4.1.1"), {"processingTime": "1 second"})
+    check_ending(session("4.2.0"), {"availableNow": True})
+    for trigger, version, fix in (
+        ({"once": True}, "4.1.1", "Leave the trigger out"),
+        ({"once": True}, "4.2.0", 'Use trigger={"availableNow": True}'),
+        ({"availableNow": True}, "4.1.1", "Leave the trigger out"),
+    ):
+        with pytest.raises(Unsupported) as refused:
+            check_ending(session(version), trigger)
+        assert refused.value.fix.startswith(fix)
+        assert ("lw.wait(" in refused.value.fix) == (version == "4.1.1")
+        assert "once" not in trigger or "4.2" not in refused.value.fix
+
+
+def driving_over(checkpoint: Path, *batches: tuple[int, int]) -> tuple[Driving, Control]:
+    """A run over committed batches: the control's offset in the plan of each, and Spark's watermark after it."""
+    for folder in ("offsets", "commits"):
+        (checkpoint / folder).mkdir(parents=True)
+    for batch, (offset, watermark) in enumerate(batches):
+        line = json.dumps(Offset(offset, {"a": 1}).to_json())
+        (checkpoint / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{line}\n")
+        (checkpoint / "commits" / str(batch)).write_text(f'v1\n{{"nextBatchWatermarkMs":{watermark}}}')
+    drive = Drive(str(checkpoint / "control"), ("a",), "t")
+    driving = Driving(checkpoint, Checked([], []), {0: drive})
+    control = Control(drive.directory)
+    control.reserve()
+    driving._driven[0] = _Driven(drive, Steps(), control, ClockValue(Offset(10, {"a": 1})))
+    return driving, control
+
+
+def test_rule_3_a_batch_that_an_older_run_commits_does_not_end_the_query(tmp_path: Path) -> None:
+    """Spark before 4.2 may log a lower offset once after it; its watermark stays, and the clock goes by the greatest offset."""
+    driving, control = driving_over(tmp_path, (10, 10), (11, 11), (10, 11))
+    driving._check_followed()
+    value = control.last_value()
+    assert value is not None
+    assert value.offset == Offset(11, {"a": 1})
+
+
+@pytest.mark.parametrize("watermark", [9, 12])
+def test_rule_3_a_watermark_that_no_offset_explains_ends_the_query(watermark: int, tmp_path: Path) -> None:
+    driving, control = driving_over(tmp_path, (10, 10), (11, 11), (10, watermark))
+    with pytest.raises(WatermarkLost, match="start from a new one, into a new output, with adopt=True"):
+        driving._check_followed()
+    assert control.last_value() is None, "no value is given out by such a log"
+
+
+def test_executors_of_an_earlier_release_load_the_control() -> None:
+    """Spark pickles the reader and its partitions by name. Release 0.3 has these two."""
+    [move] = ControlReader("").partitions(Offset().to_json(), Offset(1).to_json())
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in (ControlReader, type(move))}
+    assert names == {f"lowwater_spark.sources.control_reader.{name}" for name in ("ControlReader", "_Move")}
 
 
 def test_an_input_that_comes_later_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ data, which has no watermark of its own. The reasons for its form (probed on PyS
   one side, and what Spark infers from a literal would remove the rows of the other side.
 * Rows at or before 1970 fail the query: Spark's watermark begins there, and would drop them.
 * Rows of the year 75,042 or later fail it too: no watermark would ever close their windows.
+
+Spark before 4.2 has another optimiser, so there only the plans that tests run are admitted
+(:func:`~lowwater_spark.drive.plan.check_proven`).
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from lowwater.core import checks
 from lowwater_spark.columns import as_timestamp, check_column, own_name, quoted
 from lowwater_spark.drive.late import MET, keep_late
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.sources.control import DIRECTORY, FORMAT, LAST, Drive, check_version
+from lowwater_spark.sources.control import DIRECTORY, FORMAT, LAST, REMEMBERS, Drive, passes_offset
 from lowwater_spark.sources.nulls import nulls_of
 from lowwater_spark.track.plan.checked import check_classic
 from lowwater_spark.track.plan.operators import is_lowered
@@ -76,8 +79,8 @@ def drive(
     with the same inputs; started by ``writeStream`` it fails.
 
     Args:
-        df: A streaming frame over files, Delta tables, or Kafka with declared brokers, without
-            streaming state and without ``withWatermark``.
+        df: A streaming frame over files, Delta or Iceberg tables, or Kafka with declared brokers,
+            without streaming state and without ``withWatermark``.
         inputs: Names of the computations whose output it reads.
         event_time: Name of its event-time column, a timestamp.
         step: Least move of the watermark, in event time; values are multiples of it. A whole number
@@ -120,7 +123,8 @@ def drive(
     # ``delay`` is ``within``: for so long dropDuplicatesWithinWatermark keeps a key. Spark also
     # subtracts it from the control row's time, so that time is the value plus the delay. Otherwise
     # Spark's watermark would be lower than the value, and WatermarkLost would end the query.
-    control = spark.readStream.format(FORMAT).option(DIRECTORY, declared.directory).load()
+    options = {DIRECTORY: declared.directory, REMEMBERS: str(not passes_offset(spark)).lower()}
+    control = spark.readStream.format(FORMAT).options(**options).load()
     value = control_time(control["value"], delay)
     fields = df.schema.fields
     columns = [
@@ -236,7 +240,6 @@ def _delay(within: timedelta | None) -> int:
 
 def _check_session(spark: SparkSession) -> None:
     check_classic(spark, "A driven query in a Spark Connect session")
-    check_version(spark, "A driven query")
     check_workers(spark, "A driven query in this session")
     if spark not in _registered:
         from lowwater_spark.sources.control_reader import ControlDataSource

@@ -166,7 +166,7 @@ class Driving:
                 # drops rows. So the checkpoint must be a local path.
                 fix = "Put it on a local file system or NFS, or drive the query without late=."
                 local(checkpoint, "The checkpoint of a query that keeps its late rows in", fix)
-            check_ending(trigger)
+            check_ending(spark, trigger)
             check_driven(spark, frame, checked, drives, inputs)
         check_checkpoint(checkpoint, checked.sources)
         return cls(checkpoint, checked, drives, pinned=bool(trigger.get("availableNow"))) if drives else None
@@ -400,7 +400,12 @@ class Driving:
     # -- does Spark follow? ------------------------------------------------------------------------
 
     def _check_followed(self) -> None:
-        """Compare Spark's watermark after the last commit with the control rows up to it."""
+        """Compare Spark's watermark after the last commit with the control rows up to it.
+
+        The newest offset of each control is the greatest, with one exception, see
+        :class:`~lowwater_spark.sources.control_reader.RememberingReader`. So earlier plans are read
+        only when the newest one does not explain Spark's watermark.
+        """
         batch = self.log.last_committed()
         if batch is None or batch == self._followed:
             return
@@ -408,20 +413,50 @@ class Driving:
         self._followed = batch
         if plan is None or actual is None:
             return
-        offsets = [Offset.of_line(plan.lines[number]) for number in self.drives]
-        expected = min(offset.watermark for offset in offsets)
+        offsets = {number: Offset.of_line(plan.lines[number]) for number in self.drives}
+        if self._explains(offsets, actual):
+            return
+        for earlier in self.log.plans_after(NOTHING, batch):
+            for number in self.drives:
+                offset = Offset.of_line(earlier.lines[number])
+                if offset.follows(offsets[number]):
+                    offsets[number] = offset
+        if not self._explains(offsets, actual):
+            expected = min(offset.watermark for offset in offsets.values())
+            msg = (
+                f"after batch {batch} Spark's watermark is {actual} ms, and not {expected} ms as its control rows say: something in the query's plan "
+                "moves it, or holds the rows back. The query ends before it drops rows or keeps windows for ever. Report its plan. This checkpoint does "
+                "not start again: start from a new one, into a new output, with adopt=True."
+            )
+            raise WatermarkLost(msg)
+        self._go_by(offsets)
+
+    def _explains(self, offsets: Mapping[int, Offset], actual: int) -> bool:
+        """Return True if Spark's watermark, milliseconds, may follow from the controls' offsets."""
+        expected = min(offset.watermark for offset in offsets.values())
         # With several controls, Spark's watermark stays low after a restart until each control has
         # given a row in this run. Only then a watermark below ``expected`` is an error.
         complete = len(offsets) == 1 or all(
-            offset.run == driven.newest.offset.run
-            for offset, driven in zip(offsets, self._driven.values(), strict=True)
+            offset.run == self._driven[number].newest.offset.run for number, offset in offsets.items()
         )
-        if actual > expected or (complete and actual < expected):
-            msg = (
-                f"after batch {batch} Spark's watermark is {actual} ms, and not {expected} ms as its control rows say: something in the query's plan "
-                "moves it, or holds the rows back. The query ends before it drops rows or keeps windows for ever; report its plan."
-            )
-            raise WatermarkLost(msg)
+        return actual == expected or (actual < expected and not complete)
+
+    def _go_by(self, offsets: Mapping[int, Offset]) -> None:
+        """Raise the controls to offsets of the log, which an older run has planned.
+
+        Such a value was safe when that run gave it out, and the log has all plans on which it
+        rests. If the clock stayed below, the log would keep an offset below Spark's watermark, and
+        the plan that explains it would be deleted one day.
+        """
+        for number, driven in self._driven.items():
+            offset, newest = offsets[number], driven.newest
+            if offset.watermark <= newest.offset.watermark:
+                continue
+            for name, incarnation in offset.incarnations.items():
+                self._incarnations.setdefault(name, incarnation)
+            offset = Offset(offset.watermark, offset.incarnations, newest.offset.run)
+            driven.newest = ClockValue(offset, newest.answered, newest.final)
+            driven.control.write_value(driven.newest)
 
     def _next_watermark(self, batch: int) -> int | None:
         """Return Spark's watermark after a committed batch, milliseconds; None if not recorded."""

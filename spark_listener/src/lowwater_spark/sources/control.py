@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from lowwater_spark.checkpoint.durable import write_over
 from lowwater_spark.checkpoint.manifest import Manifest
-from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sources.base import Line, Rowless, Source
 
 if TYPE_CHECKING:
@@ -40,14 +40,16 @@ __all__ = [
     "FORMAT",
     "LAST",
     "NOTHING_GIVEN",
+    "REMEMBERS",
     "Control",
     "ControlSource",
     "Drive",
     "Offset",
     "ClockValue",
-    "check_version",
     "is_control",
     "is_end",
+    "later",
+    "passes_offset",
 ]
 
 FORMAT: Final = "lowwater_control"
@@ -55,6 +57,10 @@ FORMAT: Final = "lowwater_control"
 
 DIRECTORY: Final = "directory"
 """Option of the source: the directory of ``told`` and ``asked``."""
+
+REMEMBERS: Final = "remembers"
+"""Option of the source: ``true`` where Spark does not pass a query's last offset, so that the
+source remembers it."""
 
 END: Final = 2**62 // 1_000
 """Watermark for MAX, milliseconds, in the year 148,107. It is after the end of each window of a row
@@ -158,13 +164,6 @@ class ClockValue:
     final: bool = False
     """True when the clock gives out nothing more in this run."""
 
-    def newest(self, start: Offset) -> Offset:
-        """Return the later one of ``start`` and the clock's offset.
-
-        Spark's log may be ahead of a clock that has just begun.
-        """
-        return self.offset if self.offset.follows(start) else start
-
 
 class Control:
     """Both ends of a control's directory.
@@ -266,12 +265,15 @@ class ControlSource(Source, Rowless):
             raise CheckpointMismatch(str(error)) from error
 
 
-def check_version(spark: SparkSession, what: str) -> None:
-    """Raise Unsupported, naming ``what``, for a Spark whose Python sources forget their offset."""
-    version = tuple(int(part) for part in spark.version.split(".")[:2])
-    if version < (4, 2):
-        raise Unsupported(
-            f"{what} on Spark {spark.version}",
-            "Spark gives a Python data source its last offset only since 4.2 (SPARK-55304); before, the source could go back after a restart",
-            "Use Spark 4.2 or newer; lws.attach() and tracked stages work with older ones.",
-        )
+def later(start: dict[str, Any], offset: Offset) -> dict[str, Any]:
+    """Return ``offset`` as JSON if it follows ``start``, else ``start`` itself.
+
+    Spark's log may be ahead of a clock that has just begun. Spark compares offsets as texts, so
+    ``start`` comes back as it is, and not from its parsed values.
+    """
+    return offset.to_json() if offset.follows(Offset.from_json(start)) else start
+
+
+def passes_offset(spark: SparkSession) -> bool:
+    """Return whether Spark passes a query's last offset to a Python data source: from 4.2 on."""
+    return tuple(int(part) for part in spark.version.split(".")[:2]) >= (4, 2)

@@ -1,8 +1,8 @@
 """Kafka at one pace as a Python Data Source, which plans the end of each partition by itself.
 
-Its columns are those of Spark's own source. This module needs PySpark 4.2, as
-:mod:`lowwater_spark.sources.control_reader` does, and the package confluent-kafka. Only the driver,
-Spark's driver-side Python process and the executors that read import it.
+Its columns are those of Spark's own source. This module needs PySpark 4.2 and the package
+confluent-kafka. Only the driver, Spark's driver-side Python process and the executors that read
+import it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from lowwater_spark.errors import CheckpointMismatch
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import Partition
-from lowwater_spark.sources.control import check_version
+from lowwater_spark.sources.control import passes_offset
 from lowwater_spark.sources.kafka.client import client_settings, confluent, consumer_of
 from lowwater_spark.sources.kafka.paced import FORMAT, LIMIT, PACE, Pace, paced
 from lowwater_spark.sources.kafka.source import BROKERS, below, vector_of
@@ -64,7 +64,12 @@ def read_paced(spark: SparkSession, options: Mapping[str, object], limit: int) -
         msg = 'read_kafka needs the topics to read: {"subscribe": "flights"}, or several names with commas between them'
         raise ValueError(msg)
     _settings(lower)
-    check_version(spark, "read_kafka")
+    if not passes_offset(spark):
+        raise Unsupported(
+            f"read_kafka on Spark {spark.version}",
+            "Spark passes a query's last offset to a Python data source only since 4.2 (SPARK-55304); before, the source could go back after a restart",
+            "Use Spark 4.2 or newer, or read the topics by Spark's own source.",
+        )
     confluent()
     spark.dataSource.register(PacedKafka)
     folder = str(Path(_root().name, uuid.uuid4().hex))
