@@ -88,23 +88,16 @@ def test_a_job_that_comes_and_goes_is_tracked(tmp_path: Path, lw: lowwater.Clien
 
 
 @pytest.mark.long
-def test_what_spark_holds_is_found(tmp_path: Path, lw: lowwater.Client, follow: Follow) -> None:
+@pytest.mark.parametrize("pyspark", [OLDEST, TRACKED])
+def test_what_spark_holds_is_found(tmp_path: Path, lw: lowwater.Client, follow: Follow, pyspark: str) -> None:
     feed, upstream = Feed(tmp_path / "in"), Upstream(lw)
     upstream.at(12)
     feed.put([row("a", 9, 10), row("a", 11)])
-    run(TRACKED, tmp_path, "windows")
+    run(pyspark, tmp_path, "windows")
     with pytest.raises(Unsupported, match=r"stateStoreSave.*how far below its watermark"):
         follow()
+    with pytest.raises(Unsupported, match=r"the operators join are declared.*the state of aggregation"):
+        follow(retention="1h", stamp="1h", output_mode="append", operators=["join"])
     follow(retention="1h", stamp="1h", output_mode="append")
     # The watermark of 10:40 has closed the hour of nine, and that of ten is open.
     eventually(lambda: low(lw, "stage") == mark(9), "Spark's watermark less the hour, and the window of that")
-
-
-@pytest.mark.long
-def test_what_a_version_holds_without_naming_it_is_refused(tmp_path: Path, lw: lowwater.Client, follow: Follow) -> None:
-    feed, upstream = Feed(tmp_path / "in"), Upstream(lw)
-    upstream.at(12)
-    feed.put([row("a", 9, 10), row("a", 11)])
-    run(OLDEST, tmp_path, "windows")
-    with pytest.raises(Unsupported, match="the operator without a name"):
-        follow(retention="1h", stamp="1h", output_mode="append")

@@ -36,6 +36,8 @@ class Plan:
     watermark: int
     """Spark's own watermark during the batch, milliseconds since the epoch; 0: there is none yet.
     """
+    state_stores: str = ""
+    """Class of the provider that keeps the state of the batch; empty if the entry names none."""
 
 
 class CheckpointLog:
@@ -85,11 +87,13 @@ class CheckpointLog:
             msg = f"{self._offsets / str(batch)} is an entry of continuous processing, which gives no evidence of which rows a commit contains. Use processingTime or availableNow."
             raise CheckpointMismatch(msg)
         try:
-            watermark = int(json.loads(settings).get("batchWatermarkMs", 0))
+            metadata = json.loads(settings)
+            watermark = int(metadata.get("batchWatermarkMs", 0))
+            state_stores = str(metadata.get("conf", {}).get("spark.sql.streaming.stateStore.providerClass", ""))
         except (AttributeError, TypeError, ValueError) as failure:
             msg = f"{self._offsets / str(batch)} is damaged: its second line is no JSON of settings. Restore the checkpoint as a whole."
             raise CheckpointMismatch(msg) from failure
-        return Plan(batch, lines, hashlib.sha256(content).hexdigest(), watermark)
+        return Plan(batch, lines, hashlib.sha256(content).hexdigest(), watermark, state_stores)
 
     def last_planned(self) -> int | None:
         """Return the number of the last batch in the offset log. O(entries)."""

@@ -22,7 +22,8 @@ from lowwater_spark.checkpoint.location import checkpoint_of
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sidecar.declaration import BLANK, HISTORY, PROMISES, Declaration, needed
-from lowwater_spark.sidecar.evidence import ON_ARRIVAL, operators, query_id
+from lowwater_spark.sidecar.evidence import query_id
+from lowwater_spark.sidecar.stateful import ON_ARRIVAL, operators, word_of
 from lowwater_spark.sidecar.watch import Sidecar, track
 from lowwater_spark.sources.kinds import guess
 
@@ -166,16 +167,16 @@ def describe(checkpoint: str, session: Any) -> str:
     log = CheckpointLog(where)
     last = log.last_committed()
     plan = None if last is None else log.plan(last)
-    kinds = operators(where)
+    names = [operator.name for operator in operators(where)]
     lines = () if plan is None else plan.lines
     read = f"The query {query} has committed no batch yet."
     if plan is not None:
         read = f"The query {query} has committed batch {plan.batch}; of each source it is at:"
     sources = "\n".join(f'    "<{guess(line)}>",  # {line[:200]}' for line in lines) or '    "<files:/data/in>",'
     state = "It keeps nothing in Spark's state."
-    if kinds:
-        state = f"In Spark's state: {', '.join(operator or 'an operator without a name' for operator in kinds.values())}. Declare its retention, unless it is deduplication."
-    unless = "" if set(kinds.values()) - ON_ARRIVAL else "# "
+    if names:
+        state = f"In Spark's state: {', '.join(name or 'an operator that is not known' for name in names)}. Declare its retention, unless it is deduplication."
+    unless = "" if set(names) - ON_ARRIVAL else "# "
     promised = [*needed(checkpoint), *([] if last is None else [HISTORY])]
     promises = "\n".join(f'    # {PROMISES[name]}\n    # "{name}",' for name in promised)
     return BLANK.format(
@@ -185,6 +186,7 @@ def describe(checkpoint: str, session: Any) -> str:
         state=state,
         retention=unless,
         mode=unless,
+        operators=json.dumps([word_of(name) for name in names]),
         promises=promises,
     )
 

@@ -19,6 +19,7 @@ from lowwater.core.text import did_you_mean
 from lowwater_spark.checkpoint.location import OBJECT_STORES
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import Unsupported
+from lowwater_spark.sidecar.stateful import WORDS
 from lowwater_spark.sources.base import SourceDeclared
 from lowwater_spark.sources.kinds import kind_of
 
@@ -102,6 +103,9 @@ class Declaration:
     heuristics: tuple[float, ...] = (0.99,)
     adopt: bool = False
     """True takes the computation over from another checkpoint, by a new incarnation."""
+    operators: tuple[str, ...] = ()
+    """Stateful operators of the query, in the order of Spark's numbers, by the words of
+    :data:`~lowwater_spark.sidecar.stateful.WORDS`. Empty: not declared."""
 
     @classmethod
     def parse(cls, table: Any) -> Declaration:
@@ -151,6 +155,10 @@ class Declaration:
         if not isinstance(adopt, bool):
             msg = f"{where}: adopt is true or false, not {adopt!r}"
             raise ValueError(msg)  # noqa: TRY004 - the file is wrong, not the caller's type
+        operators = _texts(table, "operators", where) if table.get("operators") else ()
+        if wrong := sorted(set(operators) - WORDS.keys()):
+            msg = f"{where} has the operator {wrong[0]}, which is none of {', '.join(WORDS)}{did_you_mean(wrong[0], WORDS)}"
+            raise ValueError(msg)
         return cls(
             name,
             checkpoint,
@@ -162,6 +170,7 @@ class Declaration:
             output,
             tuple(heuristics),
             adopt,
+            operators,
         )
 
     def require(self, promise: str, because: str) -> None:
@@ -318,6 +327,8 @@ sources = [
 # windows_start: startTime of window(), beside windows or stamp. Left out, windows begin at whole multiples of their length.
 # windows_start = "<15m>"
 {mode}output_mode = "<append or update>"
+# operators: what keeps state, in the order of Spark's numbers. If it is declared, anything else is refused.
+# operators = {operators}
 # output: directory of Spark's file sink, if the query has one.
 # output = "</data/out>"
 promises = [

@@ -5,52 +5,37 @@ query's id. An id never comes back after another, so everything read before it i
 checkpoint that was deleted and begun anew has another id. One that was restored from a copy has the
 same id, but other entries for its batches, or none. So the digest of the newest committed batch is
 stored, durably, before a report rests on it.
-
-The layout of the state directories was read off PySpark 4.2: ``state/<n>/_metadata/metadata``, or
-the newest of ``_metadata/v2``, names the operator. The schemas beside the state have the
-watermark's delay in the metadata of its column.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
-from lowwater_spark.checkpoint.lines import lines_of
-from lowwater_spark.checkpoint.location import Location, numbers_in
+from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sidecar.declaration import HISTORY, Declaration
+from lowwater_spark.sidecar.stateful import (
+    AGGREGATIONS,
+    FUNCTIONS,
+    JOIN,
+    ON_ARRIVAL,
+    PROVIDERS,
+    WINDOWS,
+    StatefulOperator,
+    operators,
+    word_of,
+)
 
 if TYPE_CHECKING:
     from lowwater_spark.checkpoint.manifest import Manifest
     from lowwater_spark.sources.base import Source
 
-__all__ = ["ON_ARRIVAL", "Evidence", "operators", "query_id"]
-
-ON_ARRIVAL: Final = frozenset({"dedupe", "dedupeWithinWatermark", "globalLimit"})
-"""Spark's names of operators that emit a row when it arrives, or never."""
-
-_WINDOWS: Final = "stateStoreSave"
-
-_AGGREGATIONS: Final = frozenset({"sessionWindowStateStoreSaveExec", _WINDOWS})
-
-_FUNCTIONS: Final = frozenset(
-    {
-        "applyInPandasWithState",
-        "flatMapGroupsWithState",
-        "transformWithStateExec",
-        "transformWithStateInPandasExec",
-        "transformWithStateInPySparkExec",
-    }
-)
-
-_JOIN: Final = "symmetricHashJoin"
+__all__ = ["Evidence", "query_id"]
 
 _RESET: Final = "lowwater reset {name}, and begin with a new state directory."
-
-_DELAY: Final = b'"spark.watermarkDelayMs"'
 
 
 def query_id(checkpoint: Location) -> str:
@@ -64,44 +49,6 @@ def query_id(checkpoint: Location) -> str:
     except (ValueError, KeyError, TypeError) as failure:
         msg = f"{checkpoint / 'metadata'} is no metadata of a streaming query; name the directory that is the query's checkpointLocation"
         raise CheckpointMismatch(msg) from failure
-
-
-def operators(checkpoint: Location) -> dict[str, str]:
-    """Return Spark's names of a checkpoint's stateful operators, by the names of their folders.
-
-    A name is empty if this release of Spark does not write it. Raises OSError.
-    """
-    state = checkpoint / "state"
-    return {str(number): _operator(state / str(number)) for number in numbers_in(state)}
-
-
-def _operator(folder: Location) -> str:
-    try:
-        newest = max(numbers_in(folder / "_metadata" / "v2"), default=None)
-        file = folder / "_metadata" / ("metadata" if newest is None else f"v2/{newest}")
-        _, content = lines_of(file.read_bytes().decode())
-        return str(json.loads(content)["operatorInfo"]["operatorName"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return ""
-
-
-def _entries(folder: Location) -> list[Any]:
-    try:
-        return list(folder.iterdir())
-    except FileNotFoundError:
-        return []
-
-
-def _schemas(folder: Location) -> Iterator[bytes]:
-    """Yield an operator's schemas: of its first partition that has any, or of all its stores."""
-    for partition in sorted(_entries(folder), key=lambda entry: str(entry.name)):
-        if not partition.name.isdecimal():
-            continue
-        paths = [folder_ / "_metadata" / "schema" for folder_ in (partition, *_entries(partition))]
-        schemas = [path.read_bytes() for path in paths if path.exists()]
-        if schemas:
-            yield from schemas
-            return
 
 
 class Evidence:
@@ -219,41 +166,85 @@ class Evidence:
             )
         for source, line in zip(self._sources, plan.lines, strict=True):
             source.check(line)
-        return self.check_operators(plan.batch)
+        return self.check_operators(plan)
 
-    def check_operators(self, batch: int) -> bool:
+    def check_operators(self, plan: Plan) -> bool:
         """Compare Spark's operators as of a batch with the declaration.
 
         Return True if state files were read for it.
 
         Raises Unsupported, OSError.
         """
-        if self._checked_batch == batch:
+        if self._checked_batch == plan.batch:
             return False
-        kinds = operators(self._checkpoint)
-        if self._declared.retention is not None and set(kinds.values()) <= ON_ARRIVAL:
+        found = operators(self._checkpoint)
+        for operator in found:
+            if not operator.named:
+                self._check_unnamed(operator, plan, [word_of(other.name) for other in found])
+        self._check_words(found)
+        names = [operator.name for operator in found]
+        if self._declared.retention is not None and set(names) <= ON_ARRIVAL:
             raise Unsupported(
                 f"{self._checkpoint}",
                 "a retention is declared, and Spark holds nothing in it: the query would wait for a watermark of Spark's for ever",
                 "Leave the retention out.",
             )
-        holding = sorted(operator for operator in kinds.values() if operator not in ON_ARRIVAL)
-        if self._declared.windows is not None and holding != [_WINDOWS]:
+        holding = sorted(name for name in names if name not in ON_ARRIVAL)
+        if self._declared.windows is not None and holding != [WINDOWS]:
             raise Unsupported(
                 f"{self._checkpoint}",
                 f"windows are declared to be all that Spark holds in it, and it holds {', '.join(holding) or 'nothing'}",
                 "Declare retention and stamp instead.",
             )
-        for folder, operator in sorted(kinds.items()):
-            self._check_operator(self._checkpoint / "state" / folder, operator)
-        self._checked_batch = batch
+        for operator in found:
+            self._check_operator(operator)
+        self._checked_batch = plan.batch
         return True
 
-    def _check_operator(self, folder: Location, operator: str) -> None:
-        if operator in ON_ARRIVAL:
+    def _check_unnamed(self, operator: StatefulOperator, plan: Plan, words: Sequence[str]) -> None:
+        """Refuse an operator that its files do not show, or show as one of an earlier plan.
+
+        Only Spark before 4.0 writes no names. ``words`` are for the declaration to paste.
+        """
+        if not operator.name:
+            stores = "; ".join(f"{store} has {schema}" for store, schema in sorted(operator.schemas.items()))
+            raise Unsupported(
+                f"the operator in {operator.folder}",
+                "Spark before 4.0 does not name it, and it is none that is known by its state stores: "
+                f"{stores or 'none has a schema'}. An aggregation without a watermark is written like this, too",
+                "Put withWatermark on the event time, and group by that or a window of it; or run the query on Spark 4, with a new checkpoint.",
+            )
+        if plan.state_stores in PROVIDERS:
+            version = operator.newest_version(plan.state_stores)
+            if version <= plan.batch:
+                raise Unsupported(
+                    f"{operator.folder}, the state of the operator {operator.name},",
+                    f"the newest committed batch {plan.batch} has not written it: its newest version is {version}. It is of an earlier plan of the query, or was removed",
+                    "Begin the changed query with a new checkpoint: Spark allows no other operators over an old one.",
+                )
+        elif not self._declared.operators:
+            raise Unsupported(
+                f"the operator {operator.name} in {operator.folder}",
+                f"the files of the state store {plan.state_stores or 'without a name'} are not known, so they do not show which operators the query has now",
+                f"Declare them all, as state/0, state/1 and so on have them: operators = {json.dumps(words)}.",
+            )
+
+    def _check_words(self, found: Sequence[StatefulOperator]) -> None:
+        """Refuse other operators than the declared ones."""
+        declared, seen = self._declared.operators, tuple(word_of(operator.name) for operator in found)
+        if declared and declared != seen:
+            raise Unsupported(
+                f"{self._checkpoint}",
+                f"the operators {', '.join(declared)} are declared, and Spark keeps the state of {', '.join(seen) or 'none'} in it",
+                f"If these are the operators of the query, declare them: operators = {json.dumps(seen)}.",
+            )
+
+    def _check_operator(self, operator: StatefulOperator) -> None:
+        name = operator.name
+        if name in ON_ARRIVAL:
             return
-        what = f"the operator {operator or 'without a name'} in {folder}"
-        if operator not in _AGGREGATIONS | _FUNCTIONS | {_JOIN}:
+        what = f"the operator {name or 'without a name'} in {operator.folder}"
+        if name not in AGGREGATIONS | FUNCTIONS | {JOIN}:
             raise Unsupported(
                 what, "this release does not know what Spark holds in it", "Do without it, or ask for it to be known."
             )
@@ -263,20 +254,15 @@ class Evidence:
                 "Spark holds rows in it, and nothing says how far below its watermark they can come out",
                 "Declare the retention: of windows their length, of sessions how long one lasts, of a join how long a row waits and a millisecond, of a function what it keeps, of several the sum.",
             )
-        if operator in _AGGREGATIONS and not self._declared.output_mode:
+        if name in AGGREGATIONS and not self._declared.output_mode:
             raise Unsupported(
                 what,
                 "the checkpoint does not say in which output mode it is written",
                 'Declare output_mode, "append" or "update".',
             )
-        if operator not in _FUNCTIONS and not self._is_bounded(folder, operator):
+        if name not in FUNCTIONS and not operator.is_bounded():
             raise Unsupported(
                 what,
                 "none of its columns is under a watermark, or its schema cannot be found: old rows could come out at any time",
                 "Put withWatermark on the event time of every stream that it reads, and group by that event time or a window of it.",
             )
-
-    @staticmethod
-    def _is_bounded(folder: Location, operator: str) -> bool:
-        delayed = sum(_DELAY in schema for schema in _schemas(folder))
-        return delayed >= (2 if operator == _JOIN else 1)

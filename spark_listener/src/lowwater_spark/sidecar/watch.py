@@ -115,7 +115,7 @@ def track(
         interval: Longest time between two looks, seconds.
         step: Called after each step of the start; a step that lists a source may take minutes.
         declared: ``retention``, ``stamp``, ``windows``, ``windows_start``, ``output_mode``,
-            ``output``, ``heuristics`` and ``adopt``, see
+            ``output``, ``operators``, ``heuristics`` and ``adopt``, see
             :class:`~lowwater_spark.sidecar.declaration.Declaration`.
 
     Raises ValueError; Unsupported for a missing promise, or a query that cannot be tracked exactly;
