@@ -177,12 +177,12 @@ class Evidence:
         """
         if self._checked_batch == plan.batch:
             return False
-        found = operators(self._checkpoint)
-        for operator in found:
+        stateful = operators(self._checkpoint)
+        for operator in stateful:
             if not operator.named:
-                self._check_unnamed(operator, plan, [word_of(other.name) for other in found])
-        self._check_words(found)
-        names = [operator.name for operator in found]
+                self._check_unnamed(operator, plan, [word_of(other.name) for other in stateful])
+        self._check_words(stateful)
+        names = [operator.name for operator in stateful]
         if self._declared.retention is not None and set(names) <= ON_ARRIVAL:
             raise Unsupported(
                 f"{self._checkpoint}",
@@ -196,7 +196,7 @@ class Evidence:
                 f"windows are declared to be all that Spark holds in it, and it holds {', '.join(holding) or 'nothing'}",
                 "Declare retention and stamp instead.",
             )
-        for operator in found:
+        for operator in stateful:
             self._check_operator(operator)
         self._checked_batch = plan.batch
         return True
@@ -215,28 +215,31 @@ class Evidence:
                 "Put withWatermark on the event time, and group by that or a window of it; or run the query on Spark 4, with a new checkpoint.",
             )
         if plan.state_stores in PROVIDERS:
-            version = operator.newest_version(plan.state_stores)
-            if version <= plan.batch:
-                raise Unsupported(
-                    f"{operator.folder}, the state of the operator {operator.name},",
-                    f"the newest committed batch {plan.batch} has not written it: its newest version is {version}. It is of an earlier plan of the query, or was removed",
-                    "Begin the changed query with a new checkpoint: Spark allows no other operators over an old one.",
-                )
-        elif not self._declared.operators:
+            if operator.has_version(plan.batch + 1, plan.state_stores):
+                return
+            if self._log.last_committed() != plan.batch:
+                msg = f"{operator.folder} was written by a newer batch while it was looked at"
+                raise OSError(msg)
+            raise Unsupported(
+                f"{operator.folder}, the state of the operator {operator.name},",
+                f"batch {plan.batch}, the newest that is committed, has not written it: it is of an earlier plan of the query, or was removed",
+                "Begin the changed query with a new checkpoint: Spark allows no other operators over an old one.",
+            )
+        if not self._declared.operators:
             raise Unsupported(
                 f"the operator {operator.name} in {operator.folder}",
                 f"the files of the state store {plan.state_stores or 'without a name'} are not known, so they do not show which operators the query has now",
                 f"Declare them all, as state/0, state/1 and so on have them: operators = {json.dumps(words)}.",
             )
 
-    def _check_words(self, found: Sequence[StatefulOperator]) -> None:
+    def _check_words(self, stateful: Sequence[StatefulOperator]) -> None:
         """Refuse other operators than the declared ones."""
-        declared, seen = self._declared.operators, tuple(word_of(operator.name) for operator in found)
-        if declared and declared != seen:
+        declared, words = self._declared.operators, tuple(word_of(operator.name) for operator in stateful)
+        if declared and declared != words:
             raise Unsupported(
                 f"{self._checkpoint}",
-                f"the operators {', '.join(declared)} are declared, and Spark keeps the state of {', '.join(seen) or 'none'} in it",
-                f"If these are the operators of the query, declare them: operators = {json.dumps(seen)}.",
+                f"the operators {', '.join(declared)} are declared, and Spark keeps the state of {', '.join(words) or 'none'} in it",
+                f"If these are the operators of the query, declare them: operators = {json.dumps(words)}.",
             )
 
     def _check_operator(self, operator: StatefulOperator) -> None:

@@ -10,8 +10,8 @@ Spark itself writes for every state store, whichever provider keeps the rows (pr
   its delay in its metadata there.
 
 Spark writes a schema once, when an operator is new. Batch N leaves version N + 1 of each store of
-each operator of its plan, even if no row has changed. So an operator whose newest version is lower
-was not in the plan of the newest committed batch.
+each operator of its plan, even if no row has changed. An operator without that version was not in
+the plan of batch N.
 """
 
 from __future__ import annotations
@@ -149,26 +149,20 @@ class StatefulOperator:
         store = self.schemas.get(_DEFAULT)
         return store is not None and _has(store.value if self.name == SESSIONS else store.key, _DELAY)
 
-    def newest_version(self, provider: str) -> int:
-        """Return the newest version that all of its stores have in partition 0; 0 for none."""
+    def has_version(self, version: int, provider: str) -> bool:
+        """Return True if each of its stores has a version, in partition 0.
+
+        The files are looked up by their names: an NFS client may list a folder as it was before.
+        """
         partition = self.folder / "0"
         stores = [partition if store == _DEFAULT else partition / store for store in self.schemas]
-        versions = [
-            max((number for suffix in PROVIDERS[provider] for number in numbers_in(store, suffix=suffix)), default=0)
-            for store in stores
-        ]
-        return min(versions, default=0)
+        return all(any((store / f"{version}{suffix}").exists() for suffix in PROVIDERS[provider]) for store in stores)
 
 
 def operators(checkpoint: Location) -> list[StatefulOperator]:
     """Return the stateful operators of a checkpoint, by number. Raises OSError."""
     state = checkpoint / "state"
-    found = []
-    for number in sorted(numbers_in(state)):
-        folder = state / str(number)
-        name, schemas = _name(folder), _schemas(folder)
-        found.append(StatefulOperator(folder, name or _recognized(schemas), bool(name), schemas))
-    return found
+    return [_operator(state / str(number)) for number in sorted(numbers_in(state))]
 
 
 def word_of(name: str) -> str:
@@ -178,6 +172,12 @@ def word_of(name: str) -> str:
     'aggregation'
     """
     return next((word for word, names in WORDS.items() if name in names), name)
+
+
+def _operator(folder: Location) -> StatefulOperator:
+    name = _name(folder)
+    schemas = {} if name in ON_ARRIVAL | FUNCTIONS else _schemas(folder)
+    return StatefulOperator(folder, name or _recognized(schemas), bool(name), schemas)
 
 
 def _name(folder: Location) -> str:
@@ -195,12 +195,12 @@ def _schemas(folder: Location) -> dict[str, StoreSchema]:
     partition = folder / "0"
     # Files of versions have a dot in their names, and there may be hundreds.
     stores = {_DEFAULT: partition, **{name: partition / name for name in _names(partition) if "." not in name}}
-    found = {}
+    schemas = {}
     for store, place in stores.items():
         schema = place / "_metadata" / "schema"
         if schema.exists() and (parsed := StoreSchema.parse(schema.read_bytes())) is not None:
-            found[store] = parsed
-    return found
+            schemas[store] = parsed
+    return schemas
 
 
 def _names(folder: Location) -> list[str]:
