@@ -21,6 +21,13 @@ from lowwater_spark.sidecar.evidence import Evidence
 from lowwater_spark.sidecar.stateful import StoreSchema, operators, word_of
 
 MADE = Path(__file__).parents[1] / "floors/checkpoints"
+QUERY = {
+    "name": "q",
+    "checkpoint": "/ck",
+    "inputs": ["i"],
+    "sources": ["files:/in"],
+    "promises": ["sink-visible-before-commit", "nothing-skipped"],
+}
 HELD = {"retention": "2h", "output_mode": "append"}
 
 Make = Callable[..., Path]
@@ -46,11 +53,9 @@ def make(tmp_path: Path) -> Make:
 
 def check(checkpoint: Path, **declared: Any) -> None:
     """Compare the operators of a checkpoint with a declaration, as each look of a sidecar does."""
-    promises = ["sink-visible-before-commit", "nothing-skipped"]
-    query = {"name": "q", "checkpoint": "/ck", "inputs": ["i"], "sources": ["files:/in"], "promises": promises}
     plan = CheckpointLog(checkpoint).newest_committed()
     assert plan is not None
-    Evidence(checkpoint, None, Declaration.parse({**query, **declared}), []).check_operators(plan)  # type: ignore[arg-type]
+    Evidence(checkpoint, None, Declaration.parse({**QUERY, **declared}), []).check_operators(plan)  # type: ignore[arg-type]
 
 
 def words(checkpoint: Path) -> list[str]:
@@ -132,6 +137,19 @@ def test_rule1_state_of_an_earlier_plan_is_refused_in_every_store(make: Make) ->
     newest.unlink()
     with pytest.raises(Unsupported, match="has not written it"):
         check(join, retention="2h")
+
+
+def test_a_job_that_has_gone_on_is_looked_at_again(make: Make) -> None:
+    window = make("window")
+    (window / "state/0/0/1.delta").unlink()  # as Spark removes the versions that it does not keep
+    evidence = Evidence(window, None, Declaration.parse({**QUERY, **HELD}), [])  # type: ignore[arg-type]
+    log = CheckpointLog(window)
+    first, newest = log.plan(0), log.newest_committed()
+    assert first is not None
+    assert newest is not None
+    with pytest.raises(OSError, match="was written by a newer batch"):
+        evidence.check_operators(first)
+    assert evidence.check_operators(newest)
 
 
 def test_a_store_whose_files_are_not_known_is_named_and_its_operators_are_declared(make: Make) -> None:
