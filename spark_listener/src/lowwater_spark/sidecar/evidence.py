@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from lowwater_spark.checkpoint.location import Location
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sidecar.declaration import HISTORY, Declaration
+from lowwater_spark.sidecar.declaration import HISTORY, SAME_OPERATORS, Declaration
 from lowwater_spark.sidecar.stateful import (
     AGGREGATIONS,
     FUNCTIONS,
@@ -25,6 +25,7 @@ from lowwater_spark.sidecar.stateful import (
     PROVIDERS,
     WINDOWS,
     StatefulOperator,
+    has_version,
     operators,
     word_of,
 )
@@ -177,11 +178,15 @@ class Evidence:
         """
         if self._checked_batch == plan.batch:
             return False
-        stateful = operators(self._checkpoint)
-        for operator in stateful:
-            if not operator.named:
-                self._check_unnamed(operator, plan, [word_of(other.name) for other in stateful])
-        self._check_words(stateful)
+        stateful = operators(self._checkpoint, plan)
+        unnamed = [operator for operator in stateful if not operator.named]
+        for operator in unnamed:
+            self._check_unnamed(operator, plan)
+        words = tuple(word_of(operator.name) for operator in stateful)
+        if unnamed:
+            self._check_provider(plan, words)
+            self._declared.require(SAME_OPERATORS, f"Spark before 4.0 keeps the state of {', '.join(words)}")
+        self._check_words(words, named=not unnamed)
         names = [operator.name for operator in stateful]
         if self._declared.retention is not None and set(names) <= ON_ARRIVAL:
             raise Unsupported(
@@ -201,46 +206,78 @@ class Evidence:
         self._checked_batch = plan.batch
         return True
 
-    def _check_unnamed(self, operator: StatefulOperator, plan: Plan, words: Sequence[str]) -> None:
+    def _check_unnamed(self, operator: StatefulOperator, plan: Plan) -> None:
         """Refuse an operator that its files do not show, or show as one of an earlier plan.
 
-        Only Spark before 4.0 writes no names. ``words`` are for the declaration to paste.
+        Only Spark before 4.0 writes no names.
         """
-        if not operator.name:
-            stores = "; ".join(f"{store} has {schema}" for store, schema in sorted(operator.schemas.items()))
-            raise Unsupported(
-                f"the operator in {operator.folder}",
-                "Spark before 4.0 does not name it, and it is none that is known by its state stores: "
-                f"{stores or 'none has a schema'}. An aggregation without a watermark is written like this, too",
-                "Put withWatermark on the event time, and group by that or a window of it; or run the query on Spark 4, with a new checkpoint.",
+        if operator.abandoned:
+            raise self._abandoned(operator, plan)
+        if operator.name:
+            return
+        stores = "; ".join(
+            f"{store} has {schema or 'no schema that can be read'}"
+            for store, schema in sorted(operator.schemas.items())
+        )
+        raise Unsupported(
+            f"the operator in {operator.folder}",
+            "Spark before 4.0 does not name it, and its state stores are those of no operator that is known: "
+            f"{stores or 'none has a schema'}. An aggregation without a watermark is written like this, too",
+            "If it is one, put withWatermark on the event time, group by that or a window of it, and begin with a new checkpoint: Spark writes the schema of a state store once. "
+            "Spark 4 names other operators, also with a new checkpoint.",
+        )
+
+    def _abandoned(self, operator: StatefulOperator, plan: Plan) -> Unsupported | OSError:
+        """Return why an operator is refused whose stores lack the version of a batch.
+
+        It is an OSError, after which the sidecar looks again, if the job has gone on: Spark may
+        have removed that version meanwhile.
+        """
+        newest = self._log.last_committed()
+        if newest is None or (
+            newest != plan.batch
+            and (
+                any(has_version(store, newest + 1, plan.state_stores) for store in operator.abandoned)
+                or self._log.last_committed() != newest
             )
-        if plan.state_stores in PROVIDERS:
-            if operator.has_version(plan.batch + 1, plan.state_stores):
-                return
-            if self._log.last_committed() != plan.batch:
-                msg = f"{operator.folder} was written by a newer batch while it was looked at"
-                raise OSError(msg)
+        ):
+            return OSError(f"the job has gone on beyond batch {plan.batch} while {operator.folder} was looked at")
+        stores = ", ".join(str(store) for store in operator.abandoned)
+        return Unsupported(
+            f"the operator in {operator.folder}",
+            f"batch {newest}, the newest that is committed, has not written {stores}: a new version of the query has left the operator out, or its files were removed",
+            "Begin the changed query with a new checkpoint.",
+        )
+
+    def _check_provider(self, plan: Plan, words: Sequence[str]) -> None:
+        """Refuse operators without names in state stores of another provider, unless declared.
+
+        ``words`` are what is seen, for the declaration to paste.
+        """
+        if plan.state_stores not in PROVIDERS and self._declared.operators is None:
             raise Unsupported(
-                f"{operator.folder}, the state of the operator {operator.name},",
-                f"batch {plan.batch}, the newest that is committed, has not written it: it is of an earlier plan of the query, or was removed",
-                "Begin the changed query with a new checkpoint: Spark allows no other operators over an old one.",
-            )
-        if not self._declared.operators:
-            raise Unsupported(
-                f"the operator {operator.name} in {operator.folder}",
-                f"the files of the state store {plan.state_stores or 'without a name'} are not known, so they do not show which operators the query has now",
+                f"{self._checkpoint}",
+                f"Spark before 4.0 does not name its operators, and the files of the state store {plan.state_stores or 'of an entry without settings'} are not known, so they do not show which operators the query has now",
                 f"Declare them all, as state/0, state/1 and so on have them: operators = {json.dumps(words)}.",
             )
 
-    def _check_words(self, stateful: Sequence[StatefulOperator]) -> None:
-        """Refuse other operators than the declared ones."""
-        declared, words = self._declared.operators, tuple(word_of(operator.name) for operator in stateful)
-        if declared and declared != words:
-            raise Unsupported(
-                f"{self._checkpoint}",
-                f"the operators {', '.join(declared)} are declared, and Spark keeps the state of {', '.join(words) or 'none'} in it",
-                f"If these are the operators of the query, declare them: operators = {json.dumps(words)}.",
+    def _check_words(self, words: tuple[str, ...], *, named: bool) -> None:
+        """Refuse other operators than the declared ones. ``named``: Spark has named all of them."""
+        declared = self._declared.operators
+        if declared is None or declared == words:
+            return
+        fix = f"If these are the operators of the query, declare them: operators = {json.dumps(words)}."
+        if not named:
+            # To paste what is seen would lead if one operator has the state of another.
+            fix = (
+                "Correct the declaration if the query has other operators. If it is right, the state of one looks like that of another operator, "
+                "and a sidecar cannot track the query before Spark 4, with a new checkpoint."
             )
+        raise Unsupported(
+            f"{self._checkpoint}",
+            f"operators = {json.dumps(declared)} is declared, and Spark keeps the state of {', '.join(words) or 'none'} in it",
+            fix,
+        )
 
     def _check_operator(self, operator: StatefulOperator) -> None:
         name = operator.name
@@ -267,5 +304,5 @@ class Evidence:
             raise Unsupported(
                 what,
                 "none of its columns is under a watermark, or its schema cannot be found: old rows could come out at any time",
-                "Put withWatermark on the event time of every stream that it reads, and group by that event time or a window of it.",
+                "Put withWatermark on the event time of every stream that it reads, group by that event time or a window of it, and begin with a new checkpoint: Spark writes the schema of a state store once.",
             )

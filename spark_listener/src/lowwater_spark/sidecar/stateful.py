@@ -9,20 +9,27 @@ Spark itself writes for every state store, whichever provider keeps the rows (pr
 * ``_metadata/schema`` of partition 0: key and value of the store. A column under a watermark has
   its delay in its metadata there.
 
-Spark writes a schema once, when an operator is new. Batch N leaves version N + 1 of each store of
-each operator of its plan, even if no row has changed. An operator without that version was not in
-the plan of batch N.
+Spark writes a schema once, when an operator is new, before it loads the store. Batch N leaves
+version N + 1 of each store of each operator of its plan, even if no row has changed. A store
+without that version was not in the plan of batch N. It can be in no later plan either, because
+Spark would have to load that version.
+
+So a store that has a schema and no version at all is passed over: a new version of the query, which
+failed before its first commit, has left it. A store that has versions, and not that of batch N, is
+*abandoned*, and the query is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.checkpoint.location import Location, numbers_in
+from lowwater_spark.checkpoint.log import Plan
 
 __all__ = [
     "AGGREGATIONS",
@@ -30,9 +37,12 @@ __all__ = [
     "JOIN",
     "ON_ARRIVAL",
     "PROVIDERS",
+    "SESSIONS",
     "WINDOWS",
     "WORDS",
     "StatefulOperator",
+    "StoreSchema",
+    "has_version",
     "operators",
     "word_of",
 ]
@@ -73,9 +83,17 @@ PROVIDERS: Final[Mapping[str, tuple[str, ...]]] = {
     "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider": (".delta", ".snapshot"),
     "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider": (".changelog", ".zip"),
 }
-"""Spark's own providers of state stores, and how the files end that are named by their version."""
+"""Class of each provider that Spark ships, and the suffixes of its files that are named
+``<version><suffix>``."""
 
 _DELAY: Final = "spark.watermarkDelayMs"
+
+_FUNCTION_FORMAT: Final = "spark.sql.streaming.flatMapGroupsWithState.stateFormatVersion"
+"""Spark's setting of how a function's state is written. Format 2, of Spark 2.4 and newer, puts it
+into the column ``groupState``. In format 1 it looks like the state of an aggregation."""
+
+_ROCKSDB_FILES: Final = "SSTs"
+"""Folder of a store's rows in RocksDB."""
 
 _DEFAULT: Final = "default"
 """Spark's name of the only store of an operator. It has no folder."""
@@ -100,16 +118,16 @@ class StoreSchema:
         format v2 a number of four bytes before each says in how many texts it is.
         """
         try:
-            version, at = _text(content, 0)
+            version, at = _read_text(content, 0)
             columns = []
             for _ in range(2):
                 count, at = (1, at) if version == "v1" else (int.from_bytes(content[at : at + 4], "big"), at + 4)
                 parts = []
                 for _ in range(count):
-                    part, at = _text(content, at)
+                    part, at = _read_text(content, at)
                     parts.append(part)
-                columns.append(json.loads("".join(parts))["fields"])
-        except (ValueError, KeyError, TypeError):
+                columns.append([_checked(column) for column in json.loads("".join(parts))["fields"]])
+        except (AttributeError, KeyError, TypeError, ValueError):
             return None
         return cls(*columns) if version in {"v1", "v2"} and at == len(content) else None
 
@@ -118,7 +136,13 @@ class StoreSchema:
         return f"key ({key}) and value ({value})"
 
 
-def _text(content: bytes, at: int) -> tuple[str, int]:
+def _checked(column: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a column. Raises KeyError, TypeError or AttributeError if it is none of Spark's."""
+    column["name"], column["type"], column.get("metadata", {}).keys()
+    return column
+
+
+def _read_text(content: bytes, at: int) -> tuple[str, int]:
     """Return the text at a place of a file, and where it ends. Raises ValueError if it is cut."""
     end = at + 2 + int.from_bytes(content[at : at + 2], "big")
     if at + 2 > len(content) or end > len(content):
@@ -138,31 +162,39 @@ class StatefulOperator:
     """Spark's name of the operator; empty if neither a name nor the schemas tell it."""
     named: bool
     """True: Spark has written the name. False: it is recognized by its schemas."""
-    schemas: Mapping[str, StoreSchema]
-    """Schema of each of its stores."""
+    schemas: Mapping[str, StoreSchema | None]
+    """Schema of each store of the newest plan; None if there is none that can be read. Empty for
+    operators of :data:`ON_ARRIVAL` and :data:`FUNCTIONS` that Spark has named: their names are
+    enough."""
+    abandoned: Sequence[Location] = ()
+    """Folders of stores that an earlier plan has written, and the newest has not."""
 
     def is_bounded(self) -> bool:
         """Return True if all rows that the operator holds are under a watermark."""
         if self.name == JOIN:
             stores = [self.schemas.get(f"{side}-keyWithIndexToValue") for side in ("left", "right")]
-            return all(store is not None and _has(store.value, _DELAY) for store in stores)
+            return all(store is not None and _has_metadata(store.value, _DELAY) for store in stores)
         store = self.schemas.get(_DEFAULT)
-        return store is not None and _has(store.value if self.name == SESSIONS else store.key, _DELAY)
-
-    def has_version(self, version: int, provider: str) -> bool:
-        """Return True if each of its stores has a version, in partition 0.
-
-        The files are looked up by their names: an NFS client may list a folder as it was before.
-        """
-        partition = self.folder / "0"
-        stores = [partition if store == _DEFAULT else partition / store for store in self.schemas]
-        return all(any((store / f"{version}{suffix}").exists() for suffix in PROVIDERS[provider]) for store in stores)
+        return store is not None and _has_metadata(store.value if self.name == SESSIONS else store.key, _DELAY)
 
 
-def operators(checkpoint: Location) -> list[StatefulOperator]:
-    """Return the stateful operators of a checkpoint, by number. Raises OSError."""
+def has_version(store: Location, version: int, provider: str) -> bool:
+    """Return True if a state store has a version. ``provider`` is a key of :data:`PROVIDERS`.
+
+    The files are looked up by their names: an NFS client may list a folder as it was before.
+    """
+    return any((store / f"{version}{suffix}").exists() for suffix in PROVIDERS[provider])
+
+
+def operators(checkpoint: Location, plan: Plan | None) -> list[StatefulOperator]:
+    """Return the stateful operators of a checkpoint, by number.
+
+    ``plan`` is the newest committed batch; None before the first commit, when nothing is passed
+    over. Raises OSError.
+    """
     state = checkpoint / "state"
-    return [_operator(state / str(number)) for number in sorted(numbers_in(state))]
+    found = (_operator(state / str(number), plan) for number in sorted(numbers_in(state)))
+    return [operator for operator in found if operator is not None]
 
 
 def word_of(name: str) -> str:
@@ -174,10 +206,29 @@ def word_of(name: str) -> str:
     return next((word for word, names in WORDS.items() if name in names), name)
 
 
-def _operator(folder: Location) -> StatefulOperator:
+def _operator(folder: Location, plan: Plan | None) -> StatefulOperator | None:
+    """Return the operator in a folder; None if the folder is passed over."""
     name = _name(folder)
-    schemas = {} if name in ON_ARRIVAL | FUNCTIONS else _schemas(folder)
-    return StatefulOperator(folder, name or _recognized(schemas), bool(name), schemas)
+    if name:
+        names = frozenset[str]() if name in ON_ARRIVAL | FUNCTIONS else _JOIN_STORES if name == JOIN else {_DEFAULT}
+        return StatefulOperator(folder, name, named=True, schemas=_schemas(_stores(folder, names)))
+    stores = _stores(folder, {_DEFAULT} | _listed(folder))
+    if plan is None or plan.state_stores not in PROVIDERS:
+        schemas = _schemas(stores)
+        # Before the first commit there are no settings, and nothing is reported.
+        name = _recognized(schemas, "2" if plan is None else plan.settings.get(_FUNCTION_FORMAT, "1"))
+        return StatefulOperator(folder, name, named=False, schemas=schemas)
+    version, provider = plan.batch + 1, plan.state_stores
+    if not has_version(stores[_DEFAULT], version, provider):
+        # An NFS client may list a folder as it was before: the stores of a join are looked up.
+        stores |= _stores(folder, _JOIN_STORES)
+    current = {store: place for store, place in stores.items() if has_version(place, version, provider)}
+    abandoned = [place for store, place in stores.items() if store not in current and _is_written(place)]
+    if not current and not abandoned:
+        return None
+    schemas = dict.fromkeys(current) | _schemas(current)
+    name = _recognized(schemas, plan.settings.get(_FUNCTION_FORMAT, "1"))
+    return StatefulOperator(folder, name, named=False, schemas=schemas, abandoned=abandoned)
 
 
 def _name(folder: Location) -> str:
@@ -190,32 +241,47 @@ def _name(folder: Location) -> str:
         return ""
 
 
-def _schemas(folder: Location) -> dict[str, StoreSchema]:
-    """Return an operator's schemas by store. Spark writes them in partition 0 alone."""
+def _stores(folder: Location, names: Collection[str]) -> dict[str, Location]:
+    """Return the folder of each store in partition 0, the only one with schemas."""
     partition = folder / "0"
+    return {name: partition if name == _DEFAULT else partition / name for name in sorted(names)}
+
+
+def _listed(folder: Location) -> set[str]:
+    """Return the names of the folders in partition 0 that stores may have."""
     # Files of versions have a dot in their names, and there may be hundreds.
-    stores = {_DEFAULT: partition, **{name: partition / name for name in _names(partition) if "." not in name}}
-    schemas = {}
+    return {name for name in _names(folder / "0") if "." not in name} - {"_metadata", _ROCKSDB_FILES}
+
+
+def _schemas(stores: Mapping[str, Location]) -> dict[str, StoreSchema | None]:
+    """Return the schema of each store that has one; None for a schema that cannot be read."""
+    schemas: dict[str, StoreSchema | None] = {}
     for store, place in stores.items():
-        schema = place / "_metadata" / "schema"
-        if schema.exists() and (parsed := StoreSchema.parse(schema.read_bytes())) is not None:
-            schemas[store] = parsed
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            schemas[store] = StoreSchema.parse((place / "_metadata" / "schema").read_bytes())
     return schemas
+
+
+def _is_written(store: Location) -> bool:
+    """Return True if a store has rows of any version. Names with a dot in front are temporary."""
+    return any(name == _ROCKSDB_FILES or ("." in name and not name.startswith(".")) for name in _names(store))
 
 
 def _names(folder: Location) -> list[str]:
     try:
         return [str(entry.name) for entry in folder.iterdir()]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
-def _recognized(schemas: Mapping[str, StoreSchema]) -> str:
+def _recognized(schemas: Mapping[str, StoreSchema | None], function_format: str) -> str:
     """Return Spark's name of the operator whose stores have these schemas; empty: unknown.
 
-    The layouts are those of Spark 3.5.7. ``distinct()`` is a deduplication there. A function's
-    value does not tell whether Scala or pandas runs it, and this name stands for both.
+    The layouts are those of Spark 3.5.7. ``DataFrame.distinct()`` is a deduplication there. A
+    function's value does not tell whether Scala or pandas runs it, and this name stands for both.
     """
+    if None in schemas.values():
+        return ""
     if schemas.keys() == _JOIN_STORES:
         return JOIN
     store = schemas.get(_DEFAULT)
@@ -230,14 +296,15 @@ def _recognized(schemas: Mapping[str, StoreSchema]) -> str:
         return "globalLimit"
     if value[:1] and value[0][0] == "groupState" and value[1:] in ([], [("timeoutTimestamp", "long")]):
         return "flatMapGroupsWithState"
-    if key[-1:] == [("sessionStartTime", "timestamp")] and _has(store.value, "spark.sessionWindow"):
+    if key[-1:] == [("sessionStartTime", "timestamp")] and _has_metadata(store.value, "spark.sessionWindow"):
         return SESSIONS
-    return WINDOWS if _has(store.key, _DELAY) else ""
+    return WINDOWS if function_format == "2" and _has_metadata(store.key, _DELAY) else ""
 
 
-def _has(columns: Sequence[Mapping[str, Any]], mark: str) -> bool:
+def _has_metadata(columns: Sequence[Mapping[str, Any]], mark: str) -> bool:
     """Return whether the metadata of one of the columns has a mark.
 
-    Fields in a struct do not count: Spark does not go by a watermark in theirs.
+    The metadata of a field inside a struct does not count: Spark looks for the watermark in
+    top-level columns only.
     """
     return any(mark in column.get("metadata", {}) for column in columns)

@@ -101,8 +101,8 @@ def track(
             ``"kafka:flights,lowwater.brokers=3,kafka.bootstrap.servers=broker:9092"``, or tables
             with ``kind``, ``path`` or ``topics``, and ``options``.
         promises: What a checkpoint does not show: ``"sink-visible-before-commit"`` and
-            ``"nothing-skipped"``, and where needed ``"history"``; ``lowwater-spark describe`` says
-            what each means.
+            ``"nothing-skipped"``, and where needed ``"history"``, ``"single-driver"`` and
+            ``"same-operators"``; ``lowwater-spark describe`` says what each means.
         state: Permanent local directory in which this process stores what it has seen. Each name
             gets a directory of its own in it.
         spark: Makes the session whose JVM reaches Kafka and remote file systems; called only when
