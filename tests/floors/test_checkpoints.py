@@ -50,7 +50,7 @@ def follow(tmp_path: Path, lw: lowwater.Client) -> Iterator[Follow]:
             "checkpoint": str(tmp_path / "ck"),
             "inputs": ["source"],
             "sources": [f"files:{tmp_path / 'in'}"],
-            "promises": ["history", "nothing-skipped", "sink-visible-before-commit"],
+            "promises": ["history", "nothing-skipped", "same-operators", "sink-visible-before-commit"],
             "output": str(tmp_path / "out"),
             "state": tmp_path / "state",
         }
@@ -96,7 +96,7 @@ def test_what_spark_holds_is_found(tmp_path: Path, lw: lowwater.Client, follow: 
     run(pyspark, tmp_path, "windows")
     with pytest.raises(Unsupported, match=r"stateStoreSave.*how far below its watermark"):
         follow()
-    with pytest.raises(Unsupported, match=r"the operators join are declared.*the state of aggregation"):
+    with pytest.raises(Unsupported, match=r'operators = \["join"\] is declared.*the state of aggregation'):
         follow(retention="1h", stamp="1h", output_mode="append", operators=["join"])
     follow(retention="1h", stamp="1h", output_mode="append")
     # The watermark of 10:40 has closed the hour of nine, and that of ten is open.
