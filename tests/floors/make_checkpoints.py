@@ -1,6 +1,6 @@
 """Writes the checkpoints of Spark 3.5 that unit tests read: ``python -m tests.floors.make_checkpoints``, some minutes.
 
-Real queries make them (`stateful.py`). Kept are the files from which a sidecar reads what the query holds; of those with rows only the names.
+Real queries make them (`stateful.py`). The files are stored from which a sidecar reads what the query holds; of those with rows only the names.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import tempfile
 from pathlib import Path
 
 from tests.compatibility.environments import clean_environ
-from tests.floors.environments import environment
+from tests.floors.environments import OLDEST, environment
 from tests.floors.job import SETTINGS
-from tests.floors.test_checkpoints import OLDEST
 from tests.kit.program import run_program
 
 HERE = Path(__file__).parent
@@ -28,8 +27,8 @@ RUNS: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
 def main() -> None:
     python = environment(OLDEST, (), "pandas<3", "pyarrow", "numpy<2", name=f"{OLDEST}-pandas")
     clean = {name: value for name, value in clean_environ().items() if name not in ("SPARK_HOME", "PYSPARK_PYTHON")}
-    for run, (provider, more, names) in RUNS.items():
-        stores = {f"spark.sql.streaming.stateStore.{name}": value for name, value in more.items()}
+    for name, (provider, more, queries) in RUNS.items():
+        stores = {f"spark.sql.streaming.stateStore.{setting}": value for setting, value in more.items()}
         stores["spark.sql.streaming.stateStore.providerClass"] = f"{PACKAGE}.{provider}"
         settings = ["--master", "local[1]"]
         for setting, value in {**SETTINGS, **stores}.items():
@@ -37,28 +36,28 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             submit = shlex.join([*settings, "pyspark-shell"])
             environ = {**clean, "PYSPARK_PYTHON": python, "PYSPARK_SUBMIT_ARGS": submit}
-            check([python, str(HERE / "stateful.py"), folder, *names], environ)
-            kept = {path.name: files(path) for path in sorted(Path(folder).iterdir()) if path.name != "in"}
-        text = json.dumps(kept, indent=1) + "\n"
-        (HERE / "checkpoints" / f"{run}.json").write_text(text, encoding="ascii")
-        print(f"{run}: {', '.join(kept)}", flush=True)
+            run([python, str(HERE / "stateful.py"), folder, *queries], environ)
+            stored = {path.name: files(path) for path in sorted(Path(folder).iterdir()) if path.name != "in"}
+        text = json.dumps(stored, indent=1) + "\n"
+        (HERE / "checkpoints" / f"{name}.json").write_text(text, encoding="ascii")
+        print(f"{name}: {', '.join(stored)}", flush=True)
 
 
-def check(program: list[str], environ: dict[str, str]) -> None:
+def run(program: list[str], environ: dict[str, str]) -> None:
     done = run_program(program, cwd=HERE, env=environ, timeout=1200)
     assert done.returncode == 0, done.stderr[-5_000:]
 
 
 def files(checkpoint: Path) -> dict[str, str | None]:
     """Each file by its path: its bytes as Latin-1, or None where it has rows."""
-    kept: dict[str, str | None] = {}
+    contents: dict[str, str | None] = {}
     for path in sorted(checkpoint.rglob("*")):
         name = path.relative_to(checkpoint).as_posix()
         if path.is_dir() or path.name.startswith(".") or name.startswith("sources/"):
             continue
         rows = name.startswith("state/") and path.name != "schema"
-        kept[name] = None if rows else path.read_bytes().decode("latin-1")
-    return kept
+        contents[name] = None if rows else path.read_bytes().decode("latin-1")
+    return contents
 
 
 if __name__ == "__main__":
