@@ -225,6 +225,16 @@ def test_a_job_that_has_gone_on_is_looked_at_again(restore: Restore) -> None:
     assert evidence.check_operators(newest)
 
 
+def test_a_join_whose_versions_are_being_removed_is_looked_at_again(restore: Restore) -> None:
+    join = restore("left outer join")
+    (join / "state/0/0/right-keyToNumValues/1.delta").unlink()
+    first = CheckpointLog(join).plan(0)
+    assert first is not None
+    evidence = Evidence(join, None, Declaration.parse({**QUERY, "retention": "2h"}), [])  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="has gone on beyond batch 0"):
+        evidence.check_operators(first)
+
+
 def test_rule1_an_operator_that_is_left_out_is_refused_while_the_job_goes_on(restore: Restore) -> None:
     changed = restore("changed")
     evidence = Evidence(changed, None, Declaration.parse({**QUERY, **HELD}), [])  # type: ignore[arg-type]
@@ -243,6 +253,15 @@ def test_a_store_whose_files_are_not_known_is_named_and_its_operators_are_declar
     (window / "state/0/0/_metadata/schema").write_bytes(b"\x00\x02v3")
     with pytest.raises(Unsupported, match="default has no schema that can be read"):
         check(window, **HELD, operators=["aggregation"])
+
+
+def test_an_entry_without_settings_is_read(restore: Restore) -> None:
+    limit = restore("limit")
+    entry = limit / "offsets/1"
+    version, settings, *lines = entry.read_text().split("\n")
+    entry.write_text("\n".join([version, json.dumps({**json.loads(settings), "conf": None}), *lines]))
+    with pytest.raises(Unsupported, match="provider: none is named"):
+        check(limit)
 
 
 def test_an_unknown_operator_is_refused_before_its_provider_is_spoken_of(restore: Restore) -> None:

@@ -257,7 +257,7 @@ class Evidence:
         if plan.state_stores not in PROVIDERS and self._declared.operators is None:
             raise Unsupported(
                 f"{self._checkpoint}",
-                f"Spark before 4.0 does not name its operators, and the files of the state store {plan.state_stores or 'of an entry without settings'} are not known, so they do not show which operators the query has now",
+                f"Spark before 4.0 does not name its operators, and the files of its state stores are not known (provider: {plan.state_stores or 'none is named'}), so they do not show which operators the query has now",
                 f"Declare them all, as state/0, state/1 and so on have them: operators = {json.dumps(words)}.",
             )
 
