@@ -4,6 +4,9 @@ Start `lowwater serve --data lowwater-data`, then in another terminal:
     python examples/jobs/delta_to_delta.py
 It fills the first table, waits until the sums are complete, and ends. You will see two hours. The
 second table says itself how far it is complete, so its readers need no authority.
+
+A filter needs no `drive`, no `stamp` and no window: give `stage.foreach_batch` the filtered table.
+What such a table says of itself is one batch behind the authority, which hears of each commit.
 """
 
 from pathlib import Path
@@ -22,6 +25,7 @@ SETTINGS = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "2",  # of a small table; Delta takes 50 otherwise
 }
 
 

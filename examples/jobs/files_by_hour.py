@@ -3,7 +3,9 @@
 Start `lowwater serve --data lowwater-data`, then in another terminal:
     python examples/jobs/files_by_hour.py
 It reads the files that are there, and ends; run it again when there are more, for example by cron.
-You will see two hours. rome has sold until 13:40, but the hour from eleven on waits for paris.
+You will see two hours, and who holds the next one: rome has sold until 13:40, but paris has not.
+To run it for ever, leave out each `trigger` and the first `await_termination()`. Both queries run
+side by side then, and the second `query.await_termination()` does not end.
 """
 
 import json
@@ -31,6 +33,8 @@ def deliver(shop: str) -> None:
 
 
 if __name__ == "__main__":
+    with lowwater.connect() as lw:
+        lw.topology()  # without an authority it ends here, in seconds
     builder = SparkSession.builder.config("spark.sql.session.timeZone", "UTC")
     spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
     if not (FOLDER / "in").exists():
@@ -46,6 +50,7 @@ if __name__ == "__main__":
     )
     query = source.foreach_batch(sales, lambda rows, batch: None, checkpoint=CHECKPOINTS / "sales", trigger=ONCE)
     query.await_termination()
+    held_by = ", ".join(query.stage_status().waiting_for)
 
     # The sums. `drive` takes the place of `withWatermark`: an hour waits for all shops.
     stage = lws.stage(spark, "hourly", inputs=["sales"], key="shop", event_time="at", stamp=sf.col("hour"))
@@ -57,5 +62,5 @@ if __name__ == "__main__":
     query.await_termination()
 
     with lowwater.connect() as lw:
-        print(f"hourly is complete until {lw.get('hourly')['hourly'].low}")
+        print(f"hourly is complete until {lw.get('hourly')['hourly'].low}, and sales waits for {held_by}")
     spark.read.parquet(str(FOLDER / "hourly")).sort("hour", "shop").show()

@@ -4,6 +4,8 @@ It needs `pip install confluent-kafka`, and one broker: at localhost:9092, or na
 `lowwater serve --data lowwater-data`, then in another terminal:
     python examples/jobs/kafka_to_kafka.py
 It makes two topics and five clicks. Partition 1 is three hours behind, and all its clicks count.
+You will see two rows, and who holds the next hours. Start a job of yours again on the same
+checkpoints, always.
 """
 
 import os
@@ -40,6 +42,8 @@ def make_topics(spark: SparkSession) -> None:
 
 
 if __name__ == "__main__":
+    with lowwater.connect() as lw:
+        lw.topology()  # without an authority it ends here, in seconds
     spark = SparkSession.builder.config(map={**SETTINGS}).getOrCreate()
     make_topics(spark)
     topic = {"subscribe": "clicks", "startingOffsets": "earliest", "lowwater.brokers": "1", **KAFKA}
@@ -59,11 +63,12 @@ if __name__ == "__main__":
         batch.write_kafka(hours.select(sf.to_json(sf.struct("*")).alias("value")), "click-counts", options=KAFKA)
 
     hours = counts.select(sf.col("window.start").alias("hour"), "page", "count")
-    stage.foreach_batch(hours, write, checkpoint=FOLDER / "click-counts")
+    query = stage.foreach_batch(hours, write, checkpoint=FOLDER / "click-counts")
 
-    with lowwater.connect() as lw:  # a job of yours runs on: spark.streams.awaitAnyTermination()
+    with lowwater.connect() as lw:  # a job of yours runs on: query.await_termination()
         print(f"click-counts is complete until {lw.wait('click-counts', until='2013-01-09T12:00Z', timeout=300).low}")
+        print(lw.why("click-counts").sentence)
     written = {"subscribe": "click-counts", "kafka.isolation.level": "read_committed", **KAFKA}
     spark.read.format("kafka").options(**written).load().selectExpr("string(value)").sort("value").show(truncate=False)
-    for query in spark.streams.active:
-        query.stop()
+    for running in spark.streams.active:
+        running.stop()

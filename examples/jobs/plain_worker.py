@@ -3,7 +3,8 @@
 Start `lowwater serve --data lowwater-data`, then in another terminal:
     python examples/jobs/plain_worker.py
 It delivers two sample files, adds up what is there, and ends. You will see the hours that are
-complete. The hour from eleven on is open, because paris has not passed its end.
+complete. The hour from eleven on is open, because paris has not passed its end. By cron it is the
+same: between two runs its workers have left in good order, and `why` calls them stopped.
 """
 
 from collections import Counter
@@ -39,8 +40,13 @@ def add_up(lw: lowwater.Client) -> str:
             for sale in file.read_text().splitlines():
                 time, cents = sale.split(",")
                 totals[datetime.fromisoformat(time).replace(minute=0)] += int(cents)
-        open_hour = seen.low.datetime().replace(minute=0, second=0, microsecond=0)
-        closed = [f"{hour:%Y-%m-%d %H:%M} {totals[hour]:5}\n" for hour in sorted(totals) if hour < open_hour]
+        if seen.low.unknown:
+            return ""  # a shop has promised nothing yet
+        open_hour = None  # when all shops have finished, every hour is complete
+        if not seen.low.finished:
+            open_hour = seen.low.datetime().replace(minute=0, second=0, microsecond=0)
+        hours = [hour for hour in sorted(totals) if open_hour is None or hour < open_hour]
+        closed = [f"{hour:%Y-%m-%d %H:%M} {totals[hour]:5}\n" for hour in hours]
         (FOLDER / "totals.txt").write_text("".join(closed))  # 3. then write the result,
         lease.advance(seen, oldest=open_hour)  # 4. and then say how far it is complete
         lease.flush()

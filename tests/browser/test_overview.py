@@ -54,7 +54,8 @@ def test_what_is_over_is_grey_and_what_failed_is_red_with_its_error(lw: lowwater
         lw.register(name)
         lease = lw.worker(name).claim()
         remarks = lowwater.Remarks(ended=True, failure=failure)
-        lease.advance(None, oldest=None, frontier=int(time.time() * 1e6), remarks=remarks)
+        frontier = int(time.time() * 1e6)
+        lease.advance(None, oldest=None, frontier=frontier, waiting_for="<b>paris.csv", remarks=remarks)
         lease.flush(60)
     page = tab.open()
     expect(page.locator("h1")).to_contain_text("Nothing is late yet, but hourly has failed")
@@ -65,6 +66,7 @@ def test_what_is_over_is_grey_and_what_failed_is_red_with_its_error(lw: lowwater
     expect(page.locator("tbody tr")).to_have_count(1)
     page.locator("tr.row-stopped a", has_text="archive").click()
     expect(page.locator(".lead-state")).to_contain_text("stopped")
+    expect(page.locator(".waits")).to_have_text("Waited for<b>paris.csv")
 
 
 def test_search_finds_all_and_is_in_the_address(browser: Browser, server: Serving, story: Story, tab: Watched) -> None:

@@ -102,8 +102,8 @@ def releases_again() -> None:
     """A release of unknown outcome is repeated."""
     released = Calls.release
 
-    def wrong(self: Any, computation: str, sequencer: int) -> Any:
-        call = released(self, computation, sequencer)
+    def wrong(self: Any, computation: str, sequencer: int, failure: str | None = None) -> Any:
+        call = released(self, computation, sequencer, failure)
         object.__setattr__(call, "repeatable", True)
         return call
 

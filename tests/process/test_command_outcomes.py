@@ -114,6 +114,20 @@ def test_every_command_exits_with_each_code_that_is_documented_and_with_no_other
         patience = ["--timeout", "50ms"] if name == "wait" else []
         # On a busy machine it takes a while to hear that nobody is there.
         expect(3, name, "flights", *rest, *patience, *NOBODY, "--answer-within", "500ms", text=" there")
+    expect(1, "promise", "sales", "--until", LATE, "--after", SOON, lw=lw, text="sales is not registered, and --after")
+    expect(0, "promise", "sales", "--until", SOON, lw=lw)
+    assert next(iter(lw.ranges("sales"))).remarks.ended, "a promise by a script leaves no worker that looks dead"
+    expect(0, "promise", "sales", "--until", "2013-01-09T12:00Z", lw=lw, text="sales is at 2013-01-09T14:00:00Z")
+    expect(1, "promise", "sales", "--until", LATE, "--after", "2013-01-09T14:01Z", lw=lw, text="2013-01-09T14:00:00Z")
+    lw.register("sums", inputs=["sales"])
+    expect(2, "promise", "sums", "--until", SOON, lw=lw, text="sums reads sales")
+    expect(2, "promise", "flights", "--until", LATE, lw=lw, text="exec-7 on")
+    with lw.worker("sales", name="by hand") as worker:
+        worker.claim().advance(None, oldest=lowwater.Watermark(1_357_740_000_000_000), frontier=LATE)
+    expect(2, "promise", "sales", "--until", LATE, "--after", SOON, lw=lw, text="by hand on")
+    assert lw.get("sales")["sales"].low == lowwater.Watermark(1_357_740_000_000_000), "its record is not passed"
+    expect(0, "promise", "sales", "--until", "finished", "--after", SOON, "--take-over", lw=lw)
+    expect(3, "promise", "sales", "--until", SOON, *NOBODY, "--answer-within", "500ms", text="running there?")
     expect(2, "watch", "flihgts", lw=lw, text="did you mean flights?")
     expect(0, "tasks", "list", "flights", lw=lw)
     expect(2, "tasks", "list", "flihgts", lw=lw, text="did you mean flights?")
@@ -261,6 +275,22 @@ def test_watch_in_a_pipe_tells_once_of_silence_and_once_of_its_end(lw: lowwater.
             pass
         watching.terminate()
         assert watching.stderr.read() == "", "each is said once"
+
+
+def test_wait_tells_of_silence_and_waits_on(lw: lowwater.Client, server: Serving) -> None:
+    command = [sys.executable, "-m", "lowwater.cli", "wait", "flights", "--until", "finished"]
+    with subprocess.Popen(
+        [*command, "--address", server.address], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stderr is not None
+        server.kill()
+        line = waiting.stderr.readline()
+        assert line.startswith("lowwater wait: no answer for "), line
+        assert line.endswith(f" from {server.address}; still waiting\n")
+        server.start()
+        lw.worker("flights").claim().finish()
+        assert waiting.stdout.readline() == "flights is finished\n"
 
 
 def test_to_be_told_to_stop_twice_is_no_traceback(lw: lowwater.Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from examples.daily_close.__main__ import main as daily_close
 from examples.flights.advise import main as advise
 from examples.zombie.__main__ import main as zombie
 from tests.kit.program import run_program
-from tests.kit.times import at
+from tests.kit.times import at, mark
 from tests.process.serving import Serving
 
 JOBS = Path(__file__).parents[2] / "examples" / "jobs"
@@ -36,6 +37,27 @@ def test_a_job_to_copy_prints_what_is_complete_also_when_it_runs_again(
     for _ in range(2):
         done = run_program([sys.executable, JOBS / f"{job}.py"], cwd=tmp_path, env=environment)
         assert (done.stdout, done.returncode) == (printed, 0), done.stderr
+
+
+def test_a_log_is_promised_until_its_last_whole_line_and_closes_no_hour_by_the_clock(
+    server: Serving, lw: lowwater.Client, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "LOWWATER_ADDRESS": server.address}
+    folder = tmp_path / "follow_log"
+    for hour, ended in ((11, "5Z GET /\n2013-01-09T12:00Z GE"), (12, "T /\n")):
+        with subprocess.Popen([sys.executable, JOBS / "follow_log.py"], cwd=tmp_path, env=environment) as run:
+            try:
+                lw.wait("requests", until=at(hour - 1), timeout=60)
+                assert lw.get("requests")["requests"].low == mark(hour - 1)
+                with (folder / "access.log").open("a") as log:
+                    log.write(ended)
+                lw.wait("requests", until=at(hour), timeout=60)
+                assert f"waiting for a line of follow_log/access.log after {hour}:59" in str(lw.why("requests"))
+            finally:
+                run.terminate()
+        assert run.returncode == 0
+        assert "which stopped at" in str(lw.why("requests"))
+    assert (folder / "totals.txt").read_text() == "2013-01-09 09:00 2\n2013-01-09 10:00 1\n2013-01-09 11:00 1\n"
 
 
 def test_the_command_of_airflow_2_exits_with_0_or_1_and_says_who_is_late(server: Serving, lw: lowwater.Client) -> None:

@@ -175,9 +175,15 @@ def block(page: str, text: str) -> str:
 
 def test_the_program_of_readme_and_what_asks_about_it(reader: Reader) -> None:
     reader.python(block("README.md", "lowwater.connect"))
-    assert reader.printed == block("README.md", "Z\n") == "2013-01-09T14:00:00Z\n"
+    assert reader.printed == block("README.md", "00:00Z\n") == "2013-01-09T14:00:00Z\n"
     reader.python(block("client/README.md", "lw.why"))
     assert reader.printed.startswith("hourly is at ")
+    reader.program("upload.py", "print('uploads')")
+    assert block("README.md", "upload.py") == block("docs/operate/schedule.md", "upload.py 13")
+    reader.sh(block("README.md", "upload.py"))
+    assert reader.printed == "uploads\nsales is at 2013-01-09T14:00:00Z\n"
+    reader.sh(block("docs/operate/schedule.md", "upload.py 14"))
+    assert reader.printed == "uploads\nsales is at 2013-01-09T15:00:00Z\n"
     reader.program("spark-submit", "echo starts $*")
     reader.sh(block("docs/operate/schedule.md", "lowwater wait"))
     assert reader.printed.endswith("starts report.py 2013-01-09T13:00Z\n")

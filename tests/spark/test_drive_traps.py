@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import cast
 
 import pytest
 from pyspark.sql import Column, DataFrame
@@ -94,6 +95,7 @@ def test_a_machine_that_was_too_busy_is_tried_again(
     driven.await_watermark(at(10))
     assert driven.rows == counts(rows, at(10))
     assert "stage starts again" in caplog.text
+    assert not driven.spark.streams.awaitAnyTermination(cast("int", 0.001)), "the first start does not end the program"
 
 
 def test_several_controls_say_everything_again_after_a_restart(driven: Driven, lw: lowwater.Client) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from scripts.jars import SETS
 from tests.kit.kafka import Kafka
+from tests.kit.program import run_program
 from tests.process.serving import Serving
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -42,14 +45,34 @@ def run(
 
 def test_files_by_hour(run: Callable[[str], list[str]]) -> None:
     rows = ["09:00:00 paris 300", "09:00:00 rome 250", "10:00:00 rome 120"]
-    assert run("files_by_hour") == ["hourly is complete until 2013-01-09T11:00:00Z", "hour shop cents", *rows]
+    held = "hourly is complete until 2013-01-09T11:00:00Z, and sales waits for paris (at 2013-01-09T11:20:00Z)"
+    assert run("files_by_hour") == [held, "hour shop cents", *rows]
+
+
+def test_filter_files(run: Callable[[str], list[str]], authority: Serving) -> None:
+    lines = re.findall(r"python examples/jobs/(.+\n?.+ lowwater promise .+)", (JOBS / "upload.py").read_text("utf-8"))
+    assert len(lines) == 2
+    environment = {
+        **os.environ,
+        "LOWWATER_ADDRESS": authority.address,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    rows = []
+    for hour, line in zip((9, 10), lines, strict=True):
+        done = run_program(["bash", "-c", f"python {JOBS}/{line}"], env=environment)
+        assert done.returncode == 0, done.stderr
+        rows.append(f"b {hour:02}:40:00 700")
+        until = f"2013-01-09T{hour + 1}:00:00Z"
+        assert run("filter_files") == [f"large is complete until {until}", "shop at cents", *rows]
 
 
 def test_kafka_to_kafka(run: Callable[[str], list[str]], kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BROKER", kafka.address)
     hour = '{"hour":"2013-01-09T09:00:00.000Z","page":"%s","count":%d}'
     rows = [hour % ("a", 1), hour % ("b", 2)]
-    assert run("kafka_to_kafka") == ["click-counts is complete until 2013-01-09T12:00:00Z", "value", *rows]
+    complete, why, *table = run("kafka_to_kafka")
+    assert (complete, table) == ("click-counts is complete until 2013-01-09T12:00:00Z", ["value", *rows])
+    assert re.search("held by clicks all keys on clicks-1 .* it waits for partition 1 of clicks ", why), why
 
 
 def test_delta_to_delta(run: Callable[[str], list[str]]) -> None:

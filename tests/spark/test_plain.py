@@ -51,7 +51,7 @@ def test_a_plain_query_follows_and_tells_breaches(flow: PlainFlow, lw: lowwater.
     flow.eventually(lambda: low(lw, "stage") == mark(12), "it goes on")
     assert query.stage_status().late_rows == 1
     query.stop()
-    assert "which stopped at " in str(lw.why("stage")), "an orderly end is told from a hang"
+    assert "stage itself stopped at " in lw.why("stage").sentence, "an orderly end is told from a hang"
 
 
 @pytest.mark.parametrize("trigger", [{"availableNow": True}, pytest.param({"once": True}, marks=pytest.mark.long)])

@@ -178,3 +178,19 @@ def test_who_answers_for_the_one_that_holds_comes_last_with_what_to_do() -> None
     assert (bare.promise, bare.answers) == (None, "")
     assert str(bare).splitlines() == [bare.sentence, *(hop.sentence for hop in bare)]
     assert bare.hops[:-1] == why.hops[:-1], "nobody else is blamed for a promise"
+
+
+def test_neighbours_that_are_alike_are_told_as_one() -> None:
+    low = Watermark(NOW - 2 * HOUR)
+    keys = [bytes([number]) if number else b"" for number in range(4)]
+    alike = [replace(held(low), start=start, end=end) for start, end in zip(keys, [*keys[1:], b""], strict=True)]
+    why = explained("flights", [view("flights", -2 * HOUR)], ranges(*alike[::-1]))
+    assert why.sentence.startswith("flights is at ")
+    assert "held by flights all keys on exec-7 (host-3), alive" in why.sentence
+    assert "more of its key ranges" not in why.sentence
+    assert (why.guilty.holding, [(holder.start, holder.end) for holder in why.guilty.holders]) == (4, [(b"", b"")])
+    other = replace(alike[1], worker="exec-8")
+    why = explained("flights", [view("flights", -2 * HOUR)], ranges(alike[0], other, *alike[2:]))
+    assert "held by flights [.., 0x01) on exec-7 (host-3), alive" in why.sentence
+    assert "and by 3 more of its key ranges" in why.sentence
+    assert "(4 of" not in str(why), "three stand for all"

@@ -207,7 +207,9 @@ def recounted(computation: Computation) -> tuple[Counter[str], int, int]:
         if whole and entry.owner.state is not GroupState.RETIRED:
             states["finished"] += 1
         else:
-            states["never_claimed" if entry.owner.state is GroupState.NEVER else entry.owner.state.name.lower()] += 1
+            stopped = entry.owner.state is GroupState.UNOWNED and entry.owner.remarks == Remarks(ended=True)
+            named = {GroupState.NEVER: "never_claimed", GroupState.UNOWNED: "stopped" if stopped else "unowned"}
+            states[named.get(entry.owner.state, entry.owner.state.name.lower())] += 1
     low = computation.published.low
     holding = [entry for entry in ranges if entry.value <= low < MAX]
     return states, len(holding), min((e.owner.last_report for e in holding if e.owner.last_report), default=0)

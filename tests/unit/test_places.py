@@ -19,12 +19,14 @@ from lowwater_authority.serve import CannotServe, choose_places
         ([], "127.0.0.1:7420", "127.0.0.1:7421"),
         (["--access", "access.toml"], "0.0.0.0:7420", "0.0.0.0:7421"),
         (["--listen", "0.0.0.0:7420"], "0.0.0.0:7420", "0.0.0.0:7421"),
-        (["--listen", "[::]:1"], "[::]:1", "[::]:7421"),
+        (["--listen", "[::]:1"], "[::]:1", "[::]:2"),
+        (["--listen", "a:0"], "a:0", "a:0"),
+        (["--listen", "a:65535", "--http", "a:1"], "a:65535", "a:1"),
         (["--http", "0.0.0.0:1"], "127.0.0.1:7420", "0.0.0.0:1"),
         (["--http", "off"], "127.0.0.1:7420", "off"),
         (["--store", "redis://redis", "--advertise", "127.0.0.1:7420"], "127.0.0.1:7420", "127.0.0.1:7421"),
         (["--store", "redis://redis", "--advertise", "a:1", "--access", "x"], "0.0.0.0:7420", "0.0.0.0:7421"),
-        (["--store", "redis://redis", "--advertise", "a:1", "--listen", "a:1"], "a:1", "a:7421"),
+        (["--store", "redis://redis", "--advertise", "a:1", "--listen", "a:1"], "a:1", "a:2"),
     ],
 )
 def test_only_this_machine_may_call_unless_somebody_says_otherwise(flags: list[str], listen: str, http: str) -> None:
@@ -36,6 +38,12 @@ def test_only_this_machine_may_call_unless_somebody_says_otherwise(flags: list[s
 def test_a_shard_that_others_could_not_reach_does_not_start() -> None:
     args = parser().parse_args(["--store", "redis://redis", "--advertise", "lowwater-0:7420"])
     with pytest.raises(CannotServe, match=r"lowwater-0:7420 is for other machines.*--access FILE.*--listen 0\.0\.0\.0"):
+        choose_places(args)
+
+
+def test_the_last_port_leaves_none_for_the_metrics() -> None:
+    args = parser().parse_args(["--listen", "a:65535"])
+    with pytest.raises(CannotServe, match=r"^--listen a:65535 leaves no port for the metrics: pass --http$"):
         choose_places(args)
 
 

@@ -52,10 +52,9 @@ def test_it_is_shown_beside_the_ranges_of_its_claim_until_the_next_report() -> N
     assert shown(d) == ["", "nothing of the other's"]
 
 
-def test_it_goes_with_its_worker() -> None:
+def test_it_goes_with_its_worker_unless_that_one_released_its_ranges() -> None:
     d = Driver()
     ways: tuple[Callable[[int], object], ...] = (
-        d.release,
         lambda _: d.claim(b"", b""),
         lambda _: d.claim(b"", b"m"),  # the rest is cut off, and nobody's
         lambda _: d.retire(force=True),
@@ -103,17 +102,21 @@ def test_remarks_reach_the_reader_of_the_watermark_and_of_a_worker_that_left_its
         assert alone is not None, "so is what is waited for"
         assert alone.waiting_for == text
     driver.core.report(
-        GroupReport(owner, column([10]), remarks=REMARKS), sender=b"s", number=(1, 9), required=NO_FOLD, now=driver.now
+        GroupReport(owner, column([10]), waiting_for=FILE, remarks=REMARKS),
+        sender=b"s",
+        number=(1, 9),
+        required=NO_FOLD,
+        now=driver.now,
     )
     driver.settle()
 
-    def freed() -> tuple[RangeState, Remarks, int]:
+    def freed() -> tuple[RangeState, Remarks, str, int]:
         [range_], _ = driver.core.map.all_ranges(10)
         view = wire.range_view(codec.key_range_message(range_))
-        return view.state, view.remarks, view.last_report_micros
+        return view.state, view.remarks, view.waiting_for, view.last_report_micros
 
     driver.now += SECOND
-    end = RangeState.UNOWNED, Remarks(ended=True, failure=REMARKS.failure), driver.now
+    end = RangeState.UNOWNED, Remarks(ended=True, failure=REMARKS.failure), FILE, driver.now
     driver.release(owner)
     assert freed() == end
     driver.crash()

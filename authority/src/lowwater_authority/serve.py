@@ -106,6 +106,8 @@ OPTIONS: Final[Sequence[tuple[str, Any]]] = (
 GRACE_SECONDS: Final = 5.0
 """Seconds that running calls may take after the process was told to stop."""
 
+_LAST_PORT: Final = 65_535
+
 FAILED: Final = 2
 """Exit code of a process that could not serve, or had to end by itself: that of every command for
 errors."""
@@ -129,16 +131,17 @@ def address(text: str, flag: str) -> tuple[str, int]:
     """Return host and port of an argument. Raises CannotServe."""
     host, _, port = text.rpartition(":")
     # gRPC would take the port modulo 65536.
-    if not host or not port.isdecimal() or int(port) > 65_535:
+    if not host or not port.isdecimal() or int(port) > _LAST_PORT:
         raise CannotServe(f"{flag} takes HOST:PORT, for example 127.0.0.1:7420, not {text!r}")
     return host, int(port)
 
 
 def choose_places(args: argparse.Namespace) -> None:
-    """Set the defaults of ``--listen`` and ``--http``.
+    """Set the defaults of ``--listen`` and ``--http``, which is at the next port.
 
     Without access rules every caller may do everything. So without ``--access`` the default is an
-    address that only this machine reaches. Raises CannotServe when other shards could not reach it.
+    address that only this machine reaches. Raises CannotServe when other shards could not reach it,
+    and when there is no next port.
     """
     if args.listen is None and args.access is None:
         advertised = getattr(args, "advertise", "")
@@ -159,8 +162,11 @@ def choose_places(args: argparse.Namespace) -> None:
     elif args.listen is None:
         args.listen = f"0.0.0.0:{args.port}"
     if args.http is None:
-        host, _ = address(args.listen, "--listen")
-        args.http = f"{host}:{args.port + 1}"
+        host, port = address(args.listen, "--listen")
+        if port == _LAST_PORT:
+            msg = f"--listen {args.listen} leaves no port for the metrics: pass --http"
+            raise CannotServe(msg)
+        args.http = f"{host}:{port and port + 1}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

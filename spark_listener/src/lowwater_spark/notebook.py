@@ -28,7 +28,8 @@ def _at(watermark: Watermark) -> str:
 
 def _query_line(query: QueryStatus) -> str:
     problem = f", {query.problem}" if query.problem else ""
-    return f"{query.computation}: {query.state}, {counted(query.rows, 'row')}, {_at(query.published)}{problem}"
+    rows = f"{counted(query.rows, 'row')}, {query.late_rows:,} late"
+    return f"{query.computation}: {query.state}, {rows}, {_at(query.published)}{problem}"
 
 
 def _attached_line(status: AttachStatus) -> str:

@@ -614,7 +614,8 @@ class Stage:
                 run.drive = driving
             owned = client if self.client is None else None
             in_python = driving is not None or any(source.pace for source in run.checked.sources)
-            query = (started_surely if in_python else started)(writer, name)
+            streams = self.spark.streams
+            query = started_surely(writer, name, streams) if in_python else started(writer, name)
             tracked = TrackedQuery(run, query, interval=self.interval, owned=owned, driving=driving)
             _running.add(tracked)
             return tracked

@@ -142,7 +142,7 @@ def add_listen(parse: argparse.ArgumentParser, port: int) -> None:
     parse.add_argument(
         "--http",
         metavar="HOST:PORT",
-        help=f"for /metrics and /healthz, or 'off' (default: port {port + 1} of the host of --listen)",
+        help="for /metrics and /healthz, or 'off' (default: the port after that of --listen)",
     )
     parse.set_defaults(port=port)
 

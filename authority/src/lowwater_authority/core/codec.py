@@ -242,6 +242,7 @@ def group(group: Group, values: Int64s, since: Int64s) -> tuple[bytes, bytes]:
         kept=slice_budgets(group.slice_budgets),
         released=released,
         failure=group.remarks.failure if released else "",
+        waiting_for=group.waiting_for if released else "",
     )
     if group.arrived_before is not None:
         message.arrived_before.frontier_micros, message.arrived_before.recent = group.arrived_before
@@ -273,6 +274,7 @@ def group_from(message: pb.Group, bounds: Iterable[bytes]) -> tuple[Group, Int64
         order=(message.generation, message.ordinal),
         slice_budgets=slice_budgets_from(message.kept),
         remarks=Remarks(ended=True, failure=message.failure) if message.released else NO_REMARKS,
+        waiting_for=message.waiting_for,
     )
     if message.HasField("arrived_before"):
         group.arrived_before = message.arrived_before.frontier_micros, message.arrived_before.recent

@@ -432,13 +432,19 @@ class Computation:
         report = self.layout_report if self._layout_reporter == sequencer else None
         return None if report is None else report.layout
 
-    def release(self, sequencer: int, now: int) -> None:
-        """Leave a claim's ranges unowned, holding their values. Raises StaleSequencer."""
+    def release(self, sequencer: int, now: int, failure: str | None = None) -> None:
+        """Leave a claim's ranges unowned, holding their values. Raises StaleSequencer.
+
+        ``failure``: first line of the error that ended its worker, or empty; None: as its last
+        report says.
+        """
         group = self._owned(sequencer)
         self.staged.flush(self.map)
         op = pb.Release(sequencer=sequencer)
         if group.heard:
-            op.failure = group.remarks.failure
+            op.failure, op.waiting_for = group.remarks.failure, group.waiting_for
+        if failure is not None:
+            op.failure = failure
         self._apply_release(op, now)
         self.staged.append(pb.Op(release=op))
 
@@ -449,6 +455,7 @@ class Computation:
         # A process that has not heard of the worker does not know whether it had failed, and older
         # releases of the authority did not note it.
         group.remarks = Remarks(ended=True, failure=op.failure) if op.HasField("failure") else NO_REMARKS
+        group.waiting_for = op.waiting_for
         self.masses.changed(group)
         self._forget_dead_batches()
 

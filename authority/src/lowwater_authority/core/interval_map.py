@@ -214,7 +214,7 @@ class IntervalMap:
                 group.worker,
                 group.host,
                 group.last_report,
-                (group.ahead_at(place) or group.waiting_for) if owned else "",
+                (owned and group.ahead_at(place)) or (group.waiting_for if owned or group.remarks.ended else ""),
                 group.remarks if owned or group.remarks.ended else NO_REMARKS,
                 group.claimed if owned else 0,
             ),
@@ -275,7 +275,8 @@ class IntervalMap:
         copied = Group(0, group.bounds.part(low, high + 1, max(start, group.bounds[low])), 0, state)
         copied.come_from(group)
         if group.state is GroupState.UNOWNED:
-            copied.remarks = group.remarks  # whether its worker has ended is known wherever the keys go
+            # Whether its worker has ended is known wherever the keys go.
+            copied.remarks, copied.waiting_for = group.remarks, group.waiting_for
         slots = slice(group.base + low, group.base + high)
         return copied, self.columns.values[slots].copy(), self.columns.since[slots].copy()
 

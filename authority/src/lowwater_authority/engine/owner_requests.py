@@ -245,9 +245,14 @@ class OwnerRequests:
 
         return self._requests.rounds.write(stage, without=without)
 
-    async def release(self, name: str, sequencer: int) -> None:
-        """Leave a claim's ranges unowned. Raises StaleSequencer."""
-        await self._requests.write(lambda round_: self._requests.touch(round_, name).release(sequencer, round_.now))
+    async def release(self, name: str, sequencer: int, failure: str | None = None) -> None:
+        """Leave a claim's ranges unowned. Raises StaleSequencer.
+
+        ``failure``: as of Computation.release.
+        """
+        await self._requests.write(
+            lambda round_: self._requests.touch(round_, name).release(sequencer, round_.now, failure)
+        )
         log.info("a claim of %s was released", name, extra=event("released", computation=name, sequencer=sequencer))
 
     async def retire(

@@ -95,7 +95,7 @@ OPERATION: Final = _gauge(
 )
 RANGES: Final = _gauge(
     "ranges",
-    "Key ranges: never_claimed, owned, unowned, finished (of claims that are as a whole) or retired. Counted every 5 s.",
+    "Key ranges: never_claimed, owned, unowned, stopped (released in good order), finished (of claims that are as a whole) or retired. Counted every 5 s.",
     "state",
 )
 HOLDING: Final = _gauge("holding_ranges", "Key ranges at the low watermark, which hold it there. Counted every 5 s.")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lowwater_authority.core.computation import Computation, View
+    from lowwater_authority.core.groups import Group
     from lowwater_authority.core.interval_map import IntervalMap
     from lowwater_authority.engine.shard import Shard
 
@@ -33,6 +34,7 @@ SLICE: Final = 0.002
 """Seconds of a survey before other tasks run. One computation is always counted in one piece."""
 
 FINISHED: Final = "finished"
+STOPPED: Final = "stopped"
 STATES: Final = {
     GroupState.NEVER: "never_claimed",
     GroupState.OWNED: "owned",
@@ -47,7 +49,8 @@ class RangeCounts(NamedTuple):
     """Counts of the ranges of one computation."""
 
     states: dict[str, int]
-    """Number of ranges by state. "finished" counts ranges of wholly finished claims."""
+    """Number of ranges by state. "finished" counts ranges of wholly finished claims, and "stopped"
+    those that their worker released in good order."""
     holding: int
     """Number of ranges at the low watermark, or lowered below it by their owner; 0 if finished."""
     last_report: int
@@ -64,15 +67,21 @@ def counted(ranges: IntervalMap, low: int, recovered: int) -> RangeCounts:
     ``recovered``: processing time since which it is served here. O(claims), and the cost of
     Columns.at_most.
     """
-    states = dict.fromkeys([*STATES.values(), FINISHED], 0)
+    states = dict.fromkeys([*STATES.values(), STOPPED, FINISHED], 0)
     for group in ranges.run_groups():
-        states[FINISHED if group.finished else STATES[group.state]] += group.live_count
+        stopped = group.state is GroupState.UNOWNED and _in_good_order(group)
+        state = FINISHED if group.finished else STOPPED if stopped else STATES[group.state]
+        states[state] += group.live_count
     if low == MAX:
         return RangeCounts(states, 0, 0, stopped=False)
     holding, groups = ranges.holding(low)
     reports = (group.last_report or (recovered if group.state is GroupState.OWNED else 0) for group in groups)
-    stopped = all(group.remarks.ended and not group.remarks.failure for group in groups)
+    stopped = all(map(_in_good_order, groups))
     return RangeCounts(states, holding, min((time for time in reports if time), default=0), stopped)
+
+
+def _in_good_order(group: Group) -> bool:
+    return group.remarks.ended and not group.remarks.failure
 
 
 class RangeSurvey:

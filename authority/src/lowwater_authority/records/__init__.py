@@ -1,4 +1,4 @@
 """Generated from proto/lowwater/journal/v1 by scripts/generate_protos.py: do not edit, run `make gen`.
 
-Made from: sha256 37e6ea1e7595191a12d0be70739b35d8838aa8f5eab9c8e92c4bb0f139316480
+Made from: sha256 f6471cbff42952f62a5fc783984726e08b49cfc43111d5ff8a18a78fb9cefe7a
 """

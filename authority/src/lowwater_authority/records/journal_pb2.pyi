@@ -645,6 +645,7 @@ class Release(google.protobuf.message.Message):
 
     SEQUENCER_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
+    WAITING_FOR_FIELD_NUMBER: builtins.int
     sequencer: builtins.int
     """Sequencer of the claim."""
     failure: builtins.str
@@ -652,14 +653,17 @@ class Release(google.protobuf.message.Message):
     known, because its worker had not reported since the authority restarted, or from a release of
     the authority that did not note it.
     """
+    waiting_for: builtins.str
+    """What its worker waited for by its last report, in the worker's words; empty: nothing, or unknown."""
     def __init__(
         self,
         *,
         sequencer: builtins.int = ...,
         failure: builtins.str | None = ...,
+        waiting_for: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_failure", b"_failure", "failure", b"failure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_failure", b"_failure", "failure", b"failure", "sequencer", b"sequencer"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_failure", b"_failure", "failure", b"failure", "sequencer", b"sequencer", "waiting_for", b"waiting_for"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_failure", b"_failure"]) -> typing.Literal["failure"] | None: ...
 
 Global___Release: typing_extensions.TypeAlias = Release
@@ -1522,6 +1526,7 @@ class Group(google.protobuf.message.Message):
     KEPT_FIELD_NUMBER: builtins.int
     RELEASED_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
+    WAITING_FOR_FIELD_NUMBER: builtins.int
     sequencer: builtins.int
     """Sequencer of the claim; 0 for an unclaimed part."""
     live: builtins.bytes
@@ -1560,6 +1565,8 @@ class Group(google.protobuf.message.Message):
     """First line of the error that ended the worker that has released it; empty: it was stopped in
     good order.
     """
+    waiting_for: builtins.str
+    """What the worker that has released it waited for; empty: nothing, or unknown."""
     @property
     def bounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """Bounds of the ranges: n + 1 of n ranges."""
@@ -1620,9 +1627,10 @@ class Group(google.protobuf.message.Message):
         kept: collections.abc.Iterable[Global___Kept] | None = ...,
         released: builtins.bool = ...,
         failure: builtins.str = ...,
+        waiting_for: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["arrivals", b"arrivals", "arrived_before", b"arrived_before", "mass", b"mass"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "arrived_before", b"arrived_before", "bounds", b"bounds", "failure", b"failure", "generation", b"generation", "granted", b"granted", "handles", b"handles", "host", b"host", "kept", b"kept", "last_report_micros", b"last_report_micros", "live", b"live", "mass", b"mass", "mass_known", b"mass_known", "micros", b"micros", "oldest_operation_micros", b"oldest_operation_micros", "ordinal", b"ordinal", "recent", b"recent", "released", b"released", "request_id", b"request_id", "senders", b"senders", "sequencer", b"sequencer", "since", b"since", "stand_ins", b"stand_ins", "state", b"state", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "arrived_before", b"arrived_before", "bounds", b"bounds", "failure", b"failure", "generation", b"generation", "granted", b"granted", "handles", b"handles", "host", b"host", "kept", b"kept", "last_report_micros", b"last_report_micros", "live", b"live", "mass", b"mass", "mass_known", b"mass_known", "micros", b"micros", "oldest_operation_micros", b"oldest_operation_micros", "ordinal", b"ordinal", "recent", b"recent", "released", b"released", "request_id", b"request_id", "senders", b"senders", "sequencer", b"sequencer", "since", b"since", "stand_ins", b"stand_ins", "state", b"state", "waiting_for", b"waiting_for", "worker", b"worker"]) -> None: ...
 
 Global___Group: typing_extensions.TypeAlias = Group
 

@@ -251,6 +251,11 @@ def mass(message: workers_pb2.Mass) -> Mass:
     return Mass(starts, counts, message.recent, own, tuple(others), unknown=message.unknown)
 
 
+def failure(field: str, words: str) -> str:
+    """Decode the first line of a worker's error, without secrets. Raises InvalidArgument."""
+    return shortened(without_secrets(_words(field, words)), MAX_WAITING_FOR)
+
+
 def group(message: workers_pb2.GroupReport) -> GroupReport:
     """Decode the state of one claim in a report. Raises InvalidArgument."""
     if len(message.computation) > NAME_BYTES:
@@ -260,8 +265,7 @@ def group(message: workers_pb2.GroupReport) -> GroupReport:
     if waiting_for:
         waiting_for = shortened(without_passwords(_words("waiting_for", waiting_for)), MAX_WAITING_FOR)
     if remarks.failure:
-        failure = without_secrets(_words("remarks.failure", remarks.failure))
-        remarks = remarks._replace(failure=shortened(failure, MAX_WAITING_FOR))
+        remarks = remarks._replace(failure=failure("remarks.failure", remarks.failure))
     return GroupReport(
         message.sequencer,
         int64s(message.watermarks_micros),

@@ -93,7 +93,8 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:  # noqa: N802
         """Release all ranges of a claim."""
         await self.services.reach(request.computation)
-        await self.services.shard.owners.release(request.computation, request.sequencer)
+        failure = codec.failure("failure", request.failure) if request.HasField("failure") else None
+        await self.services.shard.owners.release(request.computation, request.sequencer, failure)
         return pb.ReleaseResponse()
 
     @refusing

@@ -19,7 +19,7 @@ from lowwater._drive.tasks.runtimes import Runtimes
 from lowwater.core.call import Call, Gather
 from lowwater.core.calls import Calls, Published, based_on, full_name
 from lowwater.core.checks import known_name, offering
-from lowwater.core.claims import CLOSE_TIMEOUT, Claimant
+from lowwater.core.claims import CLOSE_TIMEOUT, Claimant, failure_of
 from lowwater.core.intervals import Closings, Gap, Interval, IntervalView, bounds_of, gap_of, upstream_below
 from lowwater.core.settings import Settings
 from lowwater.core.slices import parts_of
@@ -600,17 +600,21 @@ class Client:
         return ClientStatistics(runtime.reporter.statistics(), watcher, runtime.connection.router.refused)
 
     async def close(self) -> None:
-        """End the client's workers, tasks and connection. Ranges hold where they are.
+        """End the client's workers, tasks and connection.
 
-        Waits at most five seconds in all for the last states of all workers to become durable.
-        Calls that wait raise Closed.
+        Ranges hold where they are, and stay their workers'. Leaving the client as a context manager
+        releases them too, as leaving a worker does. Waits at most five seconds in all for the last
+        states of all workers to become durable. Calls that wait raise Closed.
         """
+        await self._close(None)
+
+    async def _close(self, failure: str | None) -> None:
         if self._runtimes.closed:
             return
         deadline = self._surroundings.monotonic() + CLOSE_TIMEOUT
         try:
             for worker in list(self._workers):
-                await worker.retire(deadline)
+                await worker.retire(deadline, failure)
         finally:
             runtime = self._runtimes.close()
             if runtime is not None:
@@ -619,8 +623,8 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        await self._close(failure_of(error))
 
     def _runtime(self) -> Runtime:
         return self._runtimes.get()

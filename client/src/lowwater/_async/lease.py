@@ -12,7 +12,8 @@ from typing import Final, SupportsIndex, cast
 from lowwater import errors
 from lowwater._async.runtime import Runtime
 from lowwater.core import checks
-from lowwater.core.claims import CLOSE_TIMEOUT, Grant
+from lowwater.core.attempts import AWAY
+from lowwater.core.claims import CLOSE_TIMEOUT, GOODBYE_TIMEOUT, Grant, failure_of
 from lowwater.core.columns import Column, is_one
 from lowwater.core.fold import Fold, fold_of, injector_fold
 from lowwater.core.lateness import Arrived
@@ -234,12 +235,36 @@ class Lease:
                 if state.lost_all:
                     self._runtime.reporter.reporting.remove(state)
 
-    async def retire(self, deadline: float) -> None:
-        """Stop reporting; waits until a monotonic time for the last state to become durable."""
-        if not self._ended_here:
-            await self._drain(deadline)
-            self._closed = _WORKER_CLOSED
-            self._runtime.reporter.remove(self._state)
+    async def retire(self, deadline: float) -> str:
+        """Stop reporting; waits until a monotonic time for the last state to become durable.
+
+        Returns why the authority has refused that state; empty when it has not.
+        """
+        if self._ended_here:
+            return ""
+        refused = await self._drain(deadline)
+        self._closed = _WORKER_CLOSED
+        self._runtime.reporter.remove(self._state)
+        return refused
+
+    async def give_back(self, deadline: float, failure: str) -> None:
+        """Release the ranges of a retired lease, as far as it still has them.
+
+        ``failure``: first line of the error that ended its worker; empty: it ended in good order.
+        After a monotonic time, or when the authority does not answer, the ranges hold, and stay the
+        worker's.
+        """
+        left = deadline - self._monotonic()
+        if self._closed != _WORKER_CLOSED or self._pid != os.getpid() or self._state.finished_all or left <= 0:
+            return
+        runtime = self._runtime
+        try:
+            call = runtime.calls.release(self.computation, self.sequencer, failure)
+            await runtime.call(call, min(GOODBYE_TIMEOUT, left))
+        except errors.StaleSequencer:
+            pass  # a newer claim has the ranges
+        except errors.LowwaterError as error:
+            logger.info("%s is left without a release of its ranges, which hold: %s", self.computation, error)
 
     # -- what needs no network ---------------------------------------------------------------------
 
@@ -334,13 +359,16 @@ class Lease:
         first = max(0, bisect_right(self.bounds, start, 0, count) - 1)
         return range(first, bisect_left(self.bounds, end, 0, count) if end else count)
 
-    async def _drain(self, deadline: float) -> None:
+    async def _drain(self, deadline: float) -> str:
+        """Wait for the last state until a monotonic time; returns its refusal, or nothing."""
         if self._settled:
-            return
+            return ""
         try:
             await self._runtime.reporter.flush(self._state, max(0.0, deadline - self._monotonic()))
         except errors.LowwaterError as error:
             logger.warning("leaving %s with its last state not durable: %s", self.computation, error)
+            return "" if isinstance(error, AWAY) else failure_of(error)
+        return ""
 
 
 def _reference(newest: int, fold: Fold) -> int:

@@ -12,7 +12,7 @@ from lowwater._async.runtime import Runtime
 from lowwater._drive.tasks.runtimes import Runtimes
 from lowwater.core import checks
 from lowwater.core.calls import based_on
-from lowwater.core.claims import CLOSE_TIMEOUT, Claimant, closed_worker, no_inputs
+from lowwater.core.claims import CLOSE_TIMEOUT, Claimant, closed_worker, failure_of, no_inputs
 from lowwater.core.cover import Cover
 from lowwater.core.fold import Reading
 from lowwater.core.surroundings import Surroundings
@@ -25,8 +25,9 @@ __all__ = ["Worker"]
 class Worker:
     """A process that owns key ranges of one computation. Use it as an async context manager.
 
-    Leaving it ends its reports, and its ranges hold where they are; only ``Lease.finish()`` lets
-    readers past them for good. Without a generation, claims count in the order in which they
+    Leaving it releases its ranges, which hold where they are, and says that the worker has stopped,
+    or failed by the error that leaves it. Only ``Lease.finish()`` lets readers past them for good.
+    Without a generation, claims count in the order in which they
     arrive. Then the delayed claim of a process that died can take ranges from a living one, which
     has to claim again. A generation that grows with each run rules that out.
     """
@@ -168,14 +169,23 @@ class Worker:
         return self._runtimes.get()
 
     async def close(self) -> None:
-        """Stop reporting, after the last states are durable or five seconds. The ranges hold."""
+        """Stop reporting, after the last states are durable or five seconds.
+
+        The ranges hold, and stay the worker's: the authority calls it silent after a while.
+        """
         await self.retire(self._surroundings.monotonic() + CLOSE_TIMEOUT)
 
-    async def retire(self, deadline: float) -> None:
-        """Close the worker for its client, waiting until a monotonic time at most."""
+    async def retire(self, deadline: float, failure: str | None = None) -> None:
+        """Close the worker for its client, waiting until a monotonic time at most.
+
+        ``failure``: release the ranges too, as Lease.give_back does. None: they stay the worker's.
+        """
         self.closed = True
-        for lease in tuple(self._leases):  # an interrupted call can be repeated
-            await lease.retire(deadline)
+        leases = tuple(self._leases)
+        refusals = [await lease.retire(deadline) for lease in leases]  # an interrupted call can be repeated
+        if failure is not None:
+            for lease, refused in zip(leases, refusals, strict=True):
+                await lease.give_back(deadline, failure or refused)
         self._leases = _leases()
         if self._reader is not None:
             self._reader.close()
@@ -183,8 +193,8 @@ class Worker:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        await self.retire(self._surroundings.monotonic() + CLOSE_TIMEOUT, failure_of(error))
 
 
 def _leases() -> Cover[Lease]:

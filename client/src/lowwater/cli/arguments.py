@@ -42,6 +42,7 @@ _GROUPS: Final = {
         "status",
         "watch",
         "why",
+        "promise",
         "wait",
         "complete",
         "publish",
@@ -231,6 +232,20 @@ def parser() -> CommandParser:
     _slices(watch)
 
     _named(commands, "why", "who holds a computation: the root cause in a sentence, then one per hop upstream")
+
+    promise = _named(commands, "promise", "promise for a source that nothing older than a time will come")
+    _until(promise)
+    promise.add_argument(
+        "--after",
+        type=parse_time,
+        metavar="TIME",
+        help="only if everything before this time is promised already; exits 1 otherwise",
+    )
+    promise.add_argument(
+        "--take-over",
+        action="store_true",
+        help="even if another program has reported the source: it has no work left, and will not run again",
+    )
 
     wait = _named(commands, "wait", "wait until everything before a time is here (exits 0; 1 at the end of --timeout)")
     _until(wait)

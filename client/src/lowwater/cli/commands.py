@@ -32,7 +32,7 @@ from lowwater.core.slices import slices_of
 from lowwater.core.text import counted, duration, on_one_line
 from lowwater.core.why import find_culprits, find_slices
 from lowwater.core.words import holder_words, severity
-from lowwater.views import Promise, Shards, WatermarkView
+from lowwater.views import Promise, RangeState, Shards, WatermarkView
 from lowwater.watermark import Watermark
 
 __all__ = ["COMMANDS", "open_client", "run"]
@@ -45,6 +45,9 @@ _REDRAW_SECONDS: Final = 1.0
 
 _ASK_SECONDS: Final = 0.2
 """Pause between two questions about a shard that is being drained."""
+
+_PROMISER: Final = "promise"
+"""Name of the worker that `lowwater promise` claims with."""
 
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
@@ -220,7 +223,7 @@ def watch(lw: Client, args: argparse.Namespace) -> int:
     if sys.stdout.isatty() and not args.json:
         return _live(lw, args)
     reader_left = _tell_when_the_reader_leaves(lw)
-    _tell_of_silence_of(lw, "watch")
+    _tell_of_silence_of(lw, "watch", "what was shown last stands")
     printed: set[str] = set()
     blame = _Blame(lw)
     for view in lw.watch(*_with_slices(lw, args)):
@@ -289,14 +292,16 @@ def _tell_when_the_reader_leaves(lw: Client) -> threading.Event:
     return reader_left
 
 
-def _tell_of_silence_of(lw: Client, command: str) -> None:
-    threading.Thread(target=_tell_of_silence, args=(lw, command), name="lowwater-silence", daemon=True).start()
+def _tell_of_silence_of(lw: Client, command: str, meanwhile: str) -> None:
+    arguments = lw, command, meanwhile
+    threading.Thread(target=_tell_of_silence, args=arguments, name="lowwater-silence", daemon=True).start()
 
 
-def _tell_of_silence(lw: Client, command: str) -> None:
+def _tell_of_silence(lw: Client, command: str, meanwhile: str) -> None:
     """Say once when the authority falls silent, and once when it answers again.
 
-    Without this a silent authority would look like one whose watermarks do not change.
+    ``meanwhile`` says what the command does until then. Without this a silent authority would look
+    like one whose watermarks do not change.
     """
     clock, began, silent = threading.Event(), time.monotonic(), False
     with suppress(errors.Closed):
@@ -307,9 +312,7 @@ def _tell_of_silence(lw: Client, command: str) -> None:
                 continue
             silent = not silent
             shards = f" of {', '.join(watcher.unserved)}" if watcher.unserved else ""
-            message = (
-                f"no answer{shards} for {duration(seconds)} from {lw.settings.address}; what was shown last stands"
-            )
+            message = f"no answer{shards} for {duration(seconds)} from {lw.settings.address}; {meanwhile}"
             say(command, message if silent else "the authority answers again")
 
 
@@ -367,8 +370,53 @@ def why(lw: Client, args: argparse.Namespace) -> int:
     return 3 if explanation.guilty.cause is Cause.CANNOT_TELL else 0
 
 
+def promise(lw: Client, args: argparse.Namespace) -> int:
+    """Promise that nothing older than a time will come.
+
+    Returns 1 if something before ``--after`` is not promised yet. Changes nothing then.
+    """
+    view = lw.get(args.name)[args.name]
+    if view.inputs:
+        msg = f"{args.name} reads {', '.join(view.inputs)}, so it goes as far as they do: only a source is promised for"
+        raise errors.InvalidArgument(msg, metadata={"fix": "name the source that your script brings in"})
+    if args.after is not None and view.low < args.after:
+        stands = f"{args.name} {_stands(view.low)}" if view.registered else f"{args.name} is not registered"
+        failure = errors.InvalidArgument(
+            f"nothing is promised: {stands}, and --after is {args.after}",
+            metadata={"fix": "bring in what is missing, and promise once without --after"},
+        )
+        return fail("promise", failure, as_json=args.json, code=1)
+    if not view.registered:
+        lw.register(args.name)
+    if view.low < args.until:
+        _promise(lw, args)
+        view = lw.get(args.name)[args.name]
+    low = max(view.low, args.until)
+    return answer(args, {"computation": args.name, **render.times("low", low)}, f"{args.name} {_stands(low)}")
+
+
+def _promise(lw: Client, args: argparse.Namespace) -> None:
+    """Claim all keys and promise. Raises OwnedRanges where another program has promised before."""
+    for claim in lw.ranges(args.name, limit=1000):
+        if claim.state is RangeState.RETIRED:
+            msg = f"an operator has retired keys of {args.name}, and a promise for all keys would bring them back"
+            raise errors.OwnedRanges(msg, metadata={"fix": "let a program claim the other keys, and promise for them"})
+        if claim.worker not in {"", _PROMISER} and not args.take_over:
+            msg = f"{claim.worker} on {claim.host} reports {args.name}, and may have records left that a promise passes"
+            fix = "let that program promise, or pass --take-over when it has no work left and will not run again"
+            raise errors.OwnedRanges(msg, metadata={"fix": fix})
+    with lw.worker(args.name, name=_PROMISER) as worker:
+        lease = worker.claim()
+        if args.until.finished:
+            lease.finish()
+        else:
+            lease.advance(None, oldest=None, frontier=args.until)
+            lease.flush()
+
+
 def wait(lw: Client, args: argparse.Namespace) -> int:
     """Wait until a computation is complete to a time."""
+    _tell_of_silence_of(lw, "wait", "still waiting")
     try:
         view = lw.wait(args.name, args.until, args.timeout, registered=not args.even_unregistered)
     except errors.Timeout as error:
@@ -416,7 +464,7 @@ def _publish(lw: Client, args: argparse.Namespace) -> int:
     from lowwater.cli.publish import publish
 
     if not args.once:
-        _tell_of_silence_of(lw, "publish")
+        _tell_of_silence_of(lw, "publish", "no interval is published meanwhile")
     return publish(lw, args)
 
 
@@ -579,6 +627,7 @@ COMMANDS: Final[dict[str, Callable[[Client, argparse.Namespace], int]]] = {
     "status": status,
     "watch": watch,
     "why": why,
+    "promise": promise,
     "wait": wait,
     "complete": complete,
     "publish": _publish,

@@ -50,8 +50,8 @@ function _shtab_lowwater_using
   test "$_shtab_lowwater_cmdpath" = "$argv"
 end
 
-set -g _shtab_lowwater_commands serve demo journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' global region references 'references list' 'references show' 'references adopt' 'references move' 'references cancel-move' 'references write-off' 'references arrived' 'references automatic' 'references policy' 'references forget' 'references register' 'references recover' status watch why wait complete publish ranges history advise reset retire hot split merge move set-inputs drop shards drain pin slices 'slices list' 'slices split' tasks 'tasks list' 'tasks create-group' 'tasks configure' 'tasks create' 'tasks take' 'tasks output' 'tasks renew' 'tasks done' 'tasks release' completion
-set -g _shtab_lowwater_opts_with_value --access --address --adopt-again-after --advertise --answer-within --as --at --authority --below --ca --cert --config --configuration --cursor --data --dead-after --delay --deployment --digest --end --every --expect-deployment --fenced --forget-dropped --from --global --group --http --into --key --last --lease --limit --listen --log-format --lost --may --name --namespace --old-token --output --owner --page --page-host --payload --peer-ca --picture --port --progress --promises --query --regions --seconds --server-token --since --start --state --store --suspect-after --team --timeout --tls-cert --tls-client-ca --tls-key --to --until --version --wait --window --worker
+set -g _shtab_lowwater_commands serve demo journal 'journal copy' 'journal show' access 'access token' 'access hash' 'access check' global region references 'references list' 'references show' 'references adopt' 'references move' 'references cancel-move' 'references write-off' 'references arrived' 'references automatic' 'references policy' 'references forget' 'references register' 'references recover' status watch why promise wait complete publish ranges history advise reset retire hot split merge move set-inputs drop shards drain pin slices 'slices list' 'slices split' tasks 'tasks list' 'tasks create-group' 'tasks configure' 'tasks create' 'tasks take' 'tasks output' 'tasks renew' 'tasks done' 'tasks release' completion
+set -g _shtab_lowwater_opts_with_value --access --address --adopt-again-after --advertise --after --answer-within --as --at --authority --below --ca --cert --config --configuration --cursor --data --dead-after --delay --deployment --digest --end --every --expect-deployment --fenced --forget-dropped --from --global --group --http --into --key --last --lease --limit --listen --log-format --lost --may --name --namespace --old-token --output --owner --page --page-host --payload --peer-ca --picture --port --progress --promises --query --regions --seconds --server-token --since --start --state --store --suspect-after --team --timeout --tls-cert --tls-client-ca --tls-key --to --until --version --wait --window --worker
 
 complete -c lowwater -e
 complete -c lowwater -f
@@ -67,7 +67,7 @@ complete -c lowwater -n '_shtab_lowwater_using serve' -l expect-deployment -x -d
 complete -c lowwater -n '_shtab_lowwater_using serve' -l advertise -x -d 'where clients and shards reach this one; needed with --store'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l dead-after -x -d 'a shard that is silent for so long loses what it serves to the others; one whose process has died, after less than a third of it; the same for all (default: 1.5)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l listen -x -d 'for gRPC; port 0 picks one (default: 0.0.0.0:7420 with --access; without it 127.0.0.1:7420, which only this machine reaches)'
-complete -c lowwater -n '_shtab_lowwater_using serve' -l http -x -d 'for /metrics and /healthz, or '"'"'off'"'"' (default: port 7421 of the host of --listen)'
+complete -c lowwater -n '_shtab_lowwater_using serve' -l http -x -d 'for /metrics and /healthz, or '"'"'off'"'"' (default: the port after that of --listen)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l page -x -d 'where a process of its own beside this one serves the status page, or '"'"'off'"'"' (default: the port after that of --http, and off with --http off or where lowwater-page is not installed)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l page-host -x -d 'names by which browsers reach the page, as behind a proxy; *.example.org stands for all that end so, * for all (default: its addresses, localhost, and the names of --page and of this machine)'
 complete -c lowwater -n '_shtab_lowwater_using serve' -l tls-cert -xka "(__fish_complete_path (commandline -ct))" -d 'certificate, and those between it and the root, for all that is served; turns TLS on'
@@ -114,7 +114,7 @@ complete -c lowwater -n '_shtab_lowwater_using global' -l store -x -d 'journal i
 complete -c lowwater -n '_shtab_lowwater_using global' -l deployment -x -d 'which deployment of the store (default: global)'
 complete -c lowwater -n '_shtab_lowwater_using global' -l expect-deployment -x -d 'serve only the journal of this server token, and begin no other: a volume that is not mounted is refused (lowwater status --json and the line journal_created have the token)'
 complete -c lowwater -n '_shtab_lowwater_using global' -l listen -x -d 'for gRPC; port 0 picks one (default: 0.0.0.0:7430 with --access; without it 127.0.0.1:7430, which only this machine reaches)'
-complete -c lowwater -n '_shtab_lowwater_using global' -l http -x -d 'for /metrics and /healthz, or '"'"'off'"'"' (default: port 7431 of the host of --listen)'
+complete -c lowwater -n '_shtab_lowwater_using global' -l http -x -d 'for /metrics and /healthz, or '"'"'off'"'"' (default: the port after that of --listen)'
 complete -c lowwater -n '_shtab_lowwater_using global' -l suspect-after -x -d 'a region that is silent for so long is suspect; nothing moves by that (default: 30s)'
 complete -c lowwater -n '_shtab_lowwater_using global' -l adopt-again-after -x -d 'for so long after an adoption, and after the start, nothing is adopted without an operator (default: 10m)'
 complete -c lowwater -n '_shtab_lowwater_using global' -l tls-cert -xka "(__fish_complete_path (commandline -ct))" -d 'certificate, and those between it and the root, for all that is served; turns TLS on'
@@ -293,6 +293,20 @@ complete -c lowwater -n '_shtab_lowwater_using why' -l ca -xka "(__fish_complete
 complete -c lowwater -n '_shtab_lowwater_using why' -l cert -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s certificates (default: LOWWATER_CERT)'
 complete -c lowwater -n '_shtab_lowwater_using why' -l key -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s key (default: LOWWATER_KEY)'
 complete -c lowwater -n '_shtab_lowwater_using why; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
+complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a promise -d 'Promise for a source that nothing older than a time will come.'
+complete -c lowwater -n '_shtab_lowwater_using promise' -s h -l help -d 'show this help message and exit'
+complete -c lowwater -n '_shtab_lowwater_using promise' -l json -d 'answer in JSON, for programs; docs/reference/cli.md lists the fields'
+complete -c lowwater -n '_shtab_lowwater_using promise' -l address -x -d 'address of the authority, or of one or more of its shards; the port is 7420 if none is named (default: LOWWATER_ADDRESS or localhost:7420)'
+complete -c lowwater -n '_shtab_lowwater_using promise' -l namespace -x -d 'namespace of names that have none; without names, only computations of this namespace are shown'
+complete -c lowwater -n '_shtab_lowwater_using promise' -l answer-within -x -d 'how long an answer may take (default: 5s)'
+complete -c lowwater -n '_shtab_lowwater_using promise' -l server-token -x -d 'token of the deployment that must answer'
+complete -c lowwater -n '_shtab_lowwater_using promise' -l ca -xka "(__fish_complete_path (commandline -ct))" -d 'certificates to trust; turns TLS on (default: LOWWATER_CA)'
+complete -c lowwater -n '_shtab_lowwater_using promise' -l cert -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s certificates (default: LOWWATER_CERT)'
+complete -c lowwater -n '_shtab_lowwater_using promise' -l key -xka "(__fish_complete_path (commandline -ct))" -d 'this client'"'"'s key (default: LOWWATER_KEY)'
+complete -c lowwater -n '_shtab_lowwater_using promise' -l until -x -d 'an event time, exclusive, like 2013-01-09T14:00Z; or finished'
+complete -c lowwater -n '_shtab_lowwater_using promise' -l after -x -d 'only if everything before this time is promised already; exits 1 otherwise'
+complete -c lowwater -n '_shtab_lowwater_using promise' -l take-over -d 'even if another program has reported the source: it has no work left, and will not run again'
+complete -c lowwater -n '_shtab_lowwater_using promise; and test $_shtab_lowwater_npos -eq 0' -ka "(lowwater status --names --answer-within 1s 2>/dev/null)" -d 'the computation'
 complete -c lowwater -n '_shtab_lowwater_using; and test $_shtab_lowwater_npos -eq 0' -a wait -d 'Wait until everything before a time is here (exits 0; 1 at the end of --timeout).'
 complete -c lowwater -n '_shtab_lowwater_using wait' -s h -l help -d 'show this help message and exit'
 complete -c lowwater -n '_shtab_lowwater_using wait' -l json -d 'answer in JSON, for programs; docs/reference/cli.md lists the fields'

@@ -24,6 +24,7 @@ _shtab_lowwater_commands() {
     merge:'Ask the owner of a computation to make one key range of several.'
     move:'Ask the owner of a computation to run a key range in a task.'
     pin:'Make a shard serve a computation whenever the shard is there.'
+    promise:'Promise for a source that nothing older than a time will come.'
     publish:'Tell others of each complete interval, in order, by a marker file or a webhook.'
     ranges:'Key ranges of a computation, furthest behind first.'
     references:'Which region makes what: ask the global authority, and decide.'
@@ -242,7 +243,7 @@ _shtab_lowwater_global_options=(
   "--deployment[which deployment of the store (default\: global)]:NAME:"
   "--expect-deployment[serve only the journal of this server token, and begin no other\: a volume that is not mounted is refused (lowwater status --json and the line journal_created have the token)]:TOKEN:"
   "--listen[for gRPC\; port 0 picks one (default\: 0.0.0.0\:7430 with --access\; without it 127.0.0.1\:7430, which only this machine reaches)]:HOST:PORT:"
-  "--http[for \/metrics and \/healthz, or \'off\' (default\: port 7431 of the host of --listen)]:HOST:PORT:"
+  "--http[for \/metrics and \/healthz, or \'off\' (default\: the port after that of --listen)]:HOST:PORT:"
   "--suspect-after[a region that is silent for so long is suspect\; nothing moves by that (default\: 30s)]:T:"
   "--adopt-again-after[for so long after an adoption, and after the start, nothing is adopted without an operator (default\: 10m)]:T:"
   "--tls-cert[certificate, and those between it and the root, for all that is served\; turns TLS on]:PEM:_files"
@@ -371,6 +372,25 @@ _shtab_lowwater_pin_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_lowwater_pin_defaults_added=0
+
+_shtab_lowwater_promise_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--json[answer in JSON, for programs\; docs\/reference\/cli.md lists the fields]"
+  "--address[address of the authority, or of one or more of its shards\; the port is 7420 if none is named (default\: LOWWATER_ADDRESS or localhost\:7420)]:HOST:PORT,...:"
+  "--namespace[namespace of names that have none\; without names, only computations of this namespace are shown]:NAME:"
+  "--answer-within[how long an answer may take (default\: 5s)]:T:"
+  "--server-token[token of the deployment that must answer]:TOKEN:"
+  "--ca[certificates to trust\; turns TLS on (default\: LOWWATER_CA)]:PEM:_files"
+  "--cert[this client\'s certificates (default\: LOWWATER_CERT)]:PEM:_files"
+  "--key[this client\'s key (default\: LOWWATER_KEY)]:PEM:_files"
+  "--until[an event time, exclusive, like 2013-01-09T14\:00Z\; or finished]:TIME:"
+  "--after[only if everything before this time is promised already\; exits 1 otherwise]:TIME:"
+  "--take-over[even if another program has reported the source\: it has no work left, and will not run again]"
+  ":the computation:_lowwater_names"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_lowwater_promise_defaults_added=0
 
 _shtab_lowwater_publish_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -666,7 +686,7 @@ _shtab_lowwater_serve_options=(
   "--advertise[where clients and shards reach this one\; needed with --store]:HOST:PORT:"
   "--dead-after[a shard that is silent for so long loses what it serves to the others\; one whose process has died, after less than a third of it\; the same for all (default\: 1.5)]:SECONDS:"
   "--listen[for gRPC\; port 0 picks one (default\: 0.0.0.0\:7420 with --access\; without it 127.0.0.1\:7420, which only this machine reaches)]:HOST:PORT:"
-  "--http[for \/metrics and \/healthz, or \'off\' (default\: port 7421 of the host of --listen)]:HOST:PORT:"
+  "--http[for \/metrics and \/healthz, or \'off\' (default\: the port after that of --listen)]:HOST:PORT:"
   "--page[where a process of its own beside this one serves the status page, or \'off\' (default\: the port after that of --http, and off with --http off or where lowwater-page is not installed)]:HOST:PORT:"
   "--page-host[names by which browsers reach the page, as behind a proxy\; \*.example.org stands for all that end so, \* for all (default\: its addresses, localhost, and the names of --page and of this machine)]:NAME,...:"
   "--tls-cert[certificate, and those between it and the root, for all that is served\; turns TLS on]:PEM:_files"
@@ -1049,6 +1069,7 @@ _shtab_lowwater() {
         merge) _arguments -C -s $_shtab_lowwater_merge_options ;;
         move) _arguments -C -s $_shtab_lowwater_move_options ;;
         pin) _arguments -C -s $_shtab_lowwater_pin_options ;;
+        promise) _arguments -C -s $_shtab_lowwater_promise_options ;;
         publish) _arguments -C -s $_shtab_lowwater_publish_options ;;
         ranges) _arguments -C -s $_shtab_lowwater_ranges_options ;;
         references) _shtab_lowwater_references ;;

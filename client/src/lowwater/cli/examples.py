@@ -14,6 +14,7 @@ examples:
   lowwater watch                             the same, live
   lowwater why hourly                        who holds it, walking upstream
   lowwater history hourly --last 48          when each of the last hours was complete
+  lowwater promise sales --until 2013-01-09T14:00Z
   lowwater wait hourly --until 2013-01-09T14:00Z --timeout 1h
   lowwater complete hourly --until 2013-01-09T14:00Z && publish-report
   lowwater journal copy /var/lib/lowwater redis://redis:6379#orders
@@ -70,6 +71,17 @@ example:
 
 The root cause comes first, then the way to it. The command exits with 3 if the
 authority cannot tell.
+""",
+    "promise": """\
+examples:
+  upload 13 && lowwater promise sales --until 2013-01-09T14:00Z
+  upload 13 && lowwater promise sales --until 2013-01-09T14:00Z --after 2013-01-09T13:00Z
+  lowwater promise sales --until finished
+
+For a source that a script or a job by cron brings in: promise when the data is
+where its readers look, and durable. The source is registered at the first
+promise. A promise cannot be taken back. --after refuses one that would leap
+over an hour that was not promised, for example because its upload failed.
 """,
     "wait": """\
 examples:

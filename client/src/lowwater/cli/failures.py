@@ -50,7 +50,7 @@ _FIXES: Final = {
     "TIMEOUT": "ask again later; --answer-within gives an answer more time",
     "UNAUTHENTICATED": "pass a token in LOWWATER_TOKEN or LOWWATER_TOKEN_FILE, or a certificate with --cert and --key",
     "UNAVAILABLE": "start `lowwater serve`, or pass its address with --address or LOWWATER_ADDRESS",
-    "UNKNOWN_COMPUTATION": "check the spelling and the namespace; `lowwater status` lists all names",
+    "UNKNOWN_COMPUTATION": "check the spelling and the namespace; `lowwater status` lists all names, and wait and watch take --even-unregistered",
 }
 """Fix on the command line, by the reason of an error that names none itself."""
 

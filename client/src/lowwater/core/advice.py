@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from lowwater.core.event_times import ROUNDING, EventTimes
 from lowwater.core.text import counted, duration, on_one_line
@@ -174,9 +174,13 @@ def advise(
             is lost as soon as it is not later than the watermark.
         since: Event time: only batches with rows at or after it count, and steps that end after it.
 
-    Raises ValueError for a delay or a window that is not a positive number of milliseconds.
+    Raises TypeError for a delay or a window that is no timedelta, and ValueError for one that is
+    not a positive number of milliseconds.
     """
     for length in (*delays, *(() if window is None else (window,))):
+        if not isinstance(cast("object", length), timedelta):
+            msg = f"delays and window are timedeltas, like timedelta(hours=1), not {length!r}"
+            raise TypeError(msg)
         if length <= timedelta() or length % timedelta(milliseconds=1):
             msg = f"{length.total_seconds():g} s is no length that Spark knows: give a positive number of milliseconds"
             raise ValueError(msg)

@@ -383,9 +383,9 @@ class Calls:
 
         return self.call(lambda stubs: stubs.workers.Claim, request, take, request.computation)
 
-    def release(self, computation: str, sequencer: int) -> Call[None]:
-        """Release a claim."""
-        request = workers_pb2.ReleaseRequest(computation=computation, sequencer=sequencer)
+    def release(self, computation: str, sequencer: int, failure: str | None = None) -> Call[None]:
+        """Release a claim. ``failure``: the error that ended its worker; None: it has said that."""
+        request = workers_pb2.ReleaseRequest(computation=computation, sequencer=sequencer, failure=failure)
         return self.call(lambda stubs: stubs.workers.Release, request, lambda _: None, computation, repeatable=False)
 
     def stage_task(

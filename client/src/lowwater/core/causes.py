@@ -60,7 +60,10 @@ class Cause(Enum):
 
     @property
     def trouble(self) -> bool:
-        """True when it moves only after somebody acts: no living worker is at it."""
+        """True when somebody has to act: no living worker is at it, and none was stopped there.
+
+        A worker that was stopped in good order may be one of a program that runs by cron.
+        """
         return self in _TROUBLE
 
 
@@ -69,7 +72,6 @@ _TROUBLE = {
     Cause.NEVER_CLAIMED,
     Cause.UNOWNED,
     Cause.SILENT,
-    Cause.STOPPED,
     Cause.FAILED,
     Cause.NOT_BEGUN,
 }
@@ -115,7 +117,8 @@ def quiet_words(holder: RangeView, now_micros: int) -> str:
     ago = duration(seconds_since(holder.last_report_micros, now_micros))
     match cause_of_range(holder, 0, now_micros):
         case Cause.STOPPED:
-            return f"which stopped at {clock_time(Watermark(holder.last_report_micros), now_micros)}"
+            waited = f" and waited for {on_one_line(holder.waiting_for)}" if holder.waiting_for else ""
+            return f"which stopped at {clock_time(Watermark(holder.last_report_micros), now_micros)}{waited}"
         case Cause.FAILED:
             return f"which failed {ago} ago: {on_one_line(holder.remarks.failure.rstrip('.'))}"
         case Cause.NOT_BEGUN if holder.claimed_micros:

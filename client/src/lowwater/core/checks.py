@@ -53,7 +53,7 @@ _MOST_SECONDS: Final = 1e9
 
 _YEAR_10000: Final = 253_402_300_800_000_000
 
-_MOST_WORDS: Final = 200
+MOST_WORDS: Final = 200
 """Most bytes of UTF-8 of one text that a worker reports."""
 
 _MOST_COUNTED: Final = 2**63 - 1
@@ -240,8 +240,8 @@ def operation(started: Any) -> int:
 def words(field: str, value: object) -> str:
     """Return a text of a worker that the authority accepts."""
     content = text(field, value)
-    if len(content.encode()) > _MOST_WORDS:
-        raise refused(field, content, f"at most {_MOST_WORDS} bytes of UTF-8")
+    if len(content.encode()) > MOST_WORDS:
+        raise refused(field, content, f"at most {MOST_WORDS} bytes of UTF-8")
     if _CONTROL.search(content):
         raise refused(field, content, "text without control characters")
     return content

@@ -11,14 +11,19 @@ from lowwater.core import checks, wire
 from lowwater.core.call import Call
 from lowwater.core.calls import Calls
 from lowwater.core.columns import Column, is_one
+from lowwater.core.events import shortened
 from lowwater.core.fold import Reading
 from lowwater.core.lease import LeaseState
 from lowwater.core.surroundings import Surroundings
+from lowwater.core.text import on_one_line, without_passwords
 from lowwater.v1 import workers_pb2
 from lowwater.views import slice_of
 from lowwater.watermark import EventTime, Watermarks, to_micros
 
-__all__ = ["CLOSE_TIMEOUT", "Claimant", "Grant", "closed_worker", "no_inputs"]
+__all__ = ["CLOSE_TIMEOUT", "GOODBYE_TIMEOUT", "Claimant", "Grant", "closed_worker", "failure_of", "no_inputs"]
+
+GOODBYE_TIMEOUT: Final = 1.0
+"""Most seconds that leaving a worker waits for the release of one claim: it is for people only."""
 
 CLOSE_TIMEOUT: Final = 5.0
 """Most seconds that leaving a worker waits for its last states to become durable."""
@@ -134,6 +139,27 @@ def no_inputs(computation: str) -> errors.InvalidArgument:
 def closed_worker() -> errors.Closed:
     """Return the error of a worker that was used after its end."""
     return errors.Closed("the worker is closed; lw.worker(...) makes a new one")
+
+
+def failure_of(error: BaseException | None) -> str:
+    r"""Return the first line of the error that leaves a worker, without passwords, for people.
+
+    It is empty when the worker ends in good order: by no error, an interrupt, a cancellation or an
+    exit without a failure.
+
+    >>> failure_of(None), failure_of(KeyboardInterrupt()), failure_of(SystemExit(0))
+    ('', '', '')
+    >>> failure_of(ValueError("no sale\nof today")), failure_of(SystemExit("no disk"))
+    ('ValueError: no sale', 'SystemExit: no disk')
+    """
+    if error is None or not (isinstance(error, Exception) or (isinstance(error, SystemExit) and error.code)):
+        return ""
+    try:
+        line = str(error).strip().partition("\n")[0]
+    except Exception as unprintable:  # noqa: BLE001  # an error of another's that cannot be shown
+        line = f"its text cannot be shown, {type(unprintable).__name__}"
+    words = f"{type(error).__name__}: {line}" if line else type(error).__name__
+    return shortened(on_one_line(without_passwords(words)), checks.MOST_WORDS)
 
 
 def _bounds(start: bytes, end: bytes, bounds: Sequence[bytes] | None) -> list[bytes]:

@@ -157,13 +157,13 @@ class Search(Question, Generic[Record]):
         """Take the end of a question and its error, if any; return the seconds until the next."""
         if isinstance(failure, grpc.RpcError):
             failure = error_of_call(failure, self._address)
-        if isinstance(failure, AWAY):
+        if failure is not None:
             logger.info("where %d computations are served could not be asked: %s", len(self._lost), failure)
+        if isinstance(failure, AWAY):
             self._router.failed(self._address)
         elif failure is not None:
             # The error may be older than this question. The streams meet it themselves, or serve
             # the lost computations.
-            logger.warning("where %d computations are served could not be asked: %s", len(self._lost), failure)
             for sought in list(self._lost.values()):
                 self._router.forget(sought.name)
                 self._find(sought)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final
 
 from lowwater import errors
@@ -21,7 +21,7 @@ from lowwater.core.text import (
     lag,
     on_one_line,
 )
-from lowwater.views import Promise, Ranges, RangeState, RangeView, WatermarkView
+from lowwater.views import NO_REMARKS, Promise, Ranges, RangeState, RangeView, WatermarkView
 from lowwater.watermark import Watermark
 
 __all__ = [
@@ -99,14 +99,16 @@ class Hop:
     upstream: str | None
     """Input at which the way continues; None at the root cause."""
     holders: tuple[RangeView, ...]
-    """First few key ranges that hold it, those in trouble first; empty when only an input holds
-    it."""
+    """First few key ranges that hold it, those in trouble first, and neighbours that are alike as
+    one; empty when only an input holds it."""
     sentence: str
     cause: Cause | None = None
     """Reason why it does not move; None when its input alone holds it."""
     holding: int = 0
     """Number of key ranges at its low watermark or below. Only asked for the root cause; 0
     elsewhere."""
+    unnamed: int = 0
+    """Number of those that the first of ``holders`` does not stand for."""
     slice_of: str = ""
     """Computation that it is a slice of; empty for no slice."""
     epoch: int = 0
@@ -264,8 +266,12 @@ class _Graph:
 
 
 def holdback_of(view: WatermarkView) -> int:
-    """Return the microseconds by which a watermark lags its inputs by design; 0 when unknown."""
-    return 0 if view.holder is None else view.holder.remarks.holdback_micros
+    """Return the microseconds by which a watermark lags its inputs by design.
+
+    0 when unknown, and when its worker has ended, which leaves what came since undone.
+    """
+    remarks = NO_REMARKS if view.holder is None else view.holder.remarks
+    return 0 if remarks.ended else remarks.holdback_micros
 
 
 def find_way(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> Way:
@@ -277,13 +283,14 @@ def find_way(name: str, views: Mapping[str, WatermarkView], now_micros: int) -> 
     lag by a second behind an input that is two hours late.
 
     Two rules come first. A computation in trouble (see :class:`Cause`) is the root cause however
-    little it adds so far, since it does not move before somebody acts. A computation downstream of
+    little it adds so far, since it does not move before somebody acts. A stopped one is not in
+    trouble: it may be a program that runs by cron. A computation downstream of
     it is named all the same when it adds more, and more than its rounding explains: what its worker
     holds back by design, or an hour when the worker does not report that. And a computation at one
     long operation is named before an input that lags less than ten times as much.
 
     A computation that lags by less than it holds back by design, such as a stage of windows, adds
-    nothing: the way continues upstream, unless it is in trouble itself.
+    nothing: the way continues upstream, unless it is in trouble or stopped itself.
 
     A computation that is cut waits for its slowest slice, and the slices wait for its inputs, so
     the way continues into that slice. It lags its slices by itself only while their reports are on
@@ -574,15 +581,31 @@ def _end(
         sentence = f"{where}: {_untold(unknown)}.{last}"
         return Hop(view.computation, view.low, behind, None, _holders(view.holder), sentence, Cause.CANNOT_TELL)
     # The ranges were read a moment after the watermark; a range above it does not hold it any more.
-    holding = [holder for holder in ranges if holder.watermark <= view.low]
-    causes = {id(holder): cause_of_range(holder, view.oldest_operation_micros, now_micros) for holder in holding}
+    holding = _merged([holder for holder in ranges if holder.watermark <= view.low])
+    causes = {holder: cause_of_range(holder, view.oldest_operation_micros, now_micros) for holder in holding}
     # A living owner may move by itself, so it comes after those in trouble.
-    holding.sort(key=lambda holder: not causes[id(holder)].trouble)
-    total = ranges.total if holding else 0
-    holders = tuple(holding[:_NAMED])
-    sentence = f"{where}: {_holders_in_words(view, holders, total, now_micros)}"
-    cause = causes[id(holders[0])] if holders else Cause.MOVED_ON
-    return Hop(view.computation, view.low, behind, None, holders, sentence, cause, total)
+    holders = tuple(sorted(holding, key=lambda holder: (not causes[holder].trouble, holder.watermark))[:_NAMED])
+    total = ranges.total if holders else 0
+    rest = total - sum(holding[holder] for holder in holders)
+    sentence = f"{where}: {_holders_in_words(view, holders, total, rest, now_micros)}"
+    if not holders:
+        return Hop(view.computation, view.low, behind, None, holders, sentence, Cause.MOVED_ON)
+    cause, unnamed = causes[holders[0]], total - holding[holders[0]]
+    return Hop(view.computation, view.low, behind, None, holders, sentence, cause, total, unnamed)
+
+
+def _merged(ranges: Iterable[RangeView]) -> dict[RangeView, int]:
+    """Return key ranges, neighbours that are alike as one, with the number that each stands for."""
+    merged: list[tuple[RangeView, int]] = []
+    for key_range in sorted(ranges, key=attrgetter("start")):
+        if merged:
+            before, count = merged[-1]
+            both = replace(before, end=key_range.end)
+            if before.end == key_range.start and both == replace(key_range, start=before.start):
+                merged[-1] = both, count + 1
+                continue
+        merged.append((key_range, 1))
+    return dict(merged)
 
 
 def _behind(view: WatermarkView, low: Watermark) -> float | None:
@@ -607,11 +630,13 @@ def _where(view: WatermarkView, graph: _Graph, now_micros: int) -> str:
     return where if _timeless(view.low) else f"{where}, {lag(view.low, now_micros)} behind the clock"
 
 
-def _holders_in_words(view: WatermarkView, holders: tuple[RangeView, ...], holding: int, now_micros: int) -> str:
+def _holders_in_words(
+    view: WatermarkView, holders: tuple[RangeView, ...], holding: int, rest: int, now_micros: int
+) -> str:
     if not holders:
         return "no key range says why; its workers have just moved on."
     named = "; ".join(held_words(holder, now_micros) for holder in holders)
-    more = f" ({len(holders)} of the {holding} key ranges that hold it)" if holding > len(holders) else ""
+    more = f" ({holding - rest} of the {holding} key ranges that hold it)" if rest else ""
     sentence = f"held by {named}{more}."
     if view.oldest_operation_micros and all(holder.state is RangeState.OWNED for holder in holders):
         running = duration(seconds_since(view.oldest_operation_micros, now_micros))
@@ -660,7 +685,10 @@ def _cause_sentence(
     at = f"is at {clock_time(first.watermark, now_micros)}, {lag(first.watermark, now_micros)} behind"
     about = f"{first.computation}{estimated} {'is unknown' if first.watermark.unknown else at}"
     sentence = f"{about}: {_root_words(root, graph, now_micros, unknown)}"
-    sentence += "".join(f"; {_adds(name, way.lags[name], graph, now_micros)}" for name in _also(way, root))
+    also, view = _also(way, root), views.get(first.computation)
+    sentence += "".join(f"; {_adds(name, way.lags[name], graph, now_micros)}" for name in also)
+    if first is not root and first.computation not in also and cause_of(view, now_micros) is Cause.STOPPED:
+        sentence += f"; {first.computation} itself {_stopped(view, now_micros)}"
     if way.others:
         sentence += f"; and just as much by {_listed([_briefly(views.get(name), name) for name in way.others])}"
     return sentence if sentence.endswith("?") else f"{sentence}."
@@ -686,11 +714,19 @@ def _adds(name: str, own_lag: int | None, graph: _Graph, now_micros: int) -> str
     view = graph.views[name]
     cause = cause_of(view, now_micros)
     doing = "in trouble as well" if cause.trouble else "alive"
+    if cause is Cause.STOPPED:
+        doing = _stopped(view, now_micros)
     if cause is Cause.BUSY:
         doing = f"at one operation for {duration(seconds_since(view.oldest_operation_micros, now_micros))}"
     against = "the clock" if own_lag == now_micros - view.low.micros else "the newest data"
     behind = "its slices" if graph.slices(view) else "its input" if view.inputs else against
     return f"{name} itself is {duration((own_lag or 0) / 1e6)} behind {behind}, and {doing}"
+
+
+def _stopped(view: WatermarkView | None, now_micros: int) -> str:
+    """Say when the worker of a computation stopped, which its holder tells."""
+    holder = None if view is None else view.holder
+    return "" if holder is None else quiet_words(holder, now_micros).removeprefix("which ")
 
 
 def _briefly(view: WatermarkView | None, name: str) -> str:
@@ -742,7 +778,7 @@ def _root_words(root: Hop, graph: _Graph, now_micros: int, unknown: errors.Lowwa
         return f"held by {root.computation}, {_without_range(root, graph, unknown)}"
     holder = root.holders[0]
     holder_words = f"held by {root.computation} {describe_range(holder.start, holder.end)}{_on(holder)}"
-    more = f", and by {root.holding - 1} more of its key ranges" if root.holding > 1 else ""
+    more = f", and by {root.unnamed} more of its key ranges" if root.unnamed else ""
     stood = duration(seconds_since(holder.since_micros, now_micros))
     match root.cause:
         case Cause.NEVER_CLAIMED | Cause.UNOWNED:

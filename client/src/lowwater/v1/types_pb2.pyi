@@ -234,8 +234,9 @@ class Range(google.protobuf.message.Message):
     only.
     """
     waiting_for: builtins.str
-    """What its worker waits for, in the worker's words, at most 200 bytes. Empty: the worker has
-    reported none, or no worker owns the range.
+    """What its worker waits for, in the worker's words, at most 200 bytes. When its worker has released
+    the range, it says what that worker waited for then. Empty: the worker has reported none, or
+    none owns or has released the range.
     """
     claimed_micros: builtins.int
     """Processing time, in microseconds, at which its owner claimed it. While last_report_micros is the

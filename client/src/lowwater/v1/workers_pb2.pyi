@@ -198,20 +198,28 @@ class ReleaseRequest(google.protobuf.message.Message):
     COMPUTATION_FIELD_NUMBER: builtins.int
     SEQUENCER_FIELD_NUMBER: builtins.int
     SERVER_TOKEN_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
     computation: builtins.str
     """The computation."""
     sequencer: builtins.int
     """The claim."""
     server_token: builtins.str
     """The deployment the caller means; empty accepts any."""
+    failure: builtins.str
+    """First line of the error that ended the worker, at most 200 bytes of UTF-8 without control
+    characters; empty: it was stopped in good order. Absent: as its last report says.
+    """
     def __init__(
         self,
         *,
         computation: builtins.str = ...,
         sequencer: builtins.int = ...,
         server_token: builtins.str = ...,
+        failure: builtins.str | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["computation", b"computation", "sequencer", b"sequencer", "server_token", b"server_token"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_failure", b"_failure", "failure", b"failure"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_failure", b"_failure", "computation", b"computation", "failure", b"failure", "sequencer", b"sequencer", "server_token", b"server_token"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_failure", b"_failure"]) -> typing.Literal["failure"] | None: ...
 
 Global___ReleaseRequest: typing_extensions.TypeAlias = ReleaseRequest
 
@@ -460,8 +468,8 @@ class GroupReport(google.protobuf.message.Message):
     waiting_for: builtins.str
     """What the worker waits for, for people: a file, or another system. At most 200 bytes of UTF-8
     without control characters. A state like the rest: empty removes the text before. It is in
-    memory only, shown in Range.waiting_for while the claim owns the range. No watermark depends on
-    it.
+    memory only, and in the record of the claim's release, shown in Range.waiting_for until another
+    claim. No watermark depends on it.
     """
     @property
     def handles(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:

@@ -91,7 +91,7 @@ export function culprits(computations, now, frontOf = fronts(computations)) {
       let end = own;
       for (const input of ahead ? [] : lowest) {
         const inputEnd = result.get(input);
-        const rounding = computation?.holder?.holdback_micros ? 0 : STEP_MICROS;
+        const rounding = holdbackOf(computation) ? 0 : STEP_MICROS;
         if (inputEnd === undefined || (behind && !heldByInput(own, reason === "busy" && !slices.has(here), inputEnd, rounding))) continue;
         if (end === own || isWorse(inputEnd, end)) end = { ...inputEnd, by: input };
       }
@@ -99,6 +99,17 @@ export function culprits(computations, now, frontOf = fronts(computations)) {
     }
   }
   return result;
+}
+
+/**
+ * Returns the microseconds by which a computation lags its inputs by design; 0 when unknown, and
+ * when its worker has ended, which leaves what came since undone.
+ *
+ * @param {import("./types.js").Computation | undefined} computation
+ */
+function holdbackOf(computation) {
+  const holder = computation?.holder;
+  return !holder || holder.ended ? 0 : holder.holdback_micros;
 }
 
 /**
@@ -198,7 +209,7 @@ function inputsOf(computation, slices, computations, start) {
   const ahead = computation.estimated && slices === undefined && lowest.length > 0 && own > least;
   const allowed = ahead || lowest.length === 0 ? start : least;
   const held = own < allowed;
-  return { lowest, ahead, held, lag: held && allowed - own >= (computation.holder?.holdback_micros ?? 0) ? allowed - own : 0 };
+  return { lowest, ahead, held, lag: held && allowed - own >= holdbackOf(computation) ? allowed - own : 0 };
 }
 
 /**
@@ -226,7 +237,7 @@ function reliableLow(computation, whole) {
  */
 
 /** Reasons that last until somebody acts: no living worker is at the computation. */
-const TROUBLE = new Set(["not registered", "never claimed", "unowned", "silent", "stopped", "failed", "not begun"]);
+const TROUBLE = new Set(["not registered", "never claimed", "unowned", "silent", "failed", "not begun"]);
 
 /**
  * @param {import("./types.js").Computation | undefined} computation
@@ -281,7 +292,7 @@ export function activity(range, now) {
   }
   const ago = `${since(range.last_report_micros)} ago`;
   if (quiet === "failed") return `which failed ${ago}: ${range.failure}`;
-  if (quiet === "stopped") return `which stopped ${ago}`;
+  if (quiet === "stopped") return `which stopped ${ago}${range.waiting_for && ` and waited for ${range.waiting_for}`}`;
   if (quiet === "not begun" && range.claimed_micros) return `which claimed it ${ago} and has reported nothing yet`;
   if (quiet && hasNoPromise(range)) return `which claimed it and has promised nothing yet, last heard of ${ago}`;
   if (quiet) return `silent for ${since(range.last_report_micros)}`;

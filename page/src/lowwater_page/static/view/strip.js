@@ -140,6 +140,6 @@ export function Facts({ range, promise, seconds, now }) {
     <div><dt>Sequencer</dt><dd class="mono">${String(range.sequencer)}</dd></div>
     ${range.failure && html`<div class="waits"><dt>Failed by</dt><dd>${range.failure}</dd></div>`}
     ${range.untimed_rows > 0 && html`<div><dt>Rows without a time</dt><dd>${range.untimed_rows.toLocaleString("en")}, in no window</dd></div>`}
-    ${range.waiting_for && !trouble(range, now) && html`<div class="waits"><dt>Waits for</dt><dd>${range.waiting_for}</dd></div>`}
+    ${range.waiting_for && (range.ended || !trouble(range, now)) && html`<div class="waits"><dt>${range.ended ? "Waited for" : "Waits for"}</dt><dd>${range.waiting_for}</dd></div>`}
   </dl>`;
 }

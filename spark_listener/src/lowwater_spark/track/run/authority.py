@@ -519,9 +519,10 @@ class Authority:
         """
         if self._last_report is None or self.lease is None or self.problem:
             return
-        reading, values, _, _, remarks = self._last_report
+        reading, values, _, waiting_for, remarks = self._last_report
+        ended = remarks._replace(ended=True, failure=in_short([failure]))
         try:
-            self.renew(reading, values, remarks=remarks._replace(ended=True, failure=in_short([failure])))
+            self.renew(reading, values, waiting_for=waiting_for, remarks=ended)
         except errors.LowwaterError as refusal:
             logger.debug("the end of %s is not reported: %s", self.full_name, refusal)
 
