@@ -1,6 +1,6 @@
 """Writes the checkpoints of Spark 3.5 that unit tests read: ``python -m tests.floors.make_checkpoints``, some minutes.
 
-Real queries make them (`stateful.py`). The files are stored from which a sidecar reads what the query holds; of those with rows only the names.
+Real queries make them (`stateful.py`, `functions.scala`). The files are stored from which a sidecar reads what the query holds; of those with rows only the names.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from tests.kit.program import run_program
 
 HERE = Path(__file__).parent
 PACKAGE = "org.apache.spark.sql.execution.streaming.state"
+FEW = ("window", "session", "dropDuplicates", "dropDuplicatesWithinWatermark", "left outer join")
 RUNS: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
     "hdfs": ("HDFSBackedStateStoreProvider", {}, ()),
-    "rocksdb": ("RocksDBStateStoreProvider", {}, ("changed", "function without a timeout", "limit", "window")),
+    "rocksdb": ("RocksDBStateStoreProvider", {}, (*FEW, "function with a timeout", "limit", "changed")),
+    "changelog": ("RocksDBStateStoreProvider", {"rocksdb.changelogCheckpointing.enabled": "true"}, FEW[:1]),
 }
 """The provider of state stores, its settings, and the queries; none: all of them."""
 
 
 def main() -> None:
     python = environment(OLDEST, (), "pandas<3", "pyarrow", "numpy<2", name=f"{OLDEST}-pandas")
+    [shell] = Path(python).parent.parent.glob("lib/*/site-packages/pyspark/bin/spark-shell")
     clean = {name: value for name, value in clean_environ().items() if name not in ("SPARK_HOME", "PYSPARK_PYTHON")}
     for name, (provider, more, queries) in RUNS.items():
         stores = {f"spark.sql.streaming.stateStore.{setting}": value for setting, value in more.items()}
@@ -37,6 +40,8 @@ def main() -> None:
             submit = shlex.join([*settings, "pyspark-shell"])
             environ = {**clean, "PYSPARK_PYTHON": python, "PYSPARK_SUBMIT_ARGS": submit}
             run([python, str(HERE / "stateful.py"), folder, *queries], environ)
+            if not queries:
+                run([str(shell), *settings, "-i", str(HERE / "functions.scala")], {**clean, "FOLDER": folder})
             stored = {path.name: files(path) for path in sorted(Path(folder).iterdir()) if path.name != "in"}
         text = json.dumps(stored, indent=1) + "\n"
         (HERE / "checkpoints" / f"{name}.json").write_text(text, encoding="ascii")

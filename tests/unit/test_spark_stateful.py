@@ -84,6 +84,8 @@ OPERATORS = {
     "window over a join": ["aggregation", "join"],
     "function with a timeout": ["function"],
     "function without a timeout": ["function"],
+    "flatMapGroupsWithState": ["function"],
+    "mapGroupsWithState": ["function"],
     "limit": ["limit"],
     "changed": ["aggregation", ""],  # the newest batch has not written the second
     # An aggregation without a watermark has nothing of its own in its schema.
@@ -93,7 +95,9 @@ OPERATORS = {
 }
 
 
-@pytest.mark.parametrize(("run", "query"), [(run, query) for run in ("hdfs", "rocksdb") for query in checkpoints(run)])
+@pytest.mark.parametrize(
+    ("run", "query"), [(run, query) for run in ("hdfs", "rocksdb", "changelog") for query in checkpoints(run)]
+)
 def test_operators_are_recognized_by_their_state_stores(restore: Restore, run: str, query: str) -> None:
     assert words(restore(query, run)) == OPERATORS[query]
 
@@ -103,11 +107,16 @@ def test_operators_are_recognized_by_their_state_stores(restore: Restore, run: s
     [
         ("hdfs", "distinct", {}),
         ("hdfs", "limit", {"operators": ["limit"]}),
-        ("hdfs", "function without a timeout", {"retention": "2h", "operators": ["function"]}),
+        ("hdfs", "flatMapGroupsWithState", {"retention": "2h"}),
+        ("hdfs", "mapGroupsWithState", {"retention": "2h", "operators": ["function"]}),
         ("hdfs", "window over a join", {**HELD, "operators": ["aggregation", "join"]}),
         ("hdfs", "window of windows", HELD),
         ("hdfs", "event time", HELD),
-        ("rocksdb", "window", {"windows": "1h", "output_mode": "append"}),
+        ("rocksdb", "dropDuplicates", {}),
+        ("rocksdb", "dropDuplicatesWithinWatermark", {}),
+        ("rocksdb", "session", HELD),
+        ("rocksdb", "left outer join", {"retention": "2h"}),
+        ("changelog", "window", {"windows": "1h", "output_mode": "append"}),
     ],
 )
 def test_operators_that_are_declared_are_tracked(
