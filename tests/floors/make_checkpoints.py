@@ -27,7 +27,7 @@ RUNS: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
 
 
 def main() -> None:
-    python = environment(OLDEST, (), "pandas<3", "pyarrow", "numpy<2", name=f"{OLDEST}-pandas")
+    python = environment(OLDEST, (), "pandas<3", "pyarrow<20", "numpy<2", name=f"{OLDEST}-pandas")
     [shell] = Path(python).parent.parent.glob("lib/*/site-packages/pyspark/bin/spark-shell")
     clean = {name: value for name, value in clean_environ().items() if name not in ("SPARK_HOME", "PYSPARK_PYTHON")}
     for name, (provider, more, queries) in RUNS.items():
