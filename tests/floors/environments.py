@@ -11,6 +11,8 @@ from tests.compatibility.environments import ROOT, UV, clean_environ
 from tests.kit.program import run_program
 
 KEPT = ROOT / ".tools/floors"
+OLDEST = "3.5.7"
+"""A patch of the oldest line whose checkpoints are read. Nothing else of lowwater runs on it."""
 CLIENTS = ("./client", "./spark_listener[pyspark]")
 """The packages on a cluster: the driver's side without an authority, which needs a newer numpy than old versions of pandas can use."""
 NOTEBOOK = ("./client", "./server", "./authority", "./spark_listener[embedded,pyspark]")

@@ -1,4 +1,4 @@
-"""A streaming job that knows nothing of lowwater: ``job.py FOLDER KIND``. It reads what there is in FOLDER/in, and ends."""
+"""A streaming job that knows nothing of lowwater: ``job.py FOLDER KIND [on]``. It reads what there is in FOLDER/in, and ends, or goes on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = {
 }
 
 
-def main(place: str, kind: str) -> None:
+def main(place: str, kind: str, on: str = "") -> None:
     folder = Path(place)
     builder = SparkSession.builder.master("local[1]").appName("job")
     for name, value in SETTINGS.items():
@@ -29,8 +29,15 @@ def main(place: str, kind: str) -> None:
     if kind == "windows":
         counts = frame.withWatermark("t", "20 minutes").groupBy(sf.window("t", "1 hour"), "key").count()
         frame = counts.select("key", sf.col("window.start").alias("t"), "count")
+    if kind == "joined":
+        right = spark.readStream.schema("other string, u timestamp").json(str(folder / "right"))
+        matches = sf.expr("key = other and u >= t and u <= t + interval 30 minutes")
+        pairs = frame.withWatermark("t", "20 minutes").join(right.withWatermark("u", "20 minutes"), matches)
+        counts = pairs.groupBy(sf.window("u", "1 hour"), "key").count()
+        frame = counts.select("key", sf.col("window.start").alias("t"), "count")
     writer = frame.writeStream.format("json").option("path", str(folder / "out"))
-    writer.option("checkpointLocation", str(folder / "ck")).trigger(availableNow=True).start().awaitTermination()
+    writer = writer.trigger(processingTime="0 seconds") if on else writer.trigger(availableNow=True)
+    writer.option("checkpointLocation", str(folder / "ck")).start().awaitTermination()
     spark.stop()
 
 

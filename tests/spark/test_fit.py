@@ -48,6 +48,7 @@ NOT_ASKED = {
     "a checkpoint on GCS": "tests/spark/test_s3.py",
     "YARN, Kubernetes": "tests/cluster/test_manifests.py",
     "PySpark 4.0 and 4.1": "tests/floors",
+    "Spark 3.5": "tests/floors",
     "Linux": "what the tests run on",
 }
 """Rows that are true by other tests, or by what is written elsewhere."""

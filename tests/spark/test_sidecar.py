@@ -21,11 +21,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 import lowwater
 import lowwater_spark as lws
 from lowwater import errors
-from lowwater_spark.checkpoint.log import CheckpointLog
+from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sidecar import evidence
 from lowwater_spark.sidecar.command import describe, main
 from lowwater_spark.sidecar.declaration import PROMISES, Declaration, source_of
+from lowwater_spark.sidecar.stateful import operators
 from lowwater_spark.sidecar.watch import checked
 from lowwater_spark.track.inputs import Reading
 from lowwater_spark.track.run.progress import AfterBatch, Progress
@@ -341,47 +342,55 @@ class Operator:
 
     def put(self, number: int, name: str, *schemas: str) -> None:
         folder = self.checkpoint / "state" / str(number)
-        for i, schema in enumerate(schemas):
-            path = folder / "0" / (f"store{i}" if len(schemas) > 1 else "") / "_metadata" / "schema"
+        for store, schema in zip(SIDES if len(schemas) > 1 else ("",), schemas, strict=False):
+            path = folder / "0" / store / "_metadata" / "schema"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(b"\x00\x02v2" + schema.encode())
+            columns = f'{{"type":"struct","fields":[{schema}]}}'.encode()
+            text = b"\x00\x00\x00\x01" + len(columns).to_bytes(2, "big") + columns
+            path.write_bytes(b"\x00\x02v2" + text + text)
         meta = folder / "_metadata" / "metadata"
         meta.parent.mkdir(parents=True, exist_ok=True)
         meta.write_text("v1\n" + json.dumps({"operatorInfo": {"operatorId": number, "operatorName": name}}))
 
 
-DELAYED = '{"metadata":{"spark.watermarkDelayMs":600000}}'
+SIDES = ("left-keyWithIndexToValue", "right-keyWithIndexToValue")
+DELAYED = '{"name":"t","type":"timestamp","metadata":{"spark.watermarkDelayMs":600000}}'
+BARE = '{"name":"t","type":"timestamp","metadata":{}}'
+NESTED = f'{{"name":"first","type":{{"type":"struct","fields":[{DELAYED}]}},"metadata":{{}}}}'
 
 
 @pytest.mark.parametrize(
     ("operator", "schemas", "refused"),
     [
-        ("dedupeWithinWatermark", ["{}"], ""),
+        ("dedupeWithinWatermark", [BARE], ""),
         ("stateStoreSave", [DELAYED], ""),
-        ("stateStoreSave", ["{}"], "under a watermark"),
-        ("symmetricHashJoin", [DELAYED, DELAYED, "{}"], ""),
+        ("stateStoreSave", [BARE], "under a watermark"),
+        ("stateStoreSave", [NESTED], "under a watermark"),
+        ("symmetricHashJoin", [DELAYED, DELAYED], ""),
+        ("symmetricHashJoin", [DELAYED, BARE], "under a watermark"),
         ("somethingNew", [DELAYED], "does not know what Spark holds"),
     ],
 )
 def test_what_a_checkpoint_says_of_state(tmp_path: Path, operator: str, schemas: list[str], refused: str) -> None:
     Operator(tmp_path).put(0, operator, *schemas)
+    first = Plan(0, [], "", 0)
     retention = {} if operator.startswith("dedupe") else {"retention": "1h"}
     declared = Declaration.parse({**SAID, **retention, "output_mode": "append"})
     tumbling = Declaration.parse({**SAID, "windows": "1h", "output_mode": "append"})
     if operator != "stateStoreSave":
         with pytest.raises(Unsupported, match=r"windows are declared to be all|nothing in it"):
-            evidence.Evidence(tmp_path, None, tumbling, []).check_operators(0)  # type: ignore[arg-type]
+            evidence.Evidence(tmp_path, None, tumbling, []).check_operators(first)  # type: ignore[arg-type]
     looked: Any = evidence.Evidence(tmp_path, None, declared, [])  # type: ignore[arg-type]
-    assert evidence.operators(tmp_path) == {"0": operator}
+    assert [stateful.name for stateful in operators(tmp_path, first)] == [operator]
     if refused:
         with pytest.raises(Unsupported, match=refused):
-            looked.check_operators(0)
+            looked.check_operators(first)
     else:
-        looked.check_operators(0)
+        looked.check_operators(first)
         # An operator that a newer version of the query has added is looked at as well.
         Operator(tmp_path).put(1, "somethingNew")
         with pytest.raises(Unsupported, match="somethingNew"):
-            looked.check_operators(1)
+            looked.check_operators(Plan(1, [], "", 0))
 
 
 def test_a_checkpoint_is_described(flow: Elsewhere, upstream: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
@@ -390,7 +399,7 @@ def test_a_checkpoint_is_described(flow: Elsewhere, upstream: Upstream, capsys: 
     flow.job(hours(flow.read()))
     flow.committed(0)
     text = describe(str(flow.folder / "ck"), None)
-    assert "stateStoreSave" in text
+    assert "In Spark's state: aggregation." in text
     assert '"<files:/data/in>",  # {"logOffset":0}' in text
     filled = text.replace("<the computation's name>", "stage").replace(
         "<each computation whose output it reads>", "source"
@@ -398,7 +407,7 @@ def test_a_checkpoint_is_described(flow: Elsewhere, upstream: Upstream, capsys: 
     filled = filled.replace("<files:/data/in>", f"files:{flow.folder / 'in'}").replace("<1h>", "1h")
     filled = filled.replace("<append or update>", "append").replace('# "', '"')
     [query] = tomllib.loads(filled)["query"]
-    assert Declaration.parse(query).promises == frozenset(PROMISES) - {"single-driver"}
+    assert Declaration.parse(query).promises == frozenset(PROMISES) - {"single-driver", "same-operators"}
     for arguments, message in {
         ("describe", str(flow.folder / "in")): "metadata",
         ("track", "--state", "/s"): "name of a query is a text",

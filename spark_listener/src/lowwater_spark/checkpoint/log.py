@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.checkpoint.location import Location, numbers_in
@@ -36,6 +36,13 @@ class Plan:
     watermark: int
     """Spark's own watermark during the batch, milliseconds since the epoch; 0: there is none yet.
     """
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings of Spark that the entry has, by name."""
+
+    @property
+    def state_stores(self) -> str:
+        """Class of the provider that keeps the state of the batch; empty if not in the entry."""
+        return self.settings.get("spark.sql.streaming.stateStore.providerClass", "")
 
 
 class CheckpointLog:
@@ -85,11 +92,13 @@ class CheckpointLog:
             msg = f"{self._offsets / str(batch)} is an entry of continuous processing, which gives no evidence of which rows a commit contains. Use processingTime or availableNow."
             raise CheckpointMismatch(msg)
         try:
-            watermark = int(json.loads(settings).get("batchWatermarkMs", 0))
+            metadata = json.loads(settings)
+            watermark = int(metadata.get("batchWatermarkMs", 0))
+            conf = {str(name): str(value) for name, value in (metadata.get("conf") or {}).items()}
         except (AttributeError, TypeError, ValueError) as failure:
             msg = f"{self._offsets / str(batch)} is damaged: its second line is no JSON of settings. Restore the checkpoint as a whole."
             raise CheckpointMismatch(msg) from failure
-        return Plan(batch, lines, hashlib.sha256(content).hexdigest(), watermark)
+        return Plan(batch, lines, hashlib.sha256(content).hexdigest(), watermark, conf)
 
     def last_planned(self) -> int | None:
         """Return the number of the last batch in the offset log. O(entries)."""

@@ -22,9 +22,10 @@ from lowwater.cli.streams import open_streams
 from lowwater_spark.checkpoint.location import checkpoint_of
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sidecar.declaration import BLANK, HISTORY, PROMISES, Declaration, needed
-from lowwater_spark.sidecar.evidence import ON_ARRIVAL, operators, query_id
+from lowwater_spark.sidecar.declaration import BLANK, HISTORY, PROMISES, SAME_OPERATORS, Declaration, needed
+from lowwater_spark.sidecar.evidence import query_id
 from lowwater_spark.sidecar.pipeline import Folders, Looked, Pipeline, describe_pipeline
+from lowwater_spark.sidecar.stateful import ON_ARRIVAL, operators, word_of
 from lowwater_spark.sidecar.watch import Sidecar, track
 from lowwater_spark.sources.kinds import guess
 
@@ -354,17 +355,24 @@ def describe(checkpoint: str, session: Any) -> str:
     log = CheckpointLog(where)
     last = log.last_committed()
     plan = None if last is None else log.plan(last)
-    kinds = operators(where)
+    stateful = operators(where, plan)
+    names = [operator.name for operator in stateful]
+    unknown = [operator.folder.name for operator in stateful if not operator.name]
     lines = () if plan is None else plan.lines
     read = f"The query {query} has committed no batch yet."
     if plan is not None:
         read = f"The query {query} has committed batch {plan.batch}; of each source it is at:"
     sources = "\n".join(f'    "<{guess(line)}>",  # {line[:200]}' for line in lines) or '    "<files:/data/in>",'
     state = "It keeps nothing in Spark's state."
-    if kinds:
-        state = f"In Spark's state: {', '.join(operator or 'an operator without a name' for operator in kinds.values())}. Declare its retention, unless it is deduplication."
-    unless = "" if set(kinds.values()) - ON_ARRIVAL else "# "
+    if names:
+        state = f"In Spark's state: {', '.join(word_of(name) or 'an operator that is not known' for name in names)}. Declare its retention, unless it is deduplication."
+    unless = "" if set(names) - ON_ARRIVAL else "# "
     promised = [*needed(checkpoint), *([] if last is None else [HISTORY])]
+    if not all(operator.named for operator in stateful):
+        promised.append(SAME_OPERATORS)
+    declared_operators = f"operators = {json.dumps([word_of(name) for name in names])}"
+    if unknown:
+        declared_operators = f"They cannot be declared: what is in state/{unknown[0]} is not known, and is refused."
     promises = "\n".join(f'    # {PROMISES[name]}\n    # "{name}",' for name in promised)
     return BLANK.format(
         checkpoint=json.dumps(checkpoint, ensure_ascii=False),
@@ -373,6 +381,7 @@ def describe(checkpoint: str, session: Any) -> str:
         state=state,
         retention=unless,
         mode=unless,
+        operators=declared_operators,
         promises=promises,
     )
 

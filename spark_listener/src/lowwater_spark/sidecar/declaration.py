@@ -19,6 +19,7 @@ from lowwater.core.text import did_you_mean
 from lowwater_spark.checkpoint.location import OBJECT_STORES
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import Unsupported
+from lowwater_spark.sidecar.stateful import WORDS
 from lowwater_spark.sources.base import SourceDeclared
 from lowwater_spark.sources.kinds import kind_of
 
@@ -26,6 +27,7 @@ __all__ = [
     "BLANK",
     "HISTORY",
     "PROMISES",
+    "SAME_OPERATORS",
     "SINGLE_DRIVER",
     "Declaration",
     "needed",
@@ -33,6 +35,8 @@ __all__ = [
 ]
 
 HISTORY: Final = "history"
+
+SAME_OPERATORS: Final = "same-operators"
 
 SINGLE_DRIVER: Final = "single-driver"
 
@@ -52,6 +56,10 @@ PROMISES: Final[Mapping[str, str]] = {
     SINGLE_DRIVER: (
         "no second driver runs with the checkpoint before the one before it has ended, its JVM with it: Spark keeps two of them apart on a file system that renames at once, and not in an "
         "object store"
+    ),
+    SAME_OPERATORS: (
+        "all versions of the query that have committed a batch with the checkpoint had the same operators with state, over the same columns and watermarks, and ran on Spark 3.5: "
+        "before Spark 4.0 a checkpoint names no operators, and a changed operator with the same types goes on with the schema of the one before it"
     ),
 }
 """The promises that a declaration may make, and what each means."""
@@ -102,6 +110,10 @@ class Declaration:
     heuristics: tuple[float, ...] = (0.99,)
     adopt: bool = False
     """True takes the computation over from another checkpoint, by a new incarnation."""
+    operators: tuple[str, ...] | None = None
+    """Stateful operators of the query, in the order of Spark's numbers, by the words of
+    :data:`~lowwater_spark.sidecar.stateful.WORDS`. Empty: Spark keeps no state. None: not
+    declared."""
 
     @classmethod
     def parse(cls, table: Any) -> Declaration:
@@ -162,6 +174,7 @@ class Declaration:
             output,
             tuple(heuristics),
             adopt,
+            _operators(table, where),
         )
 
     def require(self, promise: str, because: str) -> None:
@@ -264,6 +277,20 @@ def _texts(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     return tuple(values)
 
 
+def _operators(table: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
+    """Return the declared operators; None if the table has no such key."""
+    words = table.get("operators")
+    if words is None:
+        return None
+    if not _are_texts(words):
+        msg = f'{where}: operators is a list like ["aggregation", "join"], or [] if Spark keeps no state, not {words!r}'
+        raise ValueError(msg)
+    if wrong := sorted(set(words) - WORDS.keys()):
+        msg = f"{where} has the operator {wrong[0]}, which is none of {', '.join(WORDS)}{did_you_mean(wrong[0], WORDS)}"
+        raise ValueError(msg)
+    return tuple(words)
+
+
 def _duration(table: Mapping[str, Any], key: str, where: str) -> timedelta | None:
     value = table.get(key)
     if value is None or isinstance(value, timedelta):
@@ -318,6 +345,8 @@ sources = [
 # windows_start: startTime of window(), beside windows or stamp. Left out, windows begin at whole multiples of their length.
 # windows_start = "<15m>"
 {mode}output_mode = "<append or update>"
+# operators: what keeps state, in the order of Spark's numbers, [] for nothing. If it is declared, anything else is refused.
+# {operators}
 # output: directory of Spark's file sink, if the query has one.
 # output = "</data/out>"
 promises = [

@@ -5,58 +5,43 @@ query's id. An id never comes back after another, so everything read before it i
 checkpoint that was deleted and begun anew has another id. One that was restored from a copy has the
 same id, but other entries for its batches, or none. So the digest of the newest committed batch is
 stored, durably, before a report rests on it.
-
-The layout of the state directories was read off PySpark 4.2: ``state/<n>/_metadata/metadata``, or
-the newest of ``_metadata/v2``, names the operator. The schemas beside the state have the
-watermark's delay in the metadata of its column.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from lowwater_spark.checkpoint.lines import lines_of
 from lowwater_spark.checkpoint.location import Location, numbers_in
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sidecar.declaration import HISTORY, Declaration
+from lowwater_spark.sidecar.declaration import HISTORY, SAME_OPERATORS, Declaration
+from lowwater_spark.sidecar.stateful import (
+    AGGREGATIONS,
+    FUNCTIONS,
+    JOIN,
+    ON_ARRIVAL,
+    PROVIDERS,
+    WINDOWS,
+    StatefulOperator,
+    has_version,
+    operators,
+    word_of,
+)
 
 if TYPE_CHECKING:
     from lowwater_spark.checkpoint.manifest import Manifest
     from lowwater_spark.sources.base import Source
 
-__all__ = ["AGGREGATIONS", "CHECKPOINTS", "ON_ARRIVAL", "Evidence", "newer_checkpoint", "operators", "query_id"]
+__all__ = ["CHECKPOINTS", "Evidence", "newer_checkpoint", "query_id"]
 
 CHECKPOINTS: Final = "_checkpoints"
 """Folder in the storage of a declarative pipeline with the checkpoints of its flows, each in
 ``CATALOG/DATABASE/TABLE/FLOW/N``."""
 
-ON_ARRIVAL: Final = frozenset({"dedupe", "dedupeWithinWatermark", "globalLimit"})
-"""Spark's names of operators that emit a row when it arrives, or never."""
-
-_WINDOWS: Final = "stateStoreSave"
-
-AGGREGATIONS: Final = frozenset({"sessionWindowStateStoreSaveExec", _WINDOWS})
-"""Spark's names of aggregations, whose output depends on the output mode."""
-
-_FUNCTIONS: Final = frozenset(
-    {
-        "applyInPandasWithState",
-        "flatMapGroupsWithState",
-        "transformWithStateExec",
-        "transformWithStateInPandasExec",
-        "transformWithStateInPySparkExec",
-    }
-)
-
-_JOIN: Final = "symmetricHashJoin"
-
 _RESET: Final = "lowwater reset {name}, and begin with a new state directory."
-
-_DELAY: Final = b'"spark.watermarkDelayMs"'
 
 
 def query_id(checkpoint: Location) -> str:
@@ -72,15 +57,6 @@ def query_id(checkpoint: Location) -> str:
         raise CheckpointMismatch(msg) from failure
 
 
-def operators(checkpoint: Location) -> dict[str, str]:
-    """Return Spark's names of a checkpoint's stateful operators, by the names of their folders.
-
-    A name is empty if this release of Spark does not write it. Raises OSError.
-    """
-    state = checkpoint / "state"
-    return {str(number): _operator(state / str(number)) for number in numbers_in(state)}
-
-
 def newer_checkpoint(checkpoint: Location) -> Path | None:
     """Return the newest checkpoint that a full refresh of a declarative pipeline has begun since.
 
@@ -94,35 +70,6 @@ def newer_checkpoint(checkpoint: Location) -> Path | None:
         return None
     newest = max(numbers_in(checkpoint.parent), default=-1)
     return checkpoint.parent / str(newest) if newest > int(checkpoint.name) else None
-
-
-def _operator(folder: Location) -> str:
-    try:
-        newest = max(numbers_in(folder / "_metadata" / "v2"), default=None)
-        file = folder / "_metadata" / ("metadata" if newest is None else f"v2/{newest}")
-        _, content = lines_of(file.read_bytes().decode())
-        return str(json.loads(content)["operatorInfo"]["operatorName"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return ""
-
-
-def _entries(folder: Location) -> list[Any]:
-    try:
-        return list(folder.iterdir())
-    except FileNotFoundError:
-        return []
-
-
-def _schemas(folder: Location) -> Iterator[bytes]:
-    """Yield an operator's schemas: of its first partition that has any, or of all its stores."""
-    for partition in sorted(_entries(folder), key=lambda entry: str(entry.name)):
-        if not partition.name.isdecimal():
-            continue
-        paths = [folder_ / "_metadata" / "schema" for folder_ in (partition, *_entries(partition))]
-        schemas = [path.read_bytes() for path in paths if path.exists()]
-        if schemas:
-            yield from schemas
-            return
 
 
 class Evidence:
@@ -249,41 +196,124 @@ class Evidence:
             )
         for source, line in zip(self._sources, plan.lines, strict=True):
             source.check(line)
-        return self.check_operators(plan.batch)
+        return self.check_operators(plan)
 
-    def check_operators(self, batch: int) -> bool:
+    def check_operators(self, plan: Plan) -> bool:
         """Compare Spark's operators as of a batch with the declaration.
 
         Return True if state files were read for it.
 
         Raises Unsupported, OSError.
         """
-        if self._checked_batch == batch:
+        if self._checked_batch == plan.batch:
             return False
-        kinds = operators(self._checkpoint)
-        if self._declared.retention is not None and set(kinds.values()) <= ON_ARRIVAL:
+        stateful = operators(self._checkpoint, plan)
+        unnamed = [operator for operator in stateful if not operator.named]
+        for operator in unnamed:
+            self._check_unnamed(operator, plan)
+        words = tuple(word_of(operator.name) for operator in stateful)
+        if unnamed:
+            self._check_provider(plan, words)
+            self._declared.require(SAME_OPERATORS, f"Spark before 4.0 keeps the state of {', '.join(words)}")
+        self._check_words(words, named=not unnamed)
+        names = [operator.name for operator in stateful]
+        if self._declared.retention is not None and set(names) <= ON_ARRIVAL:
             raise Unsupported(
                 f"{self._checkpoint}",
                 "a retention is declared, and Spark holds nothing in it: the query would wait for a watermark of Spark's for ever",
                 "Leave the retention out.",
             )
-        holding = sorted(operator for operator in kinds.values() if operator not in ON_ARRIVAL)
-        if self._declared.windows is not None and holding != [_WINDOWS]:
+        holding = sorted(name for name in names if name not in ON_ARRIVAL)
+        if self._declared.windows is not None and holding != [WINDOWS]:
             raise Unsupported(
                 f"{self._checkpoint}",
                 f"windows are declared to be all that Spark holds in it, and it holds {', '.join(holding) or 'nothing'}",
                 "Declare retention and stamp instead.",
             )
-        for folder, operator in sorted(kinds.items()):
-            self._check_operator(self._checkpoint / "state" / folder, operator)
-        self._checked_batch = batch
+        for operator in stateful:
+            self._check_operator(operator)
+        self._checked_batch = plan.batch
         return True
 
-    def _check_operator(self, folder: Location, operator: str) -> None:
-        if operator in ON_ARRIVAL:
+    def _check_unnamed(self, operator: StatefulOperator, plan: Plan) -> None:
+        """Refuse an operator that its files do not show, or show as one of an earlier plan.
+
+        Only Spark before 4.0 writes no names.
+        """
+        if operator.abandoned:
+            raise self._abandoned(operator, plan)
+        if operator.name:
             return
-        what = f"the operator {operator or 'without a name'} in {folder}"
-        if operator not in AGGREGATIONS | _FUNCTIONS | {_JOIN}:
+        stores = "; ".join(
+            f"{store} has {schema or 'no schema that can be read'}"
+            for store, schema in sorted(operator.schemas.items())
+        )
+        raise Unsupported(
+            f"the operator in {operator.folder}",
+            "Spark before 4.0 does not name it, and its state stores are those of no operator that is known: "
+            f"{stores or 'none has a schema'}. An aggregation without a watermark is written like this, too",
+            "If it is one, put withWatermark on the event time, group by that or a window of it, and begin with a new checkpoint: Spark writes the schema of a state store once. "
+            "Spark 4 names other operators, also with a new checkpoint.",
+        )
+
+    def _abandoned(self, operator: StatefulOperator, plan: Plan) -> Unsupported | OSError:
+        """Return why an operator is refused whose stores lack the version of a batch.
+
+        It is an OSError, after which the sidecar looks again, if the job has gone on: Spark may
+        have removed that version meanwhile.
+        """
+        newest = self._log.last_committed()
+        if newest is None or (
+            newest != plan.batch
+            and (
+                any(has_version(store, newest + 1, plan.state_stores) for store in operator.abandoned)
+                or self._log.last_committed() != newest
+            )
+        ):
+            return OSError(f"the job has gone on beyond batch {plan.batch} while {operator.folder} was looked at")
+        stores = ", ".join(str(store) for store in operator.abandoned)
+        return Unsupported(
+            f"the operator in {operator.folder}",
+            f"batch {newest}, the newest that is committed, has not written {stores}: a new version of the query has left the operator out, or its files were removed",
+            "Begin the changed query with a new checkpoint.",
+        )
+
+    def _check_provider(self, plan: Plan, words: Sequence[str]) -> None:
+        """Refuse operators without names in state stores of another provider, unless declared.
+
+        ``words`` are what is seen, for the declaration to paste.
+        """
+        if plan.state_stores not in PROVIDERS and self._declared.operators is None:
+            raise Unsupported(
+                f"{self._checkpoint}",
+                f"Spark before 4.0 does not name its operators, and the files of its state stores are not known (provider: {plan.state_stores or 'none is named'}), so they do not show which operators the query has now",
+                f"Declare them all, as state/0, state/1 and so on have them: operators = {json.dumps(words)}.",
+            )
+
+    def _check_words(self, words: tuple[str, ...], *, named: bool) -> None:
+        """Refuse other operators than the declared ones. ``named``: Spark has named all of them."""
+        declared = self._declared.operators
+        if declared is None or declared == words:
+            return
+        fix = f"If these are the operators of the query, declare them: operators = {json.dumps(words)}."
+        if not named:
+            # To paste what is seen would lead if one operator has the state of another.
+            fix = (
+                "Correct the declaration if the query has other operators. If it is right, the state of one looks like that of another operator, "
+                "and a sidecar cannot track the query before Spark 4, with a new checkpoint."
+            )
+        raise Unsupported(
+            f"{self._checkpoint}",
+            f"operators = {json.dumps(declared)} is declared, and Spark keeps the state of {', '.join(words) or 'none'} in it",
+            fix,
+        )
+
+    def _check_operator(self, operator: StatefulOperator) -> None:
+        name = operator.name
+        if name in ON_ARRIVAL:
+            return
+        what = f"the operator {name or 'without a name'} in {operator.folder}"
+        if name not in AGGREGATIONS | FUNCTIONS | {JOIN}:
             raise Unsupported(
                 what, "this release does not know what Spark holds in it", "Do without it, or ask for it to be known."
             )
@@ -293,20 +323,15 @@ class Evidence:
                 "Spark holds rows in it, and nothing says how far below its watermark they can come out",
                 "Declare the retention: of windows their length, of sessions how long one lasts, of a join how long a row waits and a millisecond, of a function what it keeps, of several the sum.",
             )
-        if operator in AGGREGATIONS and not self._declared.output_mode:
+        if name in AGGREGATIONS and not self._declared.output_mode:
             raise Unsupported(
                 what,
                 "the checkpoint does not say in which output mode it is written",
                 'Declare output_mode, "append" or "update".',
             )
-        if operator not in _FUNCTIONS and not self._is_bounded(folder, operator):
+        if name not in FUNCTIONS and not operator.is_bounded():
             raise Unsupported(
                 what,
                 "none of its columns is under a watermark, or its schema cannot be found: old rows could come out at any time",
-                "Put withWatermark on the event time of every stream that it reads, and group by that event time or a window of it.",
+                "Put withWatermark on the event time of every stream that it reads, group by that event time or a window of it, and begin with a new checkpoint: Spark writes the schema of a state store once.",
             )
-
-    @staticmethod
-    def _is_bounded(folder: Location, operator: str) -> bool:
-        delayed = sum(_DELAY in schema for schema in _schemas(folder))
-        return delayed >= (2 if operator == _JOIN else 1)

@@ -28,7 +28,8 @@ from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sidecar.declaration import HISTORY, PROMISES, Declaration, needed, source_of
-from lowwater_spark.sidecar.evidence import AGGREGATIONS, CHECKPOINTS, ON_ARRIVAL, operators
+from lowwater_spark.sidecar.evidence import CHECKPOINTS
+from lowwater_spark.sidecar.stateful import AGGREGATIONS, ON_ARRIVAL, operators, word_of
 from lowwater_spark.sources.base import Line, SourceDeclared
 from lowwater_spark.sources.files.sink_log import SINK_LOG
 from lowwater_spark.sources.files.source import FILES, SINK
@@ -621,7 +622,8 @@ def _folders_read(flow: Flow, folders: Folders) -> list[str]:
 
 def _flow_table(flow: Flow, sources: Sequence[str]) -> list[str]:
     """Return the table of what a flow's checkpoint does not show; empty if it shows all."""
-    kinds = set(operators(flow.checkpoint).values()) - ON_ARRIVAL
+    plan = CheckpointLog(flow.checkpoint).newest_committed()
+    kinds = {operator.name for operator in operators(flow.checkpoint, plan)} - ON_ARRIVAL
     if not kinds and not sources:
         return []
     lines = ["", f"[pipeline.flows.{_quoted(flow.name)}]"]
@@ -629,7 +631,7 @@ def _flow_table(flow: Flow, sources: Sequence[str]) -> list[str]:
         lines.append(f"sources = [{', '.join(_quoted(source) for source in sources)}]  # as in [pipeline.inputs]")
     if kinds:
         lines += [
-            f"# In Spark's state: {', '.join(sorted(kind or 'an operator without a name' for kind in kinds))}.",
+            f"# In Spark's state: {', '.join(sorted(word_of(kind) or 'an operator that is not known' for kind in kinds))}.",
             'retention = "<1h>"',
             '# stamp = "<1h>"  # or windows, for both',
         ]

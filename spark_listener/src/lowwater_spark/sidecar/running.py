@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sidecar.declaration import HISTORY, PROMISES, needed
-from lowwater_spark.sidecar.evidence import AGGREGATIONS, ON_ARRIVAL, query_id
+from lowwater_spark.sidecar.evidence import query_id
+from lowwater_spark.sidecar.stateful import AGGREGATIONS, ON_ARRIVAL
 from lowwater_spark.sources.files.sink_log import SINK_LOG
 from lowwater_spark.sources.files.source import FILES, SINK
 

@@ -109,8 +109,8 @@ def track(
             ``"kafka:flights,lowwater.brokers=3,kafka.bootstrap.servers=broker:9092"``, or tables
             with ``kind``, ``path`` or ``topics``, and ``options``.
         promises: What a checkpoint does not show: ``"sink-visible-before-commit"`` and
-            ``"nothing-skipped"``, and where needed ``"history"``; ``lowwater-spark describe`` says
-            what each means.
+            ``"nothing-skipped"``, and where needed ``"history"``, ``"single-driver"`` and
+            ``"same-operators"``; ``lowwater-spark describe`` says what each means.
         state: Permanent local directory in which this process stores what it has seen. Each name
             gets a directory of its own in it.
         spark: Makes the session whose JVM reaches Kafka and remote file systems; called only when
@@ -123,7 +123,7 @@ def track(
         interval: Longest time between two looks, seconds.
         step: Called after each step of the start; a step that lists a source may take minutes.
         declared: ``retention``, ``stamp``, ``windows``, ``windows_start``, ``output_mode``,
-            ``output``, ``heuristics`` and ``adopt``, see
+            ``output``, ``operators``, ``heuristics`` and ``adopt``, see
             :class:`~lowwater_spark.sidecar.declaration.Declaration`.
 
     Raises ValueError, also for what is not declared; Unsupported for a missing promise, or a query
