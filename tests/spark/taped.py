@@ -63,7 +63,7 @@ class TapeInput(Source):
     def check(self, line: Line) -> None:
         rows_of(line)
 
-    def pin(self) -> list[int | None]:
+    def pin(self) -> list[int | str | None]:
         return [*identity_of(self.path)]
 
     def open(self, manifest: Manifest, number: int) -> OpenSource:
