@@ -41,15 +41,17 @@ def main() -> None:
             environ = {**clean, "PYSPARK_PYTHON": python, "PYSPARK_SUBMIT_ARGS": submit}
             run([python, str(HERE / "stateful.py"), folder, *queries], environ)
             if not queries:
-                run([str(shell), *settings, "-i", str(HERE / "functions.scala")], {**clean, "FOLDER": folder})
+                # Line by line: a file that is loaded as one deadlocks, because tasks wait for the class whose making runs them.
+                program = (HERE / "functions.scala").read_text(encoding="ascii")
+                run([str(shell), *settings], {**clean, "FOLDER": folder}, program)
             stored = {path.name: files(path) for path in sorted(Path(folder).iterdir()) if path.name != "in"}
         text = json.dumps(stored, indent=1) + "\n"
         (HERE / "checkpoints" / f"{name}.json").write_text(text, encoding="ascii")
         print(f"{name}: {', '.join(stored)}", flush=True)
 
 
-def run(program: list[str], environ: dict[str, str]) -> None:
-    done = run_program(program, cwd=HERE, env=environ, timeout=1200)
+def run(command: list[str], environ: dict[str, str], typed: str = "") -> None:
+    done = run_program(command, cwd=HERE, env=environ, timeout=1200, input=typed)
     assert done.returncode == 0, done.stderr[-5_000:]
 
 
