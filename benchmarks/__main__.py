@@ -32,6 +32,7 @@ from benchmarks import (
     lateness_budget,
     listings,
     messages,
+    objects,
     page,
     pipeline,
     recovery,
@@ -67,6 +68,7 @@ BENCHMARKS: Final[dict[str, Callable[..., list[result.Result]]]] = {
     "page": page.run,
     "incident": incident.run,
     "listing": listings.run,
+    "objects": objects.run,
     "forgetting": forgetting.run,
     "skew": skew.run,
     "guarded": guarded.run,
@@ -125,6 +127,8 @@ machine, take turns by rounds, and the median round counts: read the ratio, not 
             each name its key range and worker; needs scripts/setup.sh --tests           about 10 minutes
   listing   a driver lists a source with 50,000 files, or handed-over batches, of which it has read all but ten;
             against the same without what it knows of them, and against their names alone  about a minute
+  objects   a driver lists a source with 1,000, 10,000 and 100,000 objects in a store, against one listing by
+            Hadoop's client alone; needs scripts/setup.sh --tests                        about two minutes
   forgetting what a batch costs a driver whose query has read a million files or has asked for 500,000 empty
             batches: each tenth batch against the others, the last ticks against the first  about ten minutes
   skew      one partition of Kafka falls 24 hours behind: the state of hourly windows and the heap of their JVM,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -107,6 +109,20 @@ def test_a_listing_has_what_spark_reads(folder: HadoopPath, spark: SparkSession)
         source(folder, inputs=frozenset({"default/source"})).check_writers()
     with pytest.raises(FileNotFoundError):
         list_head(source(folder / "nothing"))
+
+
+@only_s3
+def test_a_thousand_and_more_objects_come_in_pages(folder: HadoopPath, s3: S3) -> None:
+    keys = [f"day={number % 30}/{number}.json" for number in range(1_050)]
+    place = quote(str(folder).split("/", 3)[3])
+    for key in keys:
+        url = f"{s3.endpoint}/{s3.bucket}/{place}/{quote(key)}"
+        urllib.request.urlopen(urllib.request.Request(url, b"", method="PUT")).close()
+    assert s3.said("list-type") == [], "the last lines of its log are about the objects"
+
+    assert names(source(folder)) == dict.fromkeys((f"/{key}" for key in keys), True)
+    # Two listings have two pages each, whatever the directories.
+    eventually(lambda: len(s3.said("list-type")) == 4, "it was listed")
 
 
 @only_s3
