@@ -36,6 +36,9 @@ SHELLS: Final = ("bash", "zsh", "fish")
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
+_MEANT: Final = {"get": "status", "list": "status"}
+"""Commands of other programs, and what does the same here."""
+
 _GROUPS: Final = {
     "everyday": (
         "demo",
@@ -89,7 +92,7 @@ class CommandParser(argparse.ArgumentParser):
         """Check as argparse does; the error for an unknown command offers similar commands only."""
         commands: Any = action.choices
         if action.dest == "command" and value not in commands:
-            fix = did_you_mean(value, tuple(commands), "") or f"see {self.prog} --help"
+            fix = did_you_mean(_MEANT.get(value, value), tuple(commands), "") or f"see {self.prog} --help"
             raise argparse.ArgumentError(None, f"there is no command {value!r}: {fix}")
         super()._check_value(action, value)
 
