@@ -170,11 +170,11 @@ def test_a_worker_that_ended_as_planned_is_no_trouble_anywhere() -> None:
     assert stopped.holder is not None
     holder = replace(stopped.holder, remarks=Remarks(ended=True))
     views = Views({"orders": replace(stopped, holder=holder)}, whole=True)
-    for html in (
-        markup.status(views, NOW),
-        markup.why(explain("orders", views, NOW, Ranges((holder,), 1))),
+    for html, said in (
+        (markup.status(views, NOW), "stopped"),
+        (markup.why(explain("orders", views, NOW, Ranges((holder,), 1))), "ended in good order"),
     ):
-        assert "stopped" in text_of(html)
+        assert said in text_of(html)
         assert "trouble" not in text_of(html)
         assert "#d9483b" not in html
     assert "owned, stopped" in text_of(markup.ranges(Ranges((holder,), 1), NOW))
