@@ -92,7 +92,7 @@ class CommandParser(argparse.ArgumentParser):
         """Check as argparse does; the error for an unknown command offers similar commands only."""
         commands: Any = action.choices
         if action.dest == "command" and value not in commands:
-            fix = did_you_mean(_MEANT.get(value, value), tuple(commands), "") or f"see {self.prog} --help"
+            fix = did_you_mean(_MEANT.get(str(value), str(value)), tuple(commands), "") or f"see {self.prog} --help"
             raise argparse.ArgumentError(None, f"there is no command {value!r}: {fix}")
         super()._check_value(action, value)
 

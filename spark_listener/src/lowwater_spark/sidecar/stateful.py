@@ -138,7 +138,7 @@ class StoreSchema:
 
 def _checked(column: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a column. Raises KeyError, TypeError or AttributeError if it is none of Spark's."""
-    column["name"], column["type"], column.get("metadata", {}).keys()
+    _ = column["name"], column["type"], column.get("metadata", {}).keys()
     return column
 
 

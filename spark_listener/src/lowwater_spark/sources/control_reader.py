@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from lowwater_spark.sources.control import DIRECTORY, FORMAT, REMEMBERS, ClockValue, Control, Offset, later
 
 try:
-    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow  # pyright: ignore[reportAssignmentType]
 except ImportError:  # before 4.2, where RememberingReader is used
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
