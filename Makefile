@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-dedup demo-zeitgeist demo-billing demo-regions demo-year daily-close two-partitions zombie test test-long audit simulate mutants chaos-kafka floors dist site lint fmt gen bench soak clean \
+.PHONY: help setup matrix demo demo-kafka demo-dedup demo-zeitgeist demo-billing demo-regions demo-year daily-close two-partitions zombie test test-long audit simulate mutants chaos-kafka floors dist site lint fmt gen bench soak clean \
 	check-style check-pyright check-mypy check-public check-generated
 
 RUN := . .tools/env &&
@@ -23,6 +23,8 @@ STEPS ?= 3000
 AUDITED ?= --all-packages --all-extras
 # Number of faults that the chaos on a Spark cluster must inject.
 FAULTS ?= 100
+# Words of the matrix's cells to run; empty: all.
+CELLS ?=
 # Duration of the soak.
 SECONDS ?= 1200
 
@@ -43,6 +45,7 @@ help:
 	@echo "make simulate    simulated worlds under chaos, every value checked; SEED=... STEPS=..."
 	@echo "make mutants     plant bugs in the authority and the client; the simulator must find each"
 	@echo "make chaos-kafka stages over Kafka and Delta on a Spark cluster, and a job in Scala with its sidecar, under counted faults; FAULTS=... SEED=..."
+	@echo "make matrix      jobs that nobody changes, of each kind, source and store, are killed and tracked (two hours); CELLS=\"connect-s3 ...\""
 	@echo "make floors      attach, tracked stages and drive on the oldest and the newest PySpark that they are made for"
 	@echo "make lint        the checks only: ruff, mypy, pyright, buf, generated code"
 	@echo "make fmt         format Python and proto, apply safe lint fixes"
@@ -96,6 +99,11 @@ zombie: setup
 test: lint
 	@scripts/setup.sh --tests
 	$(RUN) pytest -n $(WORKERS) $(ARGS)
+
+matrix: setup
+	@scripts/setup.sh --tests
+	$(RUN) python -m tests.matrix $(CELLS)
+	$(RUN) python -m tests.matrix.table
 
 test-long: setup
 	@scripts/setup.sh --long
@@ -167,6 +175,7 @@ check-generated:
 	$(RUN) uv run --quiet --script scripts/generate_protos.py --check
 	$(RUN) python -m monitoring --check
 	$(RUN) python -m scripts.document_values --check
+	$(RUN) python -m tests.matrix.table --check
 	$(RUN) python -m scripts.document_metrics --check
 	$(RUN) python -m scripts.generate_cli --check
 	$(RUN) python -m scripts.generate_sync --check
@@ -182,6 +191,7 @@ gen: setup
 	$(RUN) uv run --quiet --script scripts/generate_protos.py
 	$(RUN) python -m monitoring
 	$(RUN) python -m scripts.document_values
+	$(RUN) python -m tests.matrix.table
 	$(RUN) python -m scripts.document_metrics
 	$(RUN) python -m scripts.generate_cli
 	$(RUN) python -m scripts.generate_sync

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -28,9 +28,12 @@ HOME = Path(pyspark.__file__).parent
 class ConnectServer:
     """A Connect server in a JVM of its own. ``start`` after ``kill`` serves on the same port, with all queries and sessions gone."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, *, python: str = sys.executable, settings: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
         self.warehouse = folder / "warehouse"
+        self._python, self._settings = python, settings or {}
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -45,13 +48,17 @@ class ConnectServer:
             "spark.connect.grpc.binding.port": str(self.port),
             "spark.sql.warehouse.dir": str(self.warehouse),
             "spark.sql.catalogImplementation": "in-memory",
+            **self._settings,
         }
         conf = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-        command = [str(HOME / "bin/spark-submit"), "--master", "local[2]", *conf]
+        home = HOME
+        if self._python != sys.executable:
+            [home] = Path(self._python).parent.parent.glob("lib/*/site-packages/pyspark")
+        command = [str(home / "bin/spark-submit"), "--master", "local[2]", *conf]
         command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
         environ = {key: value for key, value in os.environ.items() if not key.startswith(("LOWWATER", "SPARK_"))}
         with (self.folder / "connect.log").open("ab") as log:
-            environ |= {"PYSPARK_PYTHON": sys.executable}
+            environ |= {"PYSPARK_PYTHON": self._python}
             self._process = subprocess.Popen(command, cwd=self.folder, env=environ, stdout=log, stderr=log)
         eventually(self._serves, "the Connect server serves", check=self._check)
 

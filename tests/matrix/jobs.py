@@ -1,0 +1,123 @@
+"""The job of a cell, however it is run: begun, killed with its JVM, and begun again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from tests.compatibility.environments import clean_environ
+from tests.matrix.places import Place, python_of
+from tests.spark.connect import ConnectServer
+
+JOB: Final = Path(__file__).with_name("job.py")
+TABLE: Final = "key string, t timestamp, count bigint"
+
+FLOW: Final = """
+
+from pyspark import pipelines as dp
+
+@dp.table
+def hourly():
+    return windows(SparkSession.active(), {source!r})
+"""
+
+
+class Job:
+    """A driver of its own, of any version of PySpark."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.folder = place, place.folder
+        self.python = python_of(place.cell.spark)
+        self.out, self.checkpoint = place.uri("out"), place.uri("checkpoint")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._begin(self._command(), {})
+
+    def kill(self) -> None:
+        assert self._process is not None
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def check(self) -> None:
+        """Raise AssertionError when the job has ended by itself."""
+        assert self._process is not None
+        assert self._process.poll() is None, (self.folder / "job.log").read_text()[-4000:]
+
+    def _command(self) -> list[str]:
+        return [self.python, "-I", str(JOB), str(self._specification())]
+
+    def _begin(self, command: list[str], environ: dict[str, str]) -> None:
+        clean = {name: value for name, value in clean_environ().items() if not name.startswith("SPARK_")}
+        environ = {**clean, "PYSPARK_PYTHON": self.python, **environ}
+        with (self.folder / "job.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, cwd=self.folder, env=environ, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _specification(self) -> Path:
+        content = {"source": self.place.source, "out": self.out, "checkpoint": self.checkpoint}
+        file = self.folder / "job.json"
+        file.write_text(json.dumps({**content, "settings": self._settings()}))
+        return file
+
+    def _settings(self) -> dict[str, str]:
+        return {"spark.master": "local[1]", **self.place.settings(self.place.cell.spark)}
+
+
+class Connect(Job):
+    """A client of Spark Connect, and the server that runs its query: both are killed."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        settings = place.settings(place.cell.spark) | {"spark.sql.warehouse.dir": place.uri("warehouse")}
+        self.server = ConnectServer(place.folder, python=self.python, settings=settings)
+
+    def start(self) -> None:
+        self.server.start()
+        self._begin(self._command(), {"SPARK_REMOTE": self.server.url})
+
+    def kill(self) -> None:
+        self.server.kill()
+        super().kill()
+
+    def _settings(self) -> dict[str, str]:
+        return {}
+
+
+class Pipeline(Connect):
+    """A declarative pipeline of one flow, which is run again and again."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.out = place.uri("warehouse/hourly")
+        self.checkpoint = place.uri("storage/_checkpoints/spark_catalog/default/hourly/hourly/0")
+        self._killed = False
+        (self.folder / "flows").mkdir()
+        flow = self.folder / "flows/hourly.py"
+        flow.write_text(JOB.read_text() + FLOW.format(source=place.source))
+        libraries = "libraries:\n  - glob:\n      include: flows/**\n"
+        storage = place.uri("storage")
+        storage = storage if "://" in storage else f"file://{storage}"
+        (self.folder / "pipeline.yml").write_text(f"name: matrix\nstorage: {storage}\n{libraries}")
+
+    def start(self) -> None:
+        self.server.start()
+        if self._killed:
+            with self.server.client() as spark:  # its catalogue was in memory
+                spark.sql(f"CREATE TABLE hourly ({TABLE}) USING parquet LOCATION '{self.out}'")
+        run = f'"{self.python}" -m pyspark.pipelines.cli run --spec pipeline.yml'
+        self._begin(["bash", "-c", f"while {run}; do :; done"], {"SPARK_REMOTE": self.server.url})
+
+    def kill(self) -> None:
+        super().kill()
+        self._killed = True
+
+
+JOBS: Final = {"classic": Job, "spark35": Job, "connect": Connect, "pipeline": Pipeline}
