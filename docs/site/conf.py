@@ -23,7 +23,7 @@ PAGES: Final = {
     "Reference": [
         *(f"docs/reference/{name}" for name in ("client", "cli", "sources", "outputs", "spark")),
         *(f"docs/reference/{name}" for name in ("protocol", "logs")),
-        *(f"docs/reference/generated/{name}" for name in ("commands", "metrics", "panels", "values")),
+        *(f"docs/reference/generated/{name}" for name in ("commands", "matrix", "metrics", "panels", "values")),
         *(f"integrations/{name}/README" for name in ("airflow", "dagster", "openlineage")),
         "conformance/README",
         "benchmarks/performance",

@@ -22,7 +22,7 @@ OLD: Final = "3.5.7"
 
 
 class Cell(NamedTuple):
-    """Windows of an hour over a source, whose files and checkpoint are in a store."""
+    """Windows of an hour over a source (in real-time mode its rows as they are), whose files and checkpoint are in a store."""
 
     kind: str
     source: str
@@ -50,13 +50,6 @@ class Cell(NamedTuple):
             return "real-time mode reads Kafka only"
         return ""
 
-    @property
-    def refused(self) -> str:
-        """Why lowwater refuses the cell; empty if the cell is exact."""
-        if self.kind == "realtime":
-            return "not known yet what a commit of real-time mode says"
-        return ""
-
 
 CELLS: Final = [Cell(*names) for names in itertools.product(KINDS, SOURCES, STORES)]
 
@@ -68,8 +61,4 @@ def chosen(patterns: list[str]) -> list[Cell]:
     ['pipeline-kafka-s3']
     """
     words = [set(pattern.split("-")) for pattern in patterns]
-    return [
-        cell
-        for cell in CELLS
-        if not cell.absent and not cell.refused and (not words or any(some <= set(cell) for some in words))
-    ]
+    return [cell for cell in CELLS if not cell.absent and (not words or any(some <= set(cell) for some in words))]

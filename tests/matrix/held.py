@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -21,7 +21,7 @@ from tests.compatibility.environments import clean_environ
 from tests.kit.eventually import eventually
 from tests.kit.times import at, mark
 from tests.matrix.cells import Cell
-from tests.matrix.jobs import JOBS, Job
+from tests.matrix.jobs import JOBS, Job, Window
 from tests.matrix.places import Hand, Place, opened, python_of
 from tests.process.serving import serving
 from tests.spark.support import Upstream, low
@@ -61,8 +61,8 @@ class Outcome:
 class Watch:
     """Each watermark that is published, and the files that the output had by then."""
 
-    def __init__(self, address: str, hand: Hand, out: str) -> None:
-        self._address, self._hand, self._out = address, hand, out
+    def __init__(self, address: str, hand: Hand, job: Job) -> None:
+        self._address, self._hand, self._job = address, hand, job
         self.published: list[tuple[lowwater.Watermark, set[str]]] = []
 
     @contextmanager
@@ -79,7 +79,7 @@ class Watch:
     def _watch(self, reader: lowwater.Client) -> None:
         try:
             for view in reader.watch(NAME):
-                self.published.append((view.low, self._hand.files(self._out)))
+                self.published.append((view.low, self._job.files(self._hand)))
         except lowwater.LowwaterError:
             pass
 
@@ -106,7 +106,7 @@ def held(
         upstream = Upstream(lw)
         lw.register(NAME, inputs=[upstream.name], key_hash="xxhash64")
         job = JOBS[cell.kind](place)
-        watch = Watch(server.address, hand, job.out)
+        watch = Watch(server.address, hand, job)
         sidecar = Sidecar(place, job, server.address, hand)
         rows: list[tuple[str, datetime]] = []
 
@@ -120,7 +120,11 @@ def held(
             upstream.lease.advance(None, oldest=None, frontier=promised)
             upstream.lease.flush(60)
 
-        killed = dict.fromkeys(chance.sample(range(2, STEPS), job_kills), job)
+        def check() -> None:
+            job.check()
+            sidecar.check()
+
+        killed = {STEPS - 1, *chance.sample(range(2, STEPS - 1), job_kills - 1)}
         killed_sidecar = set(chance.sample(range(2, STEPS), sidecar_kills))
         put(at(8))
         job.start()
@@ -129,6 +133,7 @@ def held(
         sidecar.start()
         ending.callback(sidecar.kill)
         ending.enter_context(watch.watching())
+        seen = low(lw, NAME)
         for step in range(1, STEPS):
             put(at(8) + step * HALF)
             threading.Event().wait(chance.random() * 2)
@@ -138,38 +143,32 @@ def held(
             if step in killed_sidecar:
                 sidecar.kill()
                 sidecar.start()
+            if step % 4 == 0:
+                eventually(lambda: low(lw, NAME) > seen, "the watermark moves", seconds=BOUND, check=check)  # noqa: B023
+                seen = low(lw, NAME)
         since = time.monotonic()
         put(at(30), all_at=True)
 
-        def check() -> None:
-            job.check()
-            sidecar.check()
-
-        # Spark's watermark is two hours below the newest row, and all windows that end by then are out.
-        eventually(lambda: low(lw, NAME) == mark(28), "the frontier is reached", seconds=BOUND, check=check)
+        eventually(lambda: low(lw, NAME) == mark(job.frontier), "the frontier is reached", seconds=BOUND, check=check)
         seconds = time.monotonic() - since
-        written = hand.rows(job.out)
-    expected = Counter((key, int(t.replace(minute=0, second=0, microsecond=0).timestamp())) for key, t in rows)
-    expected = Counter({window: count for window, count in expected.items() if window[1] < at(28).timestamp()})
+        written = job.rows(hand)
     return Outcome(
         job_kills,
         sidecar_kills,
         len({value for value, _ in watch.published}),
-        wrong_windows(expected, written),
+        different(job.expected(rows), job.found(written)),
         watch.leads(written),
         round(seconds, 1),
     )
 
 
-def wrong_windows(expected: Mapping[tuple[str, int], int], written: list[tuple[str, str, int, int]]) -> int:
+def different(expected: Counter[Window], found: Counter[Window]) -> int:
     """Return how many windows are wrong: missing, too many, or with another count.
 
-    >>> wrong_windows({("a", 0): 2, ("b", 0): 1}, [("file", "a", 0, 2), ("file", "a", 0, 2), ("file", "c", 0, 1)])
+    >>> different(Counter({("a", 0, 2): 1, ("b", 0, 1): 1}), Counter({("a", 0, 2): 2, ("c", 0, 1): 1}))
     3
     """
-    found = Counter((key, start, count) for _, key, start, count in written)
-    right = Counter({(*window, count): 1 for window, count in expected.items()})
-    return sum((found - right).values()) + sum((right - found).values())
+    return (found - expected).total() + (expected - found).total()
 
 
 class Sidecar:
@@ -177,7 +176,6 @@ class Sidecar:
 
     def __init__(self, place: Place, job: Job, address: str, hand: Hand) -> None:
         self._folder = place.folder
-        local = place.cell.store == "local"
         promises = ["sink-visible-before-commit", "nothing-skipped", "history"]
         promises += ["same-operators"] if place.cell.kind == "spark35" else []
         promises += ["single-driver"] if place.cell.store in ("s3", "gcs") else []
@@ -186,10 +184,8 @@ class Sidecar:
             "checkpoint": job.checkpoint,
             "inputs": ["source"],
             "sources": [place.declared],
-            "windows": "1h",
-            "output_mode": "append",
             "promises": promises,
-            **({"output": job.out} if local else {}),
+            **job.declared,
         }
         lines = [f"{key} = {value!r}".replace("'", '"') for key, value in declared.items()]
         (self._folder / "queries.toml").write_text("\n".join(["[[query]]", *lines, ""]))

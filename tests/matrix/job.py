@@ -1,4 +1,7 @@
-"""A job that knows nothing of lowwater: ``job.py SPECIFICATION``, windows of an hour over a source, into a table of files, until it is killed."""
+"""A job that knows nothing of lowwater: ``job.py SPECIFICATION``, until it is killed.
+
+It writes windows of an hour over a source into a table of files; in real-time mode the rows of a topic into another.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 SCHEMA = "key string, t timestamp"
+REAL_TIME: dict[str, Any] = {"realTime": "5 seconds"}
+"""A trigger that PySpark's own types do not know."""
 
 
 def windows(spark: SparkSession, source: dict[str, Any]) -> DataFrame:
@@ -30,9 +35,16 @@ def main(file: str) -> None:
     builder = SparkSession.builder
     for name, value in specification["settings"].items():
         builder = builder.config(name, value)
-    frame = windows(builder.getOrCreate(), specification["source"])
+    spark, source = builder.getOrCreate(), specification["source"]
     options = {"path": specification["out"], "checkpointLocation": specification["checkpoint"]}
-    frame.writeStream.format("parquet").options(**options).start().awaitTermination()
+    if specification["realtime"]:
+        rows = spark.readStream.format("kafka").options(**source["options"]).load().select("key", "value")
+        options |= {name: value for name, value in source["options"].items() if name.startswith("kafka.")}
+        options["topic"] = options.pop("path")
+        writer = rows.writeStream.format("kafka").outputMode("update").trigger(**REAL_TIME)
+    else:
+        writer = windows(spark, source).writeStream.format("parquet")
+    writer.options(**options).start().awaitTermination()
 
 
 if __name__ == "__main__":

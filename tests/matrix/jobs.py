@@ -6,12 +6,16 @@ import json
 import os
 import signal
 import subprocess
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from tests.compatibility.environments import clean_environ
-from tests.matrix.places import Place, python_of
+from tests.kit.times import at
+from tests.matrix.places import OUT, Hand, Place, python_of
 from tests.spark.connect import ConnectServer
 
 JOB: Final = Path(__file__).with_name("job.py")
@@ -27,14 +31,45 @@ def hourly():
 """
 
 
+Rows = Sequence[tuple[str, datetime]]
+Window = tuple[str, int, int]
+"""A key, the start in seconds, and how many rows."""
+
+
 class Job:
     """A driver of its own, of any version of PySpark."""
+
+    frontier = 28
+    """The hour of the watermark when all rows until hour 30 are in: Spark's is two hours below."""
 
     def __init__(self, place: Place) -> None:
         self.place, self.folder = place, place.folder
         self.python = python_of(place.cell.spark)
         self.out, self.checkpoint = place.uri("out"), place.uri("checkpoint")
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def declared(self) -> dict[str, object]:
+        """What the sidecar is told of the query."""
+        local = {"output": self.out} if self.place.cell.store == "local" else {}
+        return {"windows": "1h", "output_mode": "append", **local}
+
+    def expected(self, rows: Rows) -> Counter[Window]:
+        """Return what there must be of the output in the end."""
+        counts = Counter((key, int(t.replace(minute=0, second=0, microsecond=0).timestamp())) for key, t in rows)
+        return Counter({(key, start, count): 1 for (key, start), count in counts.items() if start < at(28).timestamp()})
+
+    def files(self, hand: Hand) -> set[str]:
+        """Return the parts of the output that can be read."""
+        return hand.files(self.out)
+
+    def rows(self, hand: Hand) -> list[tuple[str, *Window]]:
+        """Return each row of the output, with its part."""
+        return hand.rows(self.out)
+
+    def found(self, written: list[tuple[str, *Window]]) -> Counter[Window]:
+        """Return the output, to be compared with what is expected."""
+        return Counter((key, start, count) for _, key, start, count in written)
 
     def start(self) -> None:
         self._begin(self._command(), {})
@@ -64,7 +99,8 @@ class Job:
     def _specification(self) -> Path:
         content = {"source": self.place.source, "out": self.out, "checkpoint": self.checkpoint}
         file = self.folder / "job.json"
-        file.write_text(json.dumps({**content, "settings": self._settings()}))
+        settings = {"settings": self._settings(), "realtime": self.place.cell.kind == "realtime"}
+        file.write_text(json.dumps(content | settings))
         return file
 
     def _settings(self) -> dict[str, str]:
@@ -120,4 +156,34 @@ class Pipeline(Connect):
         self._killed = True
 
 
-JOBS: Final = {"classic": Job, "spark35": Job, "connect": Connect, "pipeline": Pipeline}
+class RealTime(Job):
+    """A driver whose query copies a topic in real-time mode. Kafka has a row twice when the query was killed after it."""
+
+    frontier = 30
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.out = OUT
+
+    @property
+    def declared(self) -> dict[str, object]:
+        return {"operators": []}
+
+    def expected(self, rows: Rows) -> Counter[Window]:
+        return Counter({(key, int(t.timestamp()), 1) for key, t in rows})
+
+    def files(self, hand: Hand) -> set[str]:
+        assert self.place.kafka is not None
+        return {str(offset) for offset in range(self.place.kafka.end(OUT))}
+
+    def rows(self, hand: Hand) -> list[tuple[str, *Window]]:
+        assert self.place.kafka is not None
+        rows = [json.loads(row.value) for row in self.place.kafka.rows(OUT)]
+        times = [int(datetime.fromisoformat(row["t"]).timestamp()) for row in rows]
+        return [(str(offset), row["key"], t, 1) for offset, (row, t) in enumerate(zip(rows, times, strict=True))]
+
+    def found(self, written: list[tuple[str, *Window]]) -> Counter[Window]:
+        return Counter({*super().found(written)})
+
+
+JOBS: Final = {"realtime": RealTime, "classic": Job, "spark35": Job, "connect": Connect, "pipeline": Pipeline}

@@ -24,6 +24,8 @@ from tests.spark.support import SETTINGS
 
 HAND: Final = Path(__file__).with_name("hand.py")
 CATALOG: Final = "ice"
+OUT: Final = "out"
+"""The topic of a job in real-time mode."""
 
 _SDK: Final = tuple(
     f"software.amazon.awssdk:{part}:2.29.52" for part in ("s3-transfer-manager", "apache-client", "sts")
@@ -168,6 +170,7 @@ def opened(cell: Cell, folder: Path) -> Iterator[Place]:
         if cell.source == "kafka":
             with Kafka(folder / "kafka") as kafka:
                 kafka.create("events")
+                kafka.create(OUT)
                 yield Place(cell, folder, server, kafka)
         else:
             yield Place(cell, folder, server, None)

@@ -20,8 +20,8 @@ Results = Mapping[str, Mapping[str, Any]]
 
 def verdict(cell: Cell, results: Results) -> str:
     """Return what is known of a cell, in a few words."""
-    if cell.absent or cell.refused:
-        return "–" if cell.absent else "refused"
+    if cell.absent:
+        return "–"
     result = results.get(str(cell))
     if result is None:
         return "not run"

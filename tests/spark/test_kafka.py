@@ -343,3 +343,42 @@ def test_nobody_waits_for_the_lock_while_kafka_does_not_answer(
     assert not waited
     upstream.at(10)
     topic.flow.eventually(lambda: low(lw, "stage") == mark(10), "it answers")
+
+
+def test_rule1_a_stage_in_real_time_mode_is_as_far_as_its_commits(
+    topic: Topic, lw: lowwater.Client, upstream: Upstream
+) -> None:
+    topic.kafka.create(f"{topic.name}.out")
+    folder = topic.flow.folder
+    rows = topic.read().select("key", sf.to_json(sf.struct("key", "t")).alias("value"), "t")
+    sink: dict[str, Any] = {"kafka.bootstrap.servers": topic.kafka.address, "topic": f"{topic.name}.out"}
+
+    def start() -> lws.TrackedQuery:
+        stage = lws.stage(
+            topic.flow.spark, "stage", inputs=["source"], key="key", event_time="t", address=topic.flow.address
+        )
+        query = stage.start(
+            rows,
+            checkpoint=folder / "ck",
+            format="kafka",
+            output_mode="update",
+            trigger={"realTime": "5 seconds"},
+            **sink,
+        )
+        topic.flow.queries.append(query)
+        return query
+
+    topic.put(("a", 9))
+    query = start()
+    upstream.at(10)
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(10), "the first commit")
+    query.stop()
+    # As after a crash between the two entries of a batch: Spark then reads from the batch before on, to another end.
+    last = max(int(file.name) for file in (folder / "ck/commits").glob("[0-9]*"))
+    (folder / f"ck/commits/{last}").unlink()
+    topic.put(("b", 10))
+    upstream.at(11)
+    start()
+    topic.flow.eventually(lambda: low(lw, "stage") == mark(11), "the next commit")
+    written = {json.loads(row.value)["key"] for row in topic.kafka.rows(f"{topic.name}.out")}
+    assert written == {"a", "b"}

@@ -193,7 +193,6 @@ def test_what_a_plain_query_cannot_be(flow: PlainFlow) -> None:
         "The option KAFKA.ACKS with the value 'some'": {"KAFKA.ACKS": "some"},
         "output mode complete": {"output_mode": "complete"},
         "continuous processing": {"trigger": {"continuous": "1 second"}},
-        "real-time mode": {"trigger": {"realTime": "5 seconds"}},
     }
     for reason, options in refused.items():
         with pytest.raises(Unsupported, match=reason):

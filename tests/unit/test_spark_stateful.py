@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lowwater_spark.checkpoint.log import CheckpointLog
-from lowwater_spark.errors import Unsupported
+from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sidecar.command import describe
 from lowwater_spark.sidecar.declaration import Declaration
 from lowwater_spark.sidecar.evidence import Evidence
@@ -262,6 +262,18 @@ def test_a_store_whose_files_are_not_known_is_named_and_its_operators_are_declar
     (window / "state/0/0/_metadata/schema").write_bytes(b"\x00\x02v3")
     with pytest.raises(Unsupported, match="default has no schema that can be read"):
         check(window, **HELD, operators=["aggregation"])
+
+
+def test_an_entry_of_version_2_is_read_by_the_numbers_of_its_sources(tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
+    entries = ['v2\n{}\n1:{"b":2}\n0:-\n', 'v2\n{}\n1:{"b":2}\n', "v2\n{}\norders:1\n", "v3\n{}\n"]
+    for batch, entry in enumerate(entries):
+        (tmp_path / f"offsets/{batch}").write_text(entry)
+    log = CheckpointLog(tmp_path)
+    assert log.plan(0).lines == ["-", '{"b":2}']  # type: ignore[union-attr]
+    for batch, reason in (1, "names the sources 1,"), (2, "names the sources orders,"), (3, "of version 'v3'"):
+        with pytest.raises(CheckpointMismatch, match=reason):
+            log.plan(batch)
 
 
 def test_an_entry_without_settings_is_read(restore: Restore) -> None:

@@ -38,6 +38,7 @@ from lowwater_spark.track.plan.checked import (
     check_output_mode,
     check_plan,
     check_session,
+    check_trigger,
     check_windows,
     is_file_format,
 )
@@ -584,6 +585,7 @@ class Stage:
         check_session(frame.sparkSession)  # the query runs with this one's settings, if it is another
         if not function:
             options.check_sink()
+        check_trigger(options.trigger, function=function or options.function is not None)
         self._check_time(frame)
         checked = check_plan(
             frame.sparkSession,

@@ -84,8 +84,8 @@ class CheckpointLog:
         except FileNotFoundError:
             return None
         version, *rest = lines_of(content.decode(errors="replace")) or [""]
-        if version != "v1" or not rest:
-            msg = f"{self._offsets / str(batch)} is of version {version!r}; this release reads v1. Use a PySpark that docs/operate/operations.md names, or a newer lowwater-spark."
+        if version not in ("v1", "v2") or not rest:
+            msg = f"{self._offsets / str(batch)} is of version {version!r}; this release reads v1 and v2. Use a PySpark that docs/operate/operations.md names, or a newer lowwater-spark."
             raise CheckpointMismatch(msg)
         settings, *lines = rest
         if not settings:
@@ -98,7 +98,19 @@ class CheckpointLog:
         except (AttributeError, TypeError, ValueError) as failure:
             msg = f"{self._offsets / str(batch)} is damaged: its second line is no JSON of settings. Restore the checkpoint as a whole."
             raise CheckpointMismatch(msg) from failure
+        if version == "v2":
+            lines = self._in_order(batch, lines)
         return Plan(batch, lines, hashlib.sha256(content).hexdigest(), watermark, conf)
+
+    def _in_order(self, batch: int, lines: Sequence[str]) -> list[str]:
+        """Return the offsets of an entry of version 2, whose lines begin with a source's number."""
+        pairs = [line.partition(":") for line in lines]
+        offsets = {source: offset for source, _, offset in pairs}
+        numbers = [str(number) for number in range(len(lines))]
+        if {*offsets} != {*numbers}:
+            msg = f"{self._offsets / str(batch)} names the sources {', '.join(offsets)}, and this release reads sources that are numbered. Set spark.sql.streaming.queryEvolution.enableSourceEvolution to false, and begin with a new checkpoint."
+            raise CheckpointMismatch(msg)
+        return [offsets[number] for number in numbers]
 
     def last_planned(self) -> int | None:
         """Return the number of the last batch in the offset log. O(entries)."""

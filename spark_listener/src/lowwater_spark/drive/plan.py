@@ -119,8 +119,14 @@ def check_proven(spark: SparkSession, checked: Checked, drives: Mapping[int, Dri
 
 
 def check_ending(spark: SparkSession, trigger: Mapping[str, Any]) -> None:
-    """Raise Unsupported for a query that would end before its windows could be closed."""
+    """Raise Unsupported for a trigger with which windows could not be closed."""
     waits = 'Leave the trigger out, and let the program end the query: lw.wait("STAGE", until=MOMENT), up to which its inputs are complete, and then query.stop().'
+    if trigger.get("realTime"):
+        raise Unsupported(
+            "A driven query with the trigger realTime",
+            "Spark reads only Kafka in real-time mode, and a driven query reads its watermark from a source of its own",
+            "Use processingTime.",
+        )
     if trigger.get("once"):
         available = 'Use trigger={"availableNow": True}: it runs until nothing is left to read or to close.'
         raise Unsupported(

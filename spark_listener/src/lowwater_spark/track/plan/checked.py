@@ -119,15 +119,23 @@ def check_session(spark: SparkSession) -> None:
         )
 
 
-def check_trigger(trigger: Mapping[str, Any]) -> None:
-    """Raise Unsupported for triggers whose batches do not begin and commit one after the other."""
-    for name, why in (("continuous", "continuous processing"), ("realTime", "real-time mode")):
-        if trigger.get(name) is not None:
-            raise Unsupported(
-                f"The trigger {name}",
-                f"{why} gives no evidence of which rows a commit contains",
-                "Use processingTime or availableNow.",
-            )
+def check_trigger(trigger: Mapping[str, Any], *, function: bool) -> None:
+    """Raise Unsupported for triggers whose batches do not begin and commit one after the other.
+
+    ``function``: a function handles the batches.
+    """
+    if trigger.get("continuous") is not None:
+        raise Unsupported(
+            "The trigger continuous",
+            "continuous processing gives no evidence of which rows a commit contains",
+            "Use processingTime, availableNow or realTime.",
+        )
+    if function and trigger.get("realTime") is not None:
+        raise Unsupported(
+            "A function for the batches of the trigger realTime",
+            "Spark calls none in real-time mode",
+            "Use processingTime, or start a stage that writes to Kafka: stage.start(..., format='kafka').",
+        )
 
 
 @dataclass(frozen=True, slots=True)

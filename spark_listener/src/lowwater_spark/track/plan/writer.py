@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from lowwater_spark.checkpoint.location import Location, spark_path
 from lowwater_spark.errors import Unsupported
-from lowwater_spark.track.plan.checked import check_options, check_session, check_trigger
+from lowwater_spark.track.plan.checked import check_options, check_session
 from lowwater_spark.track.plan.operators import items
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def writer_of(
     """Return a query's settings, from a frame and arguments or from a writer without arguments.
 
     Raises ValueError for a writer with arguments and without a checkpoint; Unsupported for settings
-    of a writer that cannot be kept, and for triggers and options that cannot be tracked.
+    of a writer that cannot be kept, and for options that cannot be tracked.
     """
     arguments = {"checkpoint": checkpoint, "trigger": trigger, "name": name, "output_mode": output_mode, **sink}
     settings = {argument: value for argument, value in arguments.items() if value is not None and value != {}}
@@ -151,7 +151,6 @@ def writer_of(
         if checkpoint is None:
             msg = "checkpoint is missing; pass a directory of this query alone"
             raise ValueError(msg)
-    check_trigger(settings.get("trigger", {}))
     return Writer(**settings)
 
 
@@ -234,7 +233,7 @@ def _trigger(trigger: Any) -> Mapping[str, Any]:
         raise Unsupported(
             f"The trigger {kind} of a writer", "this release does not know it", "Use processingTime or availableNow."
         )
-    return {names[kind]: True}
+    return {names[kind]: f"{trigger.batchDurationMs()} milliseconds" if kind == "RealTimeTrigger" else True}
 
 
 def _java_map(frame: DataFrame, scala_map: Any) -> Mapping[str, str]:
