@@ -78,6 +78,9 @@ class Place:
                 f"spark.sql.catalog.{CATALOG}.type": "hadoop",
                 f"spark.sql.catalog.{CATALOG}.warehouse": self.uri("tables"),
             }
+        if self.cell.store == "gcs":
+            # The connector's vectored reads call a method that Hadoop 3.5 does not have any more.
+            found["spark.hadoop.parquet.hadoop.vectored.io.enabled"] = "false"
         if isinstance(self.server, S3 | Gcs):
             found |= {f"spark.hadoop.{name}": value for name, value in self.server.settings.items()}
         return found
@@ -103,7 +106,8 @@ class Place:
         if self.cell.source == "kafka":
             assert self.kafka is not None
             return f"kafka:events,lowwater.brokers=1,kafka.bootstrap.servers={self.kafka.address}"
-        return f"{self.cell.source}:{self.source['path']}"
+        option = ",lowwater.externalLogStore=false" if (self.cell.source, self.cell.store) == ("delta", "s3") else ""
+        return f"{self.cell.source}:{self.source['path']}{option}"
 
 
 class Hand:
