@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from confluent_kafka import TopicPartition
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
 import lowwater
 import lowwater_spark as lws
@@ -63,13 +66,16 @@ def settled(log: CheckpointLog) -> bool:
     return plans[0] is not None and plans[1] is not None and plans[0].lines == plans[1].lines
 
 
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for path in out.glob("*.json") for line in path.read_text().splitlines()]
+
+
 def written(out: Path) -> Counter[str]:
     """Return the rows that the job has counted, by the hour of their window."""
-    rows = [json.loads(line) for path in out.glob("*.json") for line in path.read_text().splitlines()]
-    counts = Counter[str]()
-    for each in rows:
-        counts[str(lowwater.Watermark.of(datetime.fromisoformat(each["t"])))] += each["count"]
-    return counts
+    hourly = Counter[str]()
+    for each in lines(out):
+        hourly[str(lowwater.Watermark.of(datetime.fromisoformat(each["t"])))] += each["count"]
+    return hourly
 
 
 def fed(batches: list[list[tuple[str, int, int]]]) -> Counter[str]:
@@ -123,6 +129,73 @@ def test_dropped_rows_of_files_are_those_that_plain_python_finds(
     assert again.status().dropped_hours == EXPECTED
 
 
+HELD = {"retention": "1h", "output_mode": "append"}
+
+
+def counts(frame: DataFrame, group: Column | str) -> DataFrame:
+    return frame.groupBy("key", group).agg(sf.count("*").alias("rows")).select("rows")
+
+
+@pytest.mark.parametrize(
+    ("judged_by", "held", "query", "expected"),
+    [
+        ({"session": "30m"}, HELD, lambda frame: counts(frame, sf.session_window("t", "30 minutes")), {9: 2}),
+        ({"row": True}, HELD, lambda frame: counts(frame, "t"), {9: 4, 10: 1}),
+        (
+            {"row": True},
+            None,
+            lambda frame: frame.dropDuplicates(["key", "t"]).select(sf.lit(1).alias("rows")),
+            {9: 4, 10: 1},
+        ),
+    ],
+    ids=["sessions", "groups by the event time", "deduplication"],
+)
+def test_each_operator_drops_by_its_own_rule(
+    flow: Elsewhere,
+    upstream: Upstream,
+    judged_by: dict[str, Any],
+    held: dict[str, str] | None,
+    query: Callable[[DataFrame], DataFrame],
+    expected: dict[int, int],
+) -> None:
+    upstream.at(9)
+    folder = flow.folder / "odd names"
+    log = CheckpointLog(flow.folder / "ck")
+    minutes = [(9, 25), (9, 30), (9, 45), (9, 50), (10, 0), (10, 1), (10, 21)]
+    batches = [[(9, 0), (10, 20)], minutes, [(16, 0)]]
+    job = sidecar = None
+    for number, rows in enumerate(batches):
+        into = folder / f"part=a%20{number} b"
+        into.mkdir(parents=True)
+        (into / ".new").write_text("\n".join(json.dumps(row("a", *each)) for each in rows))
+        (into / ".new").rename(into / "é {1}.json")
+        if job is None:  # Spark finds the columns of partitions in what is there now
+            stream = flow.spark.readStream.schema("key string, t timestamp, part string").json(str(folder))
+            job = flow.job(query(stream.withWatermark("t", "20 minutes")))
+        job.processAllAvailable()
+        flow.eventually(lambda: settled(log), "the batch without rows has run")
+        if sidecar is None:
+            declared = {"event_time": "t", "format": "json", "schema": "key string, t timestamp, part string"}
+            sidecar = flow.follow(
+                "history",
+                sources=[{"kind": "files", "path": str(folder), "options": {"partitions": "part"}}],
+                dropped=[{**declared, "where": f"part <> 'a%20{len(batches)} b'", **judged_by}],
+                spark=lambda: flow.spark,
+                **(held or {}),
+            )
+    assert sidecar is not None
+    counting = sidecar
+    flow.eventually(lambda: counting.status().dropped_through == log.last_committed(), "all is counted")
+    status = counting.status()
+    assert (status.dropped_uncounted, status.dropped_hours) == (
+        "",
+        {hour_of(hour): rows for hour, rows in expected.items()},
+    )
+    assert sum(each["rows"] for each in lines(flow.folder / "out")) + status.dropped_rows + (1 if held else 0) == sum(
+        map(len, batches)
+    ), "Spark has lost these"
+
+
 def test_dropped_rows_of_topics_are_those_that_plain_python_finds(
     kafka: Kafka, spark: SparkSession, authority: Serving, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -132,12 +205,9 @@ def test_dropped_rows_of_topics_are_those_that_plain_python_finds(
     value = "from_json(cast(value as string), 'key string, t timestamp')"
     stream = spark.readStream.format("kafka").options(**options).load().selectExpr(f"{value} as row").select("row.*")
     writer = hours(stream.where("key <> 'skipped'")).writeStream.format("json").option("path", str(tmp_path / "out"))
-    job = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
-    log = CheckpointLog(tmp_path / "ck")
-    sidecar = None
-    try:
-        eventually((tmp_path / "ck" / "metadata").exists, "the job has begun")
-        sidecar = lws.track(
+
+    def follow() -> lws.Sidecar:
+        return lws.track(
             "stage",
             checkpoint=str(tmp_path / "ck"),
             inputs=["source"],
@@ -151,14 +221,30 @@ def test_dropped_rows_of_topics_are_those_that_plain_python_finds(
             output_mode="append",
             dropped=[{"event_time": f"{value}.t", "where": f"{value}.key <> 'skipped'", "window": "1h"}],
         )
+
+    job = writer.option("checkpointLocation", str(tmp_path / "ck")).start()
+    log = CheckpointLog(tmp_path / "ck")
+    sidecar = None
+    try:
+        eventually((tmp_path / "ck" / "metadata").exists, "the job has begun")
+        sidecar = follow()
         for rows in BATCHES:
-            lines = [json.dumps(row(*each)).encode() for each in [*rows, ("skipped", 0, 0)]]
-            kafka.put("late", [Row(line, partition=number % 2) for number, line in enumerate(lines)])
+            values = [json.dumps(row(*each)).encode() for each in [*rows, ("skipped", 0, 0)]]
+            kafka.put("late", [Row(line, partition=number % 2) for number, line in enumerate(values)])
             job.processAllAvailable()
             eventually(lambda: settled(log), "the batch without rows has run")
         counting = sidecar
         eventually(lambda: counting.status().dropped_through == log.last_committed(), "all is counted")
         status = counting.status()
+        counting.stop()
+        kafka.put("late", [json.dumps(row("late", 9)).encode(), json.dumps(row("late", 17)).encode()])
+        job.processAllAvailable()
+        eventually(lambda: settled(log), "the batch without rows has run")
+        removed = TopicPartition("late", 0, kafka.end("late"))
+        kafka.admin.delete_records([removed])[removed].result(60)
+        sidecar = after = follow()
+        eventually(lambda: "Kafka has deleted rows of partition 0 of late" in after.status().dropped_uncounted)
+        assert after.status().dropped_hours == EXPECTED, "what is gone is no 0"
     finally:
         job.stop()
         if sidecar is not None:

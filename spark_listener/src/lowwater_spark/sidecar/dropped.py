@@ -129,10 +129,24 @@ class Tally:
         self.uncounted += batch - self.batch
         self.batch, self.reason = batch, reason
 
-    @property
-    def by_hour(self) -> dict[str, int]:
-        """Dropped rows by the start of their hour, an ISO text in UTC."""
-        return {str(Watermark(hour)): rows for hour, rows in self.hours.items()}
+    def shown(self) -> dict[str, Any]:
+        """Return the fields of :class:`~lowwater_spark.track.run.status.Status` about it."""
+        return {
+            "dropped_rows": self.rows,
+            "dropped_hours": {str(Watermark(hour)): rows for hour, rows in self.hours.items()},
+            "dropped_example": "" if self.example is None else str(self.example),
+            "dropped_through": None if self.batch < 0 else self.batch,
+            "dropped_uncounted": self.not_counted,
+        }
+
+    def lines(self, name: str) -> list[str]:
+        """Return the tally of a query in words, with a line for each hour."""
+        upto = "before its first batch" if self.batch < 0 else f"up to batch {self.batch}"
+        oldest = "" if self.example is None else f", the oldest: {self.example}"
+        older = [f"  {self.earlier} of earlier hours"] if self.earlier else []
+        hours = [f"  {rows} of {Watermark(hour)}" for hour, rows in self.hours.items()]
+        problem = [f"  {self.not_counted}"] if self.uncounted else []
+        return [f"{name}: Spark has dropped {self.rows} rows {upto}{oldest}", *older, *hours, *problem]
 
     @property
     def not_counted(self) -> str:

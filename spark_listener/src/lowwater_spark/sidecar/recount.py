@@ -105,13 +105,7 @@ class Recount:
     def shown(self) -> Mapping[str, Any]:
         """Return the fields of a status. From any thread."""
         with self._lock:
-            return {
-                "dropped_rows": self._tally.rows,
-                "dropped_hours": self._tally.by_hour,
-                "dropped_example": "" if self._tally.example is None else str(self._tally.example),
-                "dropped_through": None if self._tally.batch < 0 else self._tally.batch,
-                "dropped_uncounted": self._tally.not_counted,
-            }
+            return self._tally.shown()
 
     # -- the thread --------------------------------------------------------------------------------
 

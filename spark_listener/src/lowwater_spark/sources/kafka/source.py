@@ -481,7 +481,7 @@ class KafkaSource(Source):
     rereads = True
 
     def again(self, spark: SparkSession, read: ReadBefore, options: Mapping[str, str]) -> Rereading | None:
-        """Return the rows of a batch's offsets. Costs a request to each declared broker but one."""
+        """Return the rows of a batch's offsets. Costs some requests to the brokers."""
         import pyspark.sql.functions as sf
 
         if read.before == NONE:
@@ -492,7 +492,12 @@ class KafkaSource(Source):
         begins = {place: before.get(place, 0) for place, end in after.items() if end > before.get(place, 0)}
         if not begins:
             return None
+        for place, first in self.cluster.beginnings(list(begins)).items():
+            if first > begins[place]:
+                msg = f"Kafka has deleted rows of {place} from offset {begins[place]} to {first}"
+                raise RowsGone(msg)
         own = {name: value for name, value in self.options.items() if name.startswith("kafka.")}
+        own["failOnDataLoss"] = "true"  # if Kafka deletes rows while they are read, the job fails
         chosen = {
             "assign": {topic: sorted(map(int, parts)) for topic, parts in _by_topic(begins).items()},
             "startingOffsets": _by_topic(begins),
