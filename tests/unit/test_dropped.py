@@ -40,7 +40,7 @@ def test_without_windows_rows_at_the_watermark_are_dropped() -> None:
 
 
 def test_a_tally_keeps_the_newest_hours_and_counts_all() -> None:
-    tally = Tally(-1)
+    tally = Tally("stage", -1)
     tally.add(0, {hour * HOUR: 1 for hour in range(1_500)}, DroppedRow(7, "b", 0))
     tally.add(1, {0: 1, 1_499 * HOUR: 2}, DroppedRow(8, "a", 1))
     assert (tally.rows, len(tally.hours), tally.hours[1_499 * HOUR], tally.earlier) == (1_503, 1_000, 3, 501)
@@ -54,7 +54,7 @@ def test_a_tally_keeps_the_newest_hours_and_counts_all() -> None:
 def test_the_command_prints_what_was_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dropped", "--state", str(tmp_path)]) == 2
     assert "declare dropped" in capsys.readouterr().err
-    tally = Tally(3)
+    tally = Tally("daily.sales", 3)
     tally.add(4, {micros(9): 2}, DroppedRow(micros(9, 1), "partition 0 of t, offset 7", 4))
     tally.give_up(5, "/in/a.json was removed")
     (tmp_path / "daily%2Esales").mkdir()

@@ -15,7 +15,6 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
 
 from lowwater import errors
 from lowwater.cli.arguments import CommandParser
@@ -404,15 +403,13 @@ def dropped_lines(state: Path, *, as_json: bool) -> list[str]:
 
     Raises FileNotFoundError when there is none, CheckpointMismatch, OSError.
     """
-    tallies = {
-        unquote(home.name): tally for home in sorted(state.iterdir()) if home.is_dir() and (tally := stored_tally(home))
-    }
+    tallies = [tally for home in sorted(state.iterdir()) if home.is_dir() and (tally := stored_tally(home))]
     if not tallies:
         msg = f"no query of {state} counts dropped rows: declare dropped for it, and start lowwater-spark track again"
         raise FileNotFoundError(msg)
     if as_json:
-        return [json.dumps({"query": name, **tally.shown()}, ensure_ascii=False) for name, tally in tallies.items()]
-    return [line for name, tally in tallies.items() for line in tally.lines(name)]
+        return [json.dumps({"query": tally.name, **tally.shown()}, ensure_ascii=False) for tally in tallies]
+    return [line for tally in tallies for line in tally.lines()]
 
 
 def _settings(pairs: Sequence[str]) -> dict[str, str]:

@@ -96,6 +96,8 @@ class DroppedRow(NamedTuple):
 class Tally:
     """The dropped rows of a query's batches, by hour. O(1,000 hours) of memory."""
 
+    name: str
+    """Name of the query's computation."""
     batch: int
     """Last batch that was counted or given up; -1: none."""
     hours: dict[int, int] = field(default_factory=dict)
@@ -139,14 +141,14 @@ class Tally:
             "dropped_uncounted": self.not_counted,
         }
 
-    def lines(self, name: str) -> list[str]:
-        """Return the tally of a query in words, with a line for each hour."""
+    def lines(self) -> list[str]:
+        """Return the tally in words, with a line for each hour."""
         upto = "before its first batch" if self.batch < 0 else f"up to batch {self.batch}"
         oldest = "" if self.example is None else f", the oldest: {self.example}"
         older = [f"  {self.earlier} of earlier hours"] if self.earlier else []
         hours = [f"  {rows} of {Watermark(hour)}" for hour, rows in self.hours.items()]
         problem = [f"  {self.not_counted}"] if self.uncounted else []
-        return [f"{name}: Spark has dropped {self.rows} rows {upto}{oldest}", *older, *hours, *problem]
+        return [f"{self.name}: Spark has dropped {self.rows} rows {upto}{oldest}", *older, *hours, *problem]
 
     @property
     def not_counted(self) -> str:
@@ -155,7 +157,7 @@ class Tally:
 
     def to_json(self) -> dict[str, Any]:
         """Return the tally as JSON."""
-        content = {name: getattr(self, name) for name in ("batch", "earlier", "uncounted", "reason", "example")}
+        content = {name: getattr(self, name) for name in ("name", "batch", "earlier", "uncounted", "reason", "example")}
         return {**content, "hours": list(self.hours.items())}
 
     @classmethod

@@ -73,7 +73,7 @@ class Recount:
         self._home = Path(str(manifest.home))
         self._digest = hashlib.sha256(repr(declared).encode()).hexdigest()
         tally = stored_tally(self._home, self._digest)
-        self._tally = Tally(committed) if tally is None else tally
+        self._tally = Tally(name, committed) if tally is None else tally
         self._target = committed
         self._used: SparkSession | None = None
         """The session, once it was needed."""
