@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater.watermark import Watermark
 from lowwater_spark.checkpoint.durable import write_over
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
-from lowwater_spark.errors import CheckpointMismatch, Unsupported
+from lowwater_spark.errors import CheckpointMismatch
 from lowwater_spark.sidecar.dropped import HOUR, Dropped, DroppedRow, Tally
 from lowwater_spark.sidecar.evidence import query_id
 from lowwater_spark.sources.base import POSITION, ReadBefore, RowsGone
@@ -230,9 +231,10 @@ def stored_tally(home: Path, digest: str = "") -> Tally | None:
 
 def _is_final(failure: Exception) -> bool:
     """Return True if another attempt would fail as well."""
-    from pyspark.errors import AnalysisException
-
-    return isinstance(failure, AnalysisException | CheckpointMismatch | ImportError | Unsupported | ValueError)
+    # A sidecar may run without PySpark until it needs a session, so this imports nothing.
+    loaded = sys.modules.get("pyspark.errors")
+    analysis = () if loaded is None else (loaded.AnalysisException,)
+    return isinstance(failure, (CheckpointMismatch, ImportError, ValueError, *analysis))
 
 
 def _in_words(hours: Mapping[int, int]) -> str:
