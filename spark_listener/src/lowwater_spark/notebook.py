@@ -97,7 +97,7 @@ def tracked(name: str, status: Status) -> str:
         ("late rows", status.late_rows, status.late_example),
         ("rows without a time", status.untimed_rows, ""),
         ("rows too far ahead", status.ahead_rows, status.ahead_example),
-        ("rows dropped by Spark", status.dropped_rows, ""),
+        ("rows dropped by Spark", status.dropped_rows, status.dropped_example),
         ("rows not sent yet", status.unsent_rows, ""),
     ]
     lines = [

@@ -112,6 +112,10 @@ class CheckpointLog:
             raise CheckpointMismatch(msg)
         return [offsets[number] for number in numbers]
 
+    def first_planned(self) -> int | None:
+        """Return the number of the first batch that the offset log still has. O(entries)."""
+        return min(numbers_in(self._offsets), default=None)
+
     def last_planned(self) -> int | None:
         """Return the number of the last batch in the offset log. O(entries)."""
         return max(numbers_in(self._offsets), default=None)

@@ -25,6 +25,7 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sidecar.declaration import BLANK, HISTORY, PROMISES, SAME_OPERATORS, Declaration, needed
 from lowwater_spark.sidecar.evidence import query_id
 from lowwater_spark.sidecar.pipeline import Folders, Looked, Pipeline, describe_pipeline
+from lowwater_spark.sidecar.recount import stored_tally
 from lowwater_spark.sidecar.stateful import ON_ARRIVAL, operators, word_of
 from lowwater_spark.sidecar.watch import Sidecar, track
 from lowwater_spark.sources.kinds import guess
@@ -51,6 +52,7 @@ _EXAMPLES: Final = """\
 examples:
   lowwater-spark describe /data/checkpoints/hourly > queries.toml     # then fill it in
   lowwater-spark track queries.toml --state /var/lib/lowwater-spark
+  lowwater-spark dropped --state /var/lib/lowwater-spark
   lowwater-spark describe --pipeline spark-pipeline.yml > queries.toml
   lowwater-spark track --state /var/lib/lowwater-spark --name hourly --checkpoint /data/checkpoints/hourly --input enriched \\
       --source files:/data/enriched --promise sink-visible-before-commit --promise nothing-skipped
@@ -135,6 +137,13 @@ def parser() -> CommandParser:
     )
     follow.add_argument("--output-mode", choices=("append", "update"), help="where it has an aggregation")
     follow.add_argument("--output", metavar="DIR", help="the directory of Spark's file sink")
+    lost = commands.add_parser(
+        "dropped",
+        help="say which rows Spark has dropped as late, by the hour",
+        description="Print the rows that Spark has dropped as late, by the hour of their event time, of each query that declares dropped: what track has counted and saved.",
+    )
+    lost.add_argument("--state", metavar="DIR", type=Path, required=True, help="the directory of track --state")
+    lost.add_argument("--json", action="store_true", help="one JSON object a query and line")
     return parse
 
 
@@ -143,6 +152,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_streams()
     args = parser().parse_args(argv)
     try:
+        if args.command == "dropped":
+            print("\n".join(dropped_lines(args.state, as_json=args.json)))  # noqa: T201 - the answer to a command
+            return 0
         session = functools.cache(functools.partial(_session, _settings(args.conf)))
         if args.command == "describe":
             print(_described(args, session), end="")  # noqa: T201 - the answer to a command
@@ -384,6 +396,20 @@ def describe(checkpoint: str, session: Any) -> str:
         operators=declared_operators,
         promises=promises,
     )
+
+
+def dropped_lines(state: Path, *, as_json: bool) -> list[str]:
+    """Return the saved tallies of a state directory in words, or as JSON, one object a line.
+
+    Raises FileNotFoundError when there is none, CheckpointMismatch, OSError.
+    """
+    tallies = [tally for home in sorted(state.iterdir()) if home.is_dir() and (tally := stored_tally(home))]
+    if not tallies:
+        msg = f"no query of {state} counts dropped rows: declare dropped for it, and start lowwater-spark track again"
+        raise FileNotFoundError(msg)
+    if as_json:
+        return [json.dumps({"query": tally.name, **tally.shown()}, ensure_ascii=False) for tally in tallies]
+    return [line for tally in tallies for line in tally.lines()]
 
 
 def _settings(pairs: Sequence[str]) -> dict[str, str]:

@@ -19,9 +19,11 @@ from lowwater.core.text import did_you_mean
 from lowwater_spark.checkpoint.location import OBJECT_STORES
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import Unsupported
+from lowwater_spark.sidecar.dropped import Dropped
 from lowwater_spark.sidecar.stateful import WORDS
 from lowwater_spark.sources.base import SourceDeclared
-from lowwater_spark.sources.kinds import kind_of
+from lowwater_spark.sources.kinds import KINDS, kind_of
+from lowwater_spark.track.plan.bounds import Window
 
 __all__ = [
     "BLANK",
@@ -114,6 +116,9 @@ class Declaration:
     """Stateful operators of the query, in the order of Spark's numbers, by the words of
     :data:`~lowwater_spark.sidecar.stateful.WORDS`. Empty: Spark keeps no state. None: not
     declared."""
+    dropped: tuple[Dropped, ...] = ()
+    """How the rows that Spark drops are found again in each source, in the order of ``sources``.
+    Empty: they are not counted."""
 
     @classmethod
     def parse(cls, table: Any) -> Declaration:
@@ -163,18 +168,21 @@ class Declaration:
         if not isinstance(adopt, bool):
             msg = f"{where}: adopt is true or false, not {adopt!r}"
             raise ValueError(msg)  # noqa: TRY004 - the file is wrong, not the caller's type
+        described = tuple(source_of(source) for source in sources)
+        durations = _durations(table, where)
         return cls(
             name,
             checkpoint,
             inputs,
-            tuple(source_of(source) for source in sources),
+            described,
             promises,
-            *_durations(table, where),
+            *durations,
             mode,
             output,
             tuple(heuristics),
             adopt,
             _operators(table, where),
+            _dropped(table, where, described, *durations[2:]),
         )
 
     def require(self, promise: str, because: str) -> None:
@@ -291,7 +299,85 @@ def _operators(table: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
     return tuple(words)
 
 
+def _dropped(
+    table: Mapping[str, Any],
+    where: str,
+    sources: tuple[SourceDeclared, ...],
+    windows: timedelta | None,
+    start: timedelta,
+) -> tuple[Dropped, ...]:
+    """Return the declarations of dropped rows, one for each source; none without the key."""
+    tables = table.get("dropped", ())
+    if not isinstance(tables, list | tuple) or len(tables) not in (0, len(sources)):
+        msg = f"{where}: dropped has one table for each of its {len(sources)} sources, in their order, not {tables!r}"
+        raise ValueError(msg)
+    if tables and (other := next((source for source in sources if not kind_of(source.kind).rereads), None)):
+        kinds = ", ".join(word for word, kind in KINDS.items() if kind.rereads)
+        msg = f"{where}: the rows of {other.name} are not read again, and so not counted; leave dropped out. It works with {kinds}"
+        raise ValueError(msg)
+    own = None if windows is None else Window(windows, windows, start)
+    return tuple(
+        _dropped_of(item, where, files=bool(source.path), windows=own)
+        for item, source in zip(tables, sources, strict=False)
+    )
+
+
+_DROPPED: Final = ("event_time", "where", "format", "schema", "options", "window", "slide", "start", "session", "row")
+
+
+def _dropped_of(table: Any, where: str, *, files: bool, windows: Window | None) -> Dropped:
+    """Return the declaration of the dropped rows of one source.
+
+    ``windows`` are those of the query, which count if the table names nothing else.
+    """
+    where = f"{where}: dropped"
+    if not isinstance(table, Mapping):
+        msg = f'{where} has a table for each source, like {{event_time = "t"}}, not {table!r}'
+        raise ValueError(msg)  # noqa: TRY004 - the file is wrong, not the caller's type
+    if unknown := sorted(table.keys() - set(_DROPPED)):
+        msg = f"{where} has no key {unknown[0]}; there are {', '.join(_DROPPED)}{did_you_mean(unknown[0], _DROPPED)}"
+        raise ValueError(msg)
+    of_files = ("format", "schema")
+    for key in ("event_time", "where", *of_files):
+        value, wanted = table.get(key), key == "event_time" or (files and key in of_files)
+        if (wanted or value is not None) and not (isinstance(value, str) and value):
+            msg = f"{where} needs {key}, a text that is not empty, not {value!r}"
+            raise ValueError(msg)
+        if value is not None and not files and key in of_files:
+            msg = f"{where} has {key}, which only files have; leave it out"
+            raise ValueError(msg)
+    options = table.get("options", {})
+    if not isinstance(options, Mapping) or not all(isinstance(value, str) for value in options.values()):
+        msg = f'{where}: options is a table of texts, like {{multiLine = "true"}}, not {options!r}'
+        raise ValueError(msg)
+    read = {**options, **{key: table[key] for key in of_files if key in table}}
+    return Dropped(table["event_time"], table.get("where", "true"), read, *_judged_by(table, where, windows))
+
+
+def _judged_by(table: Mapping[str, Any], where: str, windows: Window | None) -> tuple[Window | None, timedelta | None]:
+    """Return the window or the gap of sessions in a table; both None: the row's own time."""
+    length, slide, start, session = (_duration(table, key, where) for key in ("window", "slide", "start", "session"))
+    ways = [length is not None, session is not None, table.get("row") is True]
+    shifted = slide is not None or start is not None
+    if sum(ways) > 1 or table.get("row", True) is not True or (length is None and shifted):
+        msg = f"{where} has one of window (with slide and start), session, and row = true"
+        raise ValueError(msg)
+    if not any(ways):
+        if windows is None:
+            msg = f'{where} does not say by what Spark drops: window = "1h" of windows, session = "30m" of sessions, row = true of anything else'
+            raise ValueError(msg)
+        return windows, None
+    if length is None:
+        return None, session
+    slide = length if slide is None else slide
+    if not timedelta() < slide <= length:
+        msg = f"{where}: window is above 0, and slide above 0 and not above window"
+        raise ValueError(msg)
+    return Window(length, slide, start or timedelta()), None
+
+
 def _duration(table: Mapping[str, Any], key: str, where: str) -> timedelta | None:
+    """Return a duration of a table; None without the key. Raises ValueError."""
     value = table.get(key)
     if value is None or isinstance(value, timedelta):
         return value
@@ -352,5 +438,8 @@ sources = [
 promises = [
 {promises}
 ]
+# dropped: counts the rows that Spark drops as late, by reading each row again. One table for each source.
+# [[query.dropped]]
+# event_time = "<t>"
 """
 """Template of a file of declarations, to fill in."""

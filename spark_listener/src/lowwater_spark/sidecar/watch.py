@@ -28,6 +28,7 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.settings import SparkSettings, connection
 from lowwater_spark.sidecar.declaration import HISTORY, SINGLE_DRIVER, Declaration
 from lowwater_spark.sidecar.evidence import Evidence, query_id
+from lowwater_spark.sidecar.recount import Recount
 from lowwater_spark.sidecar.running import Running, undeclared
 from lowwater_spark.sources.kinds import kind_of
 from lowwater_spark.track.plan.bounds import Stamp, Window
@@ -57,6 +58,9 @@ _ENVIRONMENT: Final[Mapping[str, str]] = {
 }
 
 
+_UNCOUNTED: Final = "dropped is not declared, so the rows that Spark drops are not counted"
+
+
 class Sidecar(Tracked):
     """A query of another process that is tracked by its checkpoint; :func:`track` makes it.
 
@@ -66,13 +70,27 @@ class Sidecar(Tracked):
     raises the reason.
     """
 
-    def __init__(self, run: Run, *, interval: float, owned: lowwater.Client | None) -> None:
+    def __init__(
+        self, run: Run, *, interval: float, owned: lowwater.Client | None, recount: Recount | None = None
+    ) -> None:
         super().__init__(run, interval=interval, owned=owned)
+        self._recount = recount
         self._thread.start()
 
     def status(self) -> Status:
-        """Return the query's status, and what holds its watermark."""
-        return self._run.status()
+        """Return the query's status, what holds its watermark, and which rows Spark has dropped."""
+        shown = {"dropped_uncounted": _UNCOUNTED} if self._recount is None else self._recount.shown()
+        return replace(self._run.status(), **shown)
+
+    def stop(self) -> None:
+        """Report what is committed, and stop; the ranges hold their values."""
+        super().stop()
+        if self._recount is not None:
+            self._recount.stop()
+
+    def _look_back(self) -> None:
+        if self._recount is not None:
+            self._recount.follow(self._run.progress.committed.batch)
 
 
 def track(
@@ -123,7 +141,7 @@ def track(
         interval: Longest time between two looks, seconds.
         step: Called after each step of the start; a step that lists a source may take minutes.
         declared: ``retention``, ``stamp``, ``windows``, ``windows_start``, ``output_mode``,
-            ``output``, ``operators``, ``heuristics`` and ``adopt``, see
+            ``output``, ``operators``, ``heuristics``, ``adopt`` and ``dropped``, see
             :class:`~lowwater_spark.sidecar.declaration.Declaration`.
 
     Raises ValueError, also for what is not declared; Unsupported for a missing promise, or a query
@@ -201,13 +219,24 @@ class _Beginning:
                 elsewhere=manifest,
             )
             run.start()
+            recount = self._recount(run, sources, manifest) if self.declared.dropped else None
         except BaseException:
             if authority is not None:
                 authority.close()
             if client is None:
                 used.close()
             raise
-        return Sidecar(run, interval=interval, owned=used if client is None else None)
+        return Sidecar(
+            run,
+            interval=interval,
+            owned=used if client is None else None,
+            recount=recount,
+        )
+
+    def _recount(self, run: Run, sources: Sequence[Source], manifest: Manifest) -> Recount:
+        session = functools.partial(self._session, f"{self.declared.name} with dropped")
+        committed = run.progress.committed.batch
+        return Recount(self.declared.name, self.declared.dropped, sources, manifest, session, committed)
 
     def _check_query(self, checkpoint: Location) -> None:
         """Raise CheckpointMismatch for the checkpoint of another query than the caller's."""

@@ -31,12 +31,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from lowwater_spark.checkpoint.location import Location
     from lowwater_spark.checkpoint.manifest import Manifest
@@ -45,12 +45,16 @@ if TYPE_CHECKING:
 __all__ = [
     "EARLIER",
     "NONE",
+    "POSITION",
     "Awaited",
     "Leaf",
     "Line",
     "OpenSource",
     "Partition",
+    "ReadBefore",
+    "Rereading",
     "Rowless",
+    "RowsGone",
     "Source",
     "SourceDeclared",
     "Vector",
@@ -68,6 +72,10 @@ NONE: Final[Line] = "-"
 EARLIER: Final = "lowwater.earlierRows"
 """Option that declares, with the value ``skip``, that the stage does not need rows from before the
 source's beginning."""
+
+
+POSITION: Final = "lowwater_position"
+"""Column of a batch that is read again: the place of each row in words, a text."""
 
 
 def foreign(line: Line, why: str) -> CheckpointMismatch:
@@ -277,6 +285,34 @@ class Rowless(OpenSource):
         return []
 
 
+class RowsGone(Exception):
+    """What a batch has read is gone, or something else is in its place: no retry helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBefore:
+    """What one committed batch has read of one source."""
+
+    manifest: Manifest
+    """Manifest of the checkpoint, with the pin of the source."""
+    number: int
+    """Place of the source in the plan."""
+    before: Line
+    """Line of the batch before."""
+    line: Line
+    """Line of the batch itself."""
+
+
+class Rereading(NamedTuple):
+    """The rows of a batch, to be read again."""
+
+    frame: DataFrame
+    """The rows as Spark reads them, with :data:`POSITION`."""
+    confirm: Callable[[], None]
+    """Function to call after the frame was read. It raises RowsGone if the rows may be others than
+    those of the batch, OSError if that is unknown."""
+
+
 class Source(ABC):
     """A source of a query. A value: it can be compared, and has nothing open.
 
@@ -366,6 +402,19 @@ class Source(ABC):
 
         For a sidecar, which may see other directories than the query's driver.
         """
+
+    # -- of a batch that is read again -------------------------------------------------------------
+
+    rereads: ClassVar[bool] = False
+    """True: :meth:`again` reads the rows of a committed batch again."""
+
+    def again(self, spark: SparkSession, read: ReadBefore, options: Mapping[str, str]) -> Rereading | None:
+        """Return the rows that a batch has read, as a frame that is not read yet; None: no rows.
+
+        ``options`` are those of Spark's reader, beside ``format`` and ``schema`` of files. Raises
+        RowsGone when the rows are gone, CheckpointMismatch, OSError.
+        """
+        raise NotImplementedError
 
     # -- of an injector that reports by partitions -------------------------------------------------
 

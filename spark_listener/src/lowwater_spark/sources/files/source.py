@@ -43,7 +43,17 @@ from lowwater_spark.checkpoint.location import LISTED, OBJECT_STORES, Location, 
 from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.checkpoint.spark_path import SparkPath
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sources.base import Leaf, Line, OpenSource, Source, SourceDeclared
+from lowwater_spark.sources.base import (
+    POSITION,
+    Leaf,
+    Line,
+    OpenSource,
+    ReadBefore,
+    Rereading,
+    RowsGone,
+    Source,
+    SourceDeclared,
+)
 from lowwater_spark.sources.files.bookmarks import (
     BOOKMARKS,
     Extent,
@@ -279,9 +289,49 @@ class FileSource(Source):
                 fix if self.folders is HERE else _NO_REMOTE_SINK,
             )
 
+    rereads = True
+
+    def again(self, spark: SparkSession, read: ReadBefore, options: Mapping[str, str]) -> Rereading | None:
+        """Return the rows of the files that a batch has taken. Costs a stat of each file, twice."""
+        import pyspark.sql.functions as sf
+
+        before, last = log_offset(read.before), log_offset(read.line)
+        log = self.log_in(read.manifest.checkpoint / "sources" / str(read.number))
+        log.read = before  # the entries up to there are not read
+        log.read_to(last)
+        files = {path: taken.modified for path, taken in log.taken.items() if before < taken.batch <= last}
+        if not files:
+            return None
+
+        def confirm() -> None:
+            for path, modified in files.items():
+                _check_unchanged(spark, path, modified)
+
+        confirm()
+        reader = {name: value for name, value in options.items() if name not in {"format", "schema"}}
+        # The paths lead to single files, and Spark finds the columns of partitions from here.
+        reader |= {"basePath": SparkPath.of_text(self.root).text, "recursiveFileLookup": str(self.recursive).lower()}
+        frame = spark.read.schema(options["schema"]).format(options["format"]).options(**reader)
+        rows = frame.load([SparkPath.of_text(path).pattern for path in files])
+        return Rereading(rows.withColumn(POSITION, sf.col("_metadata.file_path")), confirm)
+
     def log_in(self, folder: Location) -> SourceLog:
         """Return the reader of the source's log, which is ``folder`` in a checkpoint."""
         return SourceLog(folder, self.root, self.max_age, None if self.recursive or self.sink_log else self.columns)
+
+
+def _check_unchanged(spark: SparkSession, path: str, modified: int) -> None:
+    """Raise RowsGone unless a file is there with the modification time at which Spark took it."""
+    location = Path(path) if path.startswith("/") else source_at(spark, path, "The path")
+    try:
+        status: Any = location.stat()
+    except FileNotFoundError:
+        msg = f"{path} was removed"
+        raise RowsGone(msg) from None
+    now = status.st_mtime_ns // 1_000_000 if isinstance(location, Path) else int(status.getModificationTime())
+    if now != modified:
+        msg = f"{path} was written again"
+        raise RowsGone(msg)
 
 
 def _refuse_remote_sink(location: Location) -> None:

@@ -49,10 +49,14 @@ from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sources.base import (
     EARLIER,
     NONE,
+    POSITION,
     Leaf,
     Line,
     OpenSource,
     Partition,
+    ReadBefore,
+    Rereading,
+    RowsGone,
     Source,
     SourceDeclared,
     Vector,
@@ -474,6 +478,43 @@ class KafkaSource(Source):
             raise OSError(msg)
         return ends
 
+    rereads = True
+
+    def again(self, spark: SparkSession, read: ReadBefore, options: Mapping[str, str]) -> Rereading | None:
+        """Return the rows of a batch's offsets. Costs some requests to the brokers."""
+        import pyspark.sql.functions as sf
+
+        if read.before == NONE:
+            msg = f"the batch has the first rows of {self.name}, and its checkpoint does not say here where they begin"
+            raise RowsGone(msg)
+        before, after = vector_of(read.before), vector_of(read.line)
+        # Spark reads a partition that was added since from offset 0 (failOnDataLoss is true).
+        begins = {place: before.get(place, 0) for place, end in after.items() if end > before.get(place, 0)}
+        if not begins:
+            return None
+        for place, first in self.cluster.beginnings(list(begins)).items():
+            if first > begins[place]:
+                msg = f"Kafka has deleted rows of {place} from offset {begins[place]} to {first}"
+                raise RowsGone(msg)
+        own = {name: value for name, value in self.options.items() if name.startswith("kafka.")}
+        own["failOnDataLoss"] = "true"  # if Kafka deletes rows while they are read, the job fails
+        chosen = {
+            "assign": {topic: sorted(map(int, parts)) for topic, parts in _by_topic(begins).items()},
+            "startingOffsets": _by_topic(begins),
+            "endingOffsets": _by_topic({place: after[place] for place in begins}),
+        }
+        reader = spark.read.format(KAFKA).options(**{**options, **own})
+        frame = reader.options(**{name: json.dumps(value) for name, value in chosen.items()}).load()
+        position = sf.format_string("partition %d of %s, offset %d", "partition", "topic", "offset")
+        return Rereading(frame.withColumn(POSITION, position), lambda: self._confirm_topics(read))
+
+    def _confirm_topics(self, read: ReadBefore) -> None:
+        """Raise RowsGone when the topics are not those that the checkpoint has read; OSError."""
+        pin = read.manifest.pin(KAFKA, read.number)
+        other = "their ids were never seen" if pin is None else Pin(*pin).differs(self.identity())
+        if other:
+            raise RowsGone(other)
+
     def check(self, line: Line) -> None:
         """Raise CheckpointMismatch for a line that is no offset of these topics."""
         read = {place.topic for place in vector_of(line)}
@@ -492,6 +533,18 @@ class KafkaSource(Source):
         if self.inputs is None:
             return OpenInjected(self, manifest, number)
         return OpenKafka(self, manifest, number)
+
+
+def _by_topic(vector: Vector) -> dict[str, dict[str, int]]:
+    """Return a vector as Spark's options and its offset log have it.
+
+    >>> _by_topic({Partition("t", 1): 7})
+    {'t': {'1': 7}}
+    """
+    topics: dict[str, dict[str, int]] = {}
+    for place, offset in vector.items():
+        topics.setdefault(place.topic, {})[str(place.number)] = offset
+    return topics
 
 
 def went_back(before: Line, now: Line) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Self
 
 import lowwater
@@ -121,7 +121,16 @@ class Status:
     """Key range of the oldest late row; None without one, or if unknown."""
     dropped_rows: int = 0
     """Number of rows that Spark's own operators have dropped in this run, below Spark's own
-    watermark, in a query with withWatermark."""
+    watermark, in a query with withWatermark. Of a sidecar that counts them by reading again: since
+    it first did, one for each row."""
+    dropped_hours: Mapping[str, int] = field(default_factory=dict)
+    """Of such a sidecar: these rows by the start of their hour in UTC, ISO texts, oldest first."""
+    dropped_example: str = ""
+    """The oldest of these rows: event time, place in the source, and batch."""
+    dropped_through: int | None = None
+    """Last batch that such a sidecar has counted or given up; None: it counts none."""
+    dropped_uncounted: str = ""
+    """Why a sidecar has not counted some batches or all; empty: it has, and elsewhere."""
     removed_batches: int = 0
     """Number of batches whose files this run has removed (``keep`` of ``batch.write``)."""
     removed_bytes: int = 0
