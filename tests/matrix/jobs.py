@@ -39,12 +39,13 @@ Window = tuple[str, int, int]
 class Job:
     """A driver of its own, of any version of PySpark."""
 
+    connects = False
     frontier = 28
     """The hour of the watermark when all rows until hour 30 are in: Spark's is two hours below."""
 
     def __init__(self, place: Place) -> None:
         self.place, self.folder = place, place.folder
-        self.python = python_of(place.cell.spark)
+        self.python = python_of(place.cell.spark, connects=self.connects)
         self.out, self.checkpoint = place.uri("out"), place.uri("checkpoint")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -109,6 +110,8 @@ class Job:
 
 class Connect(Job):
     """A client of Spark Connect, and the server that runs its query: both are killed."""
+
+    connects = True
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)

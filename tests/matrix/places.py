@@ -155,11 +155,13 @@ class Hand:
         return [tuple(row) for row in self._do("rows", out)]
 
 
-def python_of(spark: str, *, reports: bool = False) -> str:
-    """Return the interpreter with a version of PySpark, and with lowwater for a sidecar."""
+def python_of(spark: str, *, reports: bool = False, connects: bool = False) -> str:
+    """Return the interpreter with a version of PySpark, with lowwater for a sidecar, and with what a client of Spark Connect needs."""
     if spark == NEWEST:
         return sys.executable
-    return environment(spark, CLIENTS if reports else (), "pandas<3", name=f"{spark}-{'sidecar' if reports else 'job'}")
+    needs = [f"pyspark[connect,pipelines]=={spark}"] if connects else []
+    name = "sidecar" if reports else "client" if connects else "job"
+    return environment(spark, CLIENTS if reports else (), "pandas<3", *needs, name=f"{spark}-{name}")
 
 
 @contextmanager
