@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lowwater_spark.sidecar.pipeline import Folders, Pipeline
+from lowwater_spark.sidecar.pipeline import Flow, Folders, Pipeline
 
 PROMISES = ["sink-visible-before-commit", "nothing-skipped", "history"]
 
@@ -27,11 +27,17 @@ class Storage:
             "prefix": "f.",
             "promises": PROMISES,
             "inputs": {"files:/data/in": ["source"]},
+            "flows": {},
         }
+
+    def names(self, *flows: str) -> None:
+        """Declare that flows read the source outside of the pipeline."""
+        for flow in flows:
+            self.declared["flows"].setdefault(flow, {}).setdefault("sources", ["files:/data/in"])
 
     def flow(self, path: str, *sources: str, state: str = "", catalog: str = "spark_catalog") -> Path:
         """Write the checkpoint of a flow, and its table; a source is a file that was read, or an offset."""
-        database, table, *_ = path.split("/")
+        database, table, flow, _ = path.split("/")
         checkpoint = self.folder / "storage/_checkpoints" / catalog / path
         for name in ("offsets", "commits"):
             (checkpoint / name).mkdir(parents=True)
@@ -52,6 +58,8 @@ class Storage:
             meta.write_text("v1\n" + json.dumps({"operatorInfo": {"operatorId": 0, "operatorName": state}}))
         if catalog == "spark_catalog":
             (self.table(database, table) / "_spark_metadata").mkdir(parents=True, exist_ok=True)
+        if any(source.startswith("/data/in/") for source in sources):
+            self.names(Flow(catalog, database, table, flow, checkpoint).name)
         return checkpoint
 
     def write(self, database: str, table: str) -> Path:

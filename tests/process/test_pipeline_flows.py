@@ -33,7 +33,10 @@ def test_flows_are_found_refused_and_told_from_those_of_a_full_refresh(
     keys = {key: json.dumps(storage.declared[key]) for key in ("storage", "warehouse", "prefix", "promises")}
     lines = ["[[pipeline]]", *(f"{key} = {value}" for key, value in keys.items())]
     declared = tmp_path / "queries.toml"
-    declared.write_text("\n".join([*lines, "[pipeline.inputs]", f'"files:{read.parent}" = ["source"]']))
+    lines += ["[pipeline.inputs]", f'"files:{read.parent}" = ["source"]']
+    for flow in ("enriched", "beside"):
+        lines += [f"[pipeline.flows.{flow}]", f'sources = ["files:{read.parent}"]']
+    declared.write_text("\n".join(lines))
     program = [sys.executable, "-m", "lowwater_spark.sidecar.command", "track", str(declared)]
     program += ["--state", str(tmp_path / "state"), "--address", server.address]
 
@@ -62,6 +65,7 @@ def test_flows_are_found_refused_and_told_from_those_of_a_full_refresh(
             storage.flow("default/both/two/0", str(read))
             storage.flow("default/enriched/enriched/1", str(read))
             errors = iter(process.stderr.readline, "")
+            next(line for line in errors if "f.copied is not tracked any more" in line and "full refresh has" in line)
             next(line for line in errors if "f.both.one is not tracked" in line and "drops batches" in line)
             next(line for line in errors if "f.enriched is not tracked any more" in line and "another query by" in line)
             lease.advance(None, oldest=None, frontier=at(12))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lowwater_spark.checkpoint.manifest import Manifest
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sidecar.command import main
 from lowwater_spark.sidecar.declaration import Declaration
@@ -27,7 +29,7 @@ def test_the_graph_of_flows_becomes_the_inputs(storage: Storage) -> None:
     storage.flow("default/enriched/enriched/0", "/data/in/x=1/1.json")
     storage.flow("eu/hourly/hourly/0", f"{storage.table('default', 'enriched')}/part-0.parquet", state="stateStoreSave")
     storage.flow("default/daily/from_hours/0", f"{storage.table('eu', 'hourly')}/part-0.parquet", "/data/in/2.json")
-    storage.declared["flows"] = {"eu.hourly": {"windows": "1h", "output_mode": "append"}}
+    storage.declared["flows"]["eu.hourly"] = {"windows": "1h", "output_mode": "append"}
     queries, refused = storage.look()
     assert refused == {}
     assert {name: query["inputs"] for name, query in queries.items()} == {
@@ -47,7 +49,10 @@ def test_the_graph_of_flows_becomes_the_inputs(storage: Storage) -> None:
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("/data/other/dt=1/1.json", r'source 0.*"<files:/data/other>" = \["<the computation>"\].*names in load'),
+        (
+            "/data/other/dt=1/1.json",
+            r'source 0.*"<files:/data/other>" = \["<the computation>"\].*pipeline\.flows\."enriched"\]: sources = \["<files:/data/other>"\].*names in load',
+        ),
         ('{"flights":{"0":7}}', r'kafka.bootstrap.servers=<broker of enriched:9092>" =.*pipeline\.flows\."enriched"'),
         ("s3a://bucket/in/1.json", "reads s3a://bucket/in, which is no local directory"),
         ("/data/a,b/1.json", "a comma cannot be in a key"),
@@ -102,7 +107,7 @@ def test_a_pipeline_is_described_as_far_as_its_storage_shows(
         "flights.",
         tuple(PROMISES),
         {"files:/data/in": ["source"]},
-        {"hourly": {"retention": "1h", "output_mode": "append"}},
+        {"enriched": {"sources": ["files:/data/in"]}, "hourly": {"retention": "1h", "output_mode": "append"}},
     )
     assert 'warehouse = "/elsewhere"' in describe_pipeline(storage.file, Path("/elsewhere"))
     for arguments, message in {
@@ -129,6 +134,7 @@ def test_a_pipeline_is_described_as_far_as_its_storage_shows(
         ({"promises": "history"}, "promises of a pipeline is a list of texts"),
         ({"promises": [*PROMISES, "histori"]}, "promises histori, which is none of.*did you mean history"),
         ({"prefix": ["a"]}, "prefix of a pipeline is a text"),
+        ({"prefix": "my flights."}, "prefix of a pipeline has 1 to 128 of A-Z"),
         ({"storage": "file://data/storage"}, "storage of a pipeline is a local directory"),
         ({"inputs": {"kafka:a,lowwater.brokers=<3>": ["source"]}}, "is not filled in"),
         ({"flow": {}}, "flow is no key of a pipeline.*did you mean flows"),
@@ -149,7 +155,7 @@ def test_flows_over_topics_of_one_name_in_two_clusters_each_name_theirs(storage:
         storage.flow(f"default/{name}/{name}/0", '{"flights":{"0":7}}')
     storage.declared["inputs"] = {EU: ["of-eu"], US: ["of-us"]}
     assert {*storage.look()[1]} == {"eu", "us"}, "the topics do not tell the cluster"
-    storage.declared["flows"] = {"eu": {"sources": [EU]}, "us": {"sources": [US]}}
+    storage.declared["flows"] |= {"eu": {"sources": [EU]}, "us": {"sources": [US]}}
     queries, refused = storage.look()
     assert refused == {}
     assert [(queries[name]["sources"], queries[name]["inputs"]) for name in ("eu", "us")] == [
@@ -165,9 +171,36 @@ def test_of_two_directories_that_cover_what_was_read_the_flow_names_its_own(stor
     storage.flow("default/enriched/enriched/0", "/data/in/1.json")
     whole = "files:/data,recursiveFileLookup=true"
     storage.declared["inputs"] = {"files:/data/in": ["in"], whole: ["all"]}
+    storage.declared["flows"] = {"enriched": {"sources": ["files:/data/in", whole]}}
     assert "it may read either" in str(storage.look()[1]["enriched"])
     storage.declared["flows"] = {"enriched": {"sources": [whole]}}
     assert storage.look()[0]["enriched"]["inputs"] == ["all"]
+
+
+def test_rule1_a_declared_directory_counts_only_for_a_flow_that_names_it(storage: Storage) -> None:
+    """The new flow may read /data, of which only /data/in has rows so far."""
+    storage.flow("default/enriched/enriched/0", "/data/in/1.json")
+    storage.flow("default/later/later/0", "/data/in/1.json")
+    del storage.declared["flows"]["later"]
+    queries, refused = storage.look()
+    assert {*queries} == {"enriched"}
+    fix = 'If that is "files:/data/in", write the text into sources of [pipeline.flows."later"]: sources = ["files:/data/in"]'
+    assert fix in str(refused["later"])
+
+
+def test_rule1_a_source_that_a_flow_names_is_not_taken_for_one_table_below_it(storage: Storage) -> None:
+    storage.flow("sales/eu/eu/0", "/data/in/1.json")
+    storage.flow("sales/us/us/0", "/data/in/1.json")
+    storage.flow("default/both/both/0", f"{storage.table('sales', 'eu')}/1.parquet")
+    whole = f"files:{storage.table('sales', 'eu').parent},recursiveFileLookup=true"
+    storage.declared["inputs"][whole] = ["f.sales.eu", "f.sales.us"]
+    storage.declared["flows"]["both"] = {"sources": [whole]}
+    assert storage.look()[0]["both"]["inputs"] == ["f.sales.eu", "f.sales.us"]
+    # A table itself is the pipeline's, also if it is declared: its flows are known.
+    table = f"sink:{storage.table('sales', 'eu')}"
+    storage.declared["inputs"][table] = ["another"]
+    storage.declared["flows"]["both"] = {"sources": [table]}
+    assert storage.look()[0]["both"]["inputs"] == ["f.sales.eu"]
 
 
 def test_a_directory_that_has_the_name_of_a_table_is_not_taken_for_it(storage: Storage) -> None:
@@ -183,6 +216,19 @@ def test_a_directory_that_has_the_name_of_a_table_is_not_taken_for_it(storage: S
 def test_a_flow_that_would_read_its_own_table_is_refused(storage: Storage) -> None:
     storage.flow("default/orders/orders/0", f"{storage.table('default', 'orders')}/1.json")
     assert "would be its own table" in str(storage.look()[1]["orders"])
+
+
+def test_rule1_a_flow_whose_table_is_not_in_the_warehouse_is_refused(storage: Storage) -> None:
+    """Two flows into a table with a LOCATION would both be tracked, and rows of one are lost."""
+    storage.flow("eu/t/left/0", "/data/in/1.json")
+    storage.table("eu", "t").rename(storage.folder / "elsewhere")
+    assert "write spark.sql.warehouse.dir into warehouse" in str(storage.look()[1]["eu.t.left"])
+    storage.flow("eu/t/right/0", "/data/in/1.json")
+    shutil.rmtree(storage.table("eu", "t"))
+    assert {*storage.look()[1]} == {"eu.t.left", "eu.t.right"}
+    assert "Spark's file sink drops batches" in str(storage.look()[1]["eu.t.left"])
+    (storage.table("eu", "t") / "_delta_log").mkdir(parents=True)
+    assert storage.look()[1] == {}
 
 
 def test_a_full_refresh_counts_from_its_directory_on(storage: Storage) -> None:
@@ -201,12 +247,99 @@ def test_a_full_refresh_counts_from_its_directory_on(storage: Storage) -> None:
 def test_rule1_evidence_of_a_checkpoint_ends_with_a_full_refresh(storage: Storage) -> None:
     old = storage.flow("default/enriched/enriched/0", "/data/in/1.json")
     [query] = storage.look()[0].values()
-    seen: Any = {"watched": {"id": "default/enriched/enriched/0"}}
-    evidence = Evidence(old, seen, Declaration.parse(query), [])
+    evidence = begun(storage, query)
     evidence.attend()
     (old.parent / "1").mkdir()
     with pytest.raises(CheckpointMismatch, match=r"refresh has begun .*/enriched/1 after .*lowwater reset f\.enriched"):
         evidence.attend()
+
+
+def begun(storage: Storage, query: Any) -> Evidence:
+    checkpoint = Path(query["checkpoint"])
+    manifest = Manifest(checkpoint, home=storage.folder / "state" / query["name"])
+    manifest.begin(manifest.last_run + 1)
+    evidence = Evidence(checkpoint, manifest, Declaration.parse(query), [AnySource()])  # type: ignore[list-item]  # only check() is called
+    evidence.begin()
+    return evidence
+
+
+class AnySource:
+    """A source that takes any line."""
+
+    def check(self, line: str) -> None:
+        pass
+
+
+def test_rule1_readers_of_a_table_end_with_its_full_refresh(storage: Storage) -> None:
+    """The table is emptied, and older rows come again than what the readers have reported."""
+    writer = storage.flow("default/enriched/enriched/0", "/data/in/1.json")
+    storage.write("default", "enriched")
+    storage.flow("default/copied/copied/0", f"{storage.table('default', 'enriched')}/part-0.parquet")
+    storage.write("default", "copied")
+    storage.flow("default/last/last/0", f"{storage.table('default', 'copied')}/part-0.parquet")
+    queries, _ = storage.look()
+    readers = [begun(storage, queries[name]) for name in ("copied", "last")]
+    (writer.parent / "1").mkdir()
+    for evidence in readers:
+        with pytest.raises(CheckpointMismatch, match=r"has begun .*/enriched/1, whose table f\.(copied|last) reads"):
+            evidence.attend()
+    # While the new checkpoint has no batch, nobody knows what its flow reads: no reader begins.
+    queries, refused = storage.look()
+    assert queries == {}
+    assert "enriched has committed no batch yet" in str(refused["last"])
+    storage.flow("default/enriched/enriched/2", "/data/in/1.json")
+    queries, _ = storage.look()
+    assert queries["last"]["writers"] == [queries["copied"]["checkpoint"], str(writer.parent / "2")]
+    with pytest.raises(CheckpointMismatch, match=r"has begun .*/enriched/2"):
+        begun(storage, queries["last"])
+
+
+def test_a_table_that_is_being_emptied_is_waited_for(storage: Storage) -> None:
+    storage.flow("default/enriched/enriched/0", "/data/in/1.json")
+    storage.flow("default/reader/reader/0", f"{storage.table('default', 'enriched')}/1.parquet")
+    log = storage.table("default", "enriched") / "_spark_metadata"
+    log.rmdir()
+    refused = storage.look()[1]
+    assert {*refused} == {"reader"}
+    with pytest.raises(OSError, match="no log of Spark's file sink at the moment"):
+        raise refused["reader"]
+    log.mkdir()
+    assert storage.look()[1] == {}
+
+
+def test_a_folder_that_cannot_be_read_refuses_its_flow_and_readers_only(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = storage.flow("default/closed/closed/0", "/data/in/1.json").parent
+    hidden = storage.flow("eu/hidden/hidden/0", "/data/in/1.json").parents[2]
+    storage.flow("default/reader/reader/0", f"{storage.table('default', 'closed')}/1.parquet")
+    storage.flow("default/open/open/0", "/data/in/1.json")
+    iterdir = Path.iterdir
+
+    def refusing(folder: Path) -> Iterator[Path]:
+        # The tests may run as root, whom no mode of a directory stops.
+        if folder in (closed, hidden):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return iterdir(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refusing)
+    queries, refused = storage.look()
+    assert {*queries} == {"open"}
+    assert {*refused} == {"closed", "reader", "spark_catalog/eu", "eu.hidden"}
+    assert all(isinstance(problem, OSError) for problem in refused.values())
+    assert "Permission denied" in describe_pipeline(storage.file, storage.folder / "tables")
+    storage.flow("default/closed/second/0", "/data/in/1.json")
+    assert "Spark's file sink drops batches" in str(storage.look()[1]["closed.second"])
+
+
+def test_names_that_no_computation_may_have_are_refused_by_key_or_flow(storage: Storage) -> None:
+    storage.flow("default/both/left side/0", "/data/in/1.json")
+    storage.flow("default/reader/reader/0", f"{storage.table('default', 'both')}/1.parquet")
+    refused = storage.look()[1]
+    assert {*refused} == {"both.left side", "reader"}
+    assert "'f.both.left side' cannot be the name of a computation" in str(refused["reader"])
+    storage.file.write_text(f"name: my flights\nstorage: {storage.folder}/storage\n")
+    assert 'prefix = "my-flights."' in describe_pipeline(storage.file, None)
 
 
 def test_flows_of_one_name_are_refused_with_their_readers(storage: Storage) -> None:
@@ -264,9 +397,19 @@ def test_a_storage_a_warehouse_and_a_flow_that_are_not_there_are_told(storage: S
     storage.declared["flows"] = {"enrichd": {"retention": "1h"}}
     storage.flow("default/enriched/enriched/0", "/data/in/1.json")
     assert "did you mean enriched" in str(storage.look()[1]["enrichd"])
-    for key in ("storage", "warehouse"):
-        with pytest.raises(FileNotFoundError, match=f"the {key} /no/such is no directory here"):
-            Pipeline.parse({**storage.declared, key: "/no/such"}).look()
+    with pytest.raises(FileNotFoundError, match="the storage /no/such is no directory here"):
+        Pipeline.parse({**storage.declared, "storage": "/no/such"}).look()
+    storage.flow("default/events/events/0", "/data/in/1.json", catalog="ice")
+    looked = Pipeline.parse({**storage.declared, "warehouse": "/no/such"}).look()
+    assert {*looked.queries} == {"ice.default.events"}
+    assert "the warehouse /no/such is no directory here" in str(looked.refused["enriched"])
+
+
+@pytest.mark.parametrize("writers", ["/ck/0", ["ck/0"], ["/ck/flow"], [0]])
+def test_writers_that_are_no_checkpoints_of_flows_are_refused(storage: Storage, writers: Any) -> None:
+    storage.flow("default/enriched/enriched/0", "/data/in/1.json")
+    with pytest.raises(ValueError, match=r"the query f\.enriched: writers is a list of local checkpoints"):
+        Declaration.parse({**storage.look()[0]["enriched"], "writers": writers})
 
 
 def test_two_pipelines_with_one_prefix_are_refused(storage: Storage, capsys: pytest.CaptureFixture[str]) -> None:

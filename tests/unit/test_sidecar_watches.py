@@ -41,7 +41,10 @@ class Watch(QueryWatch):
 def storage(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Storage:
     monkeypatch.setattr(command, "AGAIN_SECONDS", 0.01)
     monkeypatch.setattr(Watch, "made", [], raising=False)
-    return Storage(tmp_path)
+    storage = Storage(tmp_path)
+    # Declared before the flows are there, because a pipeline is declared once.
+    storage.names("a.b", "b", "enriched", "later", "other", "third")
+    return storage
 
 
 @pytest.fixture
@@ -129,6 +132,28 @@ def test_a_declared_query_beside_a_pipeline_waits_for_its_flows(storage: Storage
     alone = Watches(Watch, [])
     alone.declare({"name": "alone", "checkpoint": "/own"})
     assert not Watch.made[-1].patient
+
+
+def test_a_pipeline_whose_storage_hangs_is_told_and_hides_no_other_one(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(command, "LONG_SECONDS", 0.01)
+    first, second = (Pipeline.parse({**storage.declared, "prefix": prefix}) for prefix in ("hangs.", "f."))
+    answers, look = threading.Event(), command._look_at
+
+    def hanging(pipeline: Pipeline, folders: Any) -> Any:
+        if pipeline is first:
+            answers.wait(20)
+        return look(pipeline, folders)
+
+    monkeypatch.setattr(command, "_look_at", hanging)
+    storage.flow("default/enriched/enriched/0", "/data/in/1.json")
+    watches = Watches(Watch, [first, second])
+    followed(watches, lambda: [watch.name for watch in watches.running] == ["f.enriched"], "the second is tracked")
+    followed(watches, lambda: "takes longer than 0.01 s" in caplog.text, "the hanging look is told")
+    answers.set()
+    followed(watches, lambda: len(watches.running) == 2, "the first is tracked as well")
+    watches.stop()
 
 
 def test_two_pipelines_whose_flows_have_one_name_track_the_first(storage: Storage) -> None:

@@ -11,6 +11,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,9 @@ logger = logging.getLogger("lowwater.spark")
 
 AGAIN_SECONDS: Final = 5.0
 """Seconds until a query is tried again whose checkpoint, token or authority is missing."""
+
+LONG_SECONDS: Final = 60.0
+"""Seconds after which a look for the flows of a pipeline is logged as a long one."""
 
 FAILED: Final = 2
 """Exit code when the arguments or declarations are refused."""
@@ -180,17 +184,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 class Watches:
     """The queries of the command, each tracked by a thread of its own.
 
-    The flows of pipelines come and go. A thread looks for them, because a file system may hang;
-    :meth:`look` takes what it has found. All methods are of one thread.
+    The flows of pipelines come and go. A thread for each pipeline looks for them, because a file
+    system may hang; :meth:`look` takes what they have found. All methods are of one thread.
     """
 
     def __init__(self, make: Callable[..., QueryWatch], pipelines: Sequence[Pipeline]) -> None:
         self._make = make
-        self._pipelines = [(pipeline, Folders()) for pipeline in pipelines]
         self._stopping = threading.Event()
-        self._looked: queue.SimpleQueue[list[tuple[Pipeline, Looked | OSError]]] = queue.SimpleQueue()
-        """Results of looks that are not applied yet, each with one entry a pipeline."""
-        self._looker: threading.Thread | None = None
+        self._pipelines = [PipelineWatch(pipeline, self._stopping) for pipeline in pipelines]
         self._threads: dict[str, tuple[QueryWatch, threading.Thread]] = {}
         self._ending: dict[str, tuple[QueryWatch, threading.Thread]] = {}
         """Queries that were told to end. Another one of the name starts after its thread."""
@@ -246,20 +247,14 @@ class Watches:
         """
         if self._stopping.is_set() or not self._pipelines:
             return
-        if self._looker is None:
-            self._looker = threading.Thread(target=self._keep_looking, name="lowwater-pipelines", daemon=True)
-            self._looker.start()
-        with contextlib.suppress(queue.Empty):
-            self._apply(self._looked.get_nowait())
+        news = [watch.take() for watch in self._pipelines]
+        if any(news):
+            # The last look of each counts: an earlier pipeline owns a name that two of them have.
+            self._apply([(watch.pipeline, watch.found) for watch in self._pipelines if watch.found is not None])
         for name in [name for name, (_, thread) in self._ending.items() if not thread.is_alive()]:
             del self._ending[name]
         for name in [name for name in self._next if name not in self._ending]:
             self.start(self._next.pop(name), patient=True)
-
-    def _keep_looking(self) -> None:
-        while not self._stopping.is_set():
-            self._looked.put([(pipeline, _look_at(pipeline, folders)) for pipeline, folders in self._pipelines])
-            self._stopping.wait(AGAIN_SECONDS)
 
     def _apply(self, looked: Sequence[tuple[Pipeline, Looked | OSError]]) -> None:
         places: dict[str, Pipeline] = {}
@@ -327,6 +322,55 @@ class Watches:
             threads[0].join(seconds)
         else:
             self._stopping.wait(seconds)
+
+
+class PipelineWatch:
+    """The looks at the storage of one pipeline, by a thread of its own."""
+
+    def __init__(self, pipeline: Pipeline, stopping: threading.Event) -> None:
+        self.pipeline = pipeline
+        self.found: Looked | OSError | None = None
+        """What the last look has found that :meth:`take` has taken; None before the first."""
+        self._stopping = stopping
+        self._looked: queue.SimpleQueue[Looked | OSError] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._began = 0.0
+        """When :meth:`take` took the last result, by the monotonic clock; the look after that
+        begins within :data:`AGAIN_SECONDS`."""
+        self._is_late = False
+        """True if that look was logged as a long one."""
+
+    def take(self) -> bool:
+        """Take what a look has found; return True if there is something. Does not wait.
+
+        Logs a look that takes longer than :data:`LONG_SECONDS`, once.
+        """
+        if self._thread is None:
+            name = f"lowwater-pipeline {self.pipeline.prefix}"
+            self._began = time.monotonic()
+            self._thread = threading.Thread(target=self._keep_looking, name=name, daemon=True)
+            self._thread.start()
+        try:
+            self.found = self._looked.get_nowait()
+        except queue.Empty:
+            if time.monotonic() - self._began > LONG_SECONDS + AGAIN_SECONDS and not self._is_late:
+                self._is_late = True
+                logger.warning(
+                    "the look for flows of the pipeline in %s takes longer than %g s: its storage may hang, and flows that come, change or have to be refused are not seen",
+                    self.pipeline.storage,
+                    LONG_SECONDS,
+                )
+            return False
+        if self._is_late:
+            logger.warning("the look for flows of the pipeline in %s has ended", self.pipeline.storage)
+        self._began, self._is_late = time.monotonic(), False
+        return True
+
+    def _keep_looking(self) -> None:
+        folders = Folders()
+        while not self._stopping.is_set():
+            self._looked.put(_look_at(self.pipeline, folders))
+            self._stopping.wait(AGAIN_SECONDS)
 
 
 def _look_at(pipeline: Pipeline, folders: Folders) -> Looked | OSError:

@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final
 
 from lowwater.cli.arguments import parse_duration
@@ -119,6 +120,9 @@ class Declaration:
     dropped: tuple[Dropped, ...] = ()
     """How the rows that Spark drops are found again in each source, in the order of ``sources``.
     Empty: they are not counted."""
+    writers: tuple[str, ...] = ()
+    """Checkpoints of the flows of declarative pipelines that write what the query reads, directly
+    or through others. After a full refresh of one of them the query is refused."""
 
     @classmethod
     def parse(cls, table: Any) -> Declaration:
@@ -183,6 +187,7 @@ class Declaration:
             adopt,
             _operators(table, where),
             _dropped(table, where, described, *durations[2:]),
+            _writers(table, where),
         )
 
     def require(self, promise: str, because: str) -> None:
@@ -297,6 +302,14 @@ def _operators(table: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
         msg = f"{where} has the operator {wrong[0]}, which is none of {', '.join(WORDS)}{did_you_mean(wrong[0], WORDS)}"
         raise ValueError(msg)
     return tuple(words)
+
+
+def _writers(table: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    writers = table.get("writers", ())
+    if not _are_texts(writers) or not all(path.startswith("/") and Path(path).name.isdecimal() for path in writers):
+        msg = f"{where}: writers is a list of local checkpoints of flows, like .../_checkpoints/spark_catalog/default/TABLE/FLOW/0, not {writers!r}"
+        raise ValueError(msg)
+    return tuple(writers)
 
 
 def _dropped(

@@ -87,6 +87,9 @@ class Evidence:
         self._declared = declared
         self._sources = sources
         self._log = CheckpointLog(checkpoint)
+        self._writers: dict[str, str] = {}
+        """Checkpoints of the flows whose tables are read: the directory of each flow's checkpoints,
+        and the number of the first that was seen."""
         self._checked_batch: int | None = None
         """The newest batch for which the operators were checked."""
 
@@ -110,7 +113,19 @@ class Evidence:
                 f"may not hold with these: put them back, or {_RESET.format(name=self._declared.name)}"
             )
             raise CheckpointMismatch(msg)
+        self._keep_writers()
         self.attend()
+
+    def _keep_writers(self) -> None:
+        """Store the checkpoints of the writers, of which those that were stored before stay.
+
+        The stored ones count: a full refresh while no sidecar ran is seen by them.
+        """
+        watched = self._manifest["watched"]
+        declared = (Path(path) for path in self._declared.writers)
+        self._writers = {str(path.parent): path.name for path in declared} | watched.get("writers", {})
+        if self._writers != watched.get("writers", {}):
+            self._manifest.keep("watched", {**watched, "writers": self._writers})
 
     def _meet(self) -> None:
         """Check a checkpoint that was never seen before. A refused one leaves nothing stored."""
@@ -127,7 +142,10 @@ class Evidence:
         self._keep(current, None)
 
     def attend(self) -> None:
-        """Raise CheckpointMismatch if the checkpoint is another query's now; or OSError."""
+        """Raise CheckpointMismatch if the checkpoint or a table that is read was begun anew.
+
+        Costs a read of the query's id and a listing for each writer. Raises OSError.
+        """
         current, stored = query_id(self._checkpoint), self._manifest["watched"]["id"]
         if current != stored:
             msg = (
@@ -144,6 +162,14 @@ class Evidence:
                 f"lowwater reset {self._declared.name}, and begin with adopt = true and a new state directory for it"
             )
             raise CheckpointMismatch(msg)
+        for flow, number in self._writers.items():
+            newer = newer_checkpoint(Path(flow, number))
+            if newer is not None:
+                msg = (
+                    f"a full refresh has begun {newer}, whose table {self._declared.name} reads, directly or through others: what was reported does not hold for the new rows. "
+                    f"lowwater reset the computation of that flow, refresh the query of {self._declared.name} as well, and begin both with adopt = true and new state directories"
+                )
+                raise CheckpointMismatch(msg)
 
     def confirm(self, plan: Plan | None) -> None:
         """Compare the newest committed batch with the one seen before, and store it durably.
@@ -175,6 +201,8 @@ class Evidence:
     def _keep(self, query: str, plan: Plan | None) -> None:
         batch, digest = (None, None) if plan is None else (plan.batch, plan.digest)
         watched = {"id": query, "shape": self._declared.shape(), "batch": batch, "digest": digest}
+        if self._writers:
+            watched["writers"] = self._writers
         self._manifest.keep("watched", watched)
 
     def _rewound(self, batch: int, how: str) -> CheckpointMismatch:

@@ -8,8 +8,8 @@ each run and has no checkpoint. The tables of Spark's own catalog are outputs of
 No checkpoint names what the query reads. A file source's log has the paths of the files that were
 read, and an offset of Kafka its topics. So a flow is known from its first rows on: a file of a
 table makes the flows of that table its inputs. Paths and topics do not tell the directory that the
-query names, nor the cluster. So these are declared, and a flow is refused when two declared
-sources could be meant: with the wrong one its watermark could lead.
+query names, nor the cluster. So these are declared, and count only for a flow that names them: with
+the wrong one its watermark could lead.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from lowwater.core.checks import is_name
 from lowwater.core.text import did_you_mean
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.checkpoint.spark_path import SparkPath
@@ -47,6 +48,12 @@ _DEFAULT: Final = "default"
 _SOURCES: Final = "sources"
 """Key of a flow with its sources outside of the pipeline."""
 
+_NAME_FIX: Final = "1 to 128 of A-Z a-z 0-9 _ . -"
+"""Characters of a computation's name."""
+
+_DELTA_LOG: Final = "_delta_log"
+"""Directory in a Delta table, whose transactions keep the batches of several flows apart."""
+
 _PER_FLOW: Final = ("retention", "stamp", "windows", "windows_start", "output_mode", "heuristics", "adopt")
 """Keys of a query that a flow may declare."""
 
@@ -64,7 +71,9 @@ class Flow:
     flow: str
     """Name that Spark gives the flow."""
     checkpoint: Path
-    """The newest of its checkpoints, an absolute path."""
+    """The newest of its checkpoints, an absolute path; their directory where ``problem`` is set."""
+    problem: OSError | None = None
+    """Reason why its checkpoints cannot be listed."""
 
     @property
     def name(self) -> str:
@@ -93,35 +102,48 @@ class Flow:
         names = (self.table,) if self.database == _DEFAULT else (f"{self.database}.db", self.table)
         written = warehouse.joinpath(*names)
         lowered = warehouse.joinpath(*(name.lower() for name in names))
-        return lowered if lowered.is_dir() and not written.is_dir() else written
+        return lowered if _is_directory(lowered) and not _is_directory(written) else written
 
 
-def flows_in(storage: Path) -> list[Flow]:
-    """Return the flows with a checkpoint, ordered by place. Raises OSError.
+def flows_in(storage: Path) -> tuple[list[Flow], dict[str, OSError]]:
+    """Return the flows with a checkpoint, ordered by place, and the folders that cannot be listed.
 
     The newest checkpoint is the greatest directory, also before Spark has written into it: a full
-    refresh makes the directory and empties the table.
+    refresh makes the directory and empties the table. A flow whose own directory cannot be listed
+    is among the flows, because it may write into the table of another one. Raises OSError if the
+    storage itself cannot be listed.
     """
     if not storage.is_dir():
         msg = f"the storage {storage} is no directory here: run the pipeline once, or write the storage of its specification"
         raise FileNotFoundError(msg)
+    top = storage / CHECKPOINTS
+    _entries(top)
     flows: list[Flow] = []
-    for folder in _folders(storage / CHECKPOINTS, 4):
-        newest = max((int(entry.name) for entry in _entries(folder) if entry.name.isdecimal()), default=None)
-        if newest is not None:
-            catalog, database, table, flow = folder.parts[-4:]
-            flows.append(Flow(catalog, database, table, flow, folder / str(newest)))
-    return flows
+    unread: dict[str, OSError] = {}
+    for folder in _folders(top, 4, unread):
+        catalog, database, table, name = folder.parts[-4:]
+        try:
+            newest = max((int(entry.name) for entry in _entries(folder) if entry.name.isdecimal()), default=None)
+        except OSError as failure:
+            flows.append(Flow(catalog, database, table, name, folder, failure))
+        else:
+            if newest is not None:
+                flows.append(Flow(catalog, database, table, name, folder / str(newest)))
+    return flows, {str(Path(folder).relative_to(top)): failure for folder, failure in unread.items()}
 
 
-def _folders(above: Path, depth: int) -> Iterator[Path]:
-    """Yield the directories at a depth below another one, in order. Raises OSError."""
+def _folders(above: Path, depth: int, unread: dict[str, OSError]) -> Iterator[Path]:
+    """Yield the directories at a depth below another one, in order; note those that fail."""
     if not depth:
         yield above
         return
-    for entry in _entries(above):
-        if entry.is_dir():
-            yield from _folders(entry, depth - 1)
+    try:
+        below = [entry for entry in _entries(above) if entry.is_dir()]
+    except OSError as failure:
+        unread[str(above)] = failure
+        return
+    for entry in below:
+        yield from _folders(entry, depth - 1, unread)
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -129,6 +151,14 @@ def _entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _is_directory(path: Path) -> bool:
+    """Return False also for a path that cannot be reached."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 class NotYet(OSError):
@@ -181,6 +211,9 @@ class Pipeline:
         if not isinstance(prefix, str):
             msg = f'prefix of a pipeline is a text, like "flights.", not {prefix!r}'
             raise ValueError(msg)  # noqa: TRY004 - the file is wrong, not the caller's type
+        if not is_name(f"{prefix}a"):
+            msg = f"prefix of a pipeline has {_NAME_FIX}, not {prefix!r}"
+            raise ValueError(msg)
         inputs = _inputs(table.get("inputs", {}))
         promises, flows = _promises(table, storage), _flow_tables(table.get("flows", {}), inputs)
         for name, flow in flows.items():
@@ -196,12 +229,9 @@ class Pipeline:
         ``folders`` is a cache for later looks. Costs a listing and an entry of the offset log for
         each flow, and once a read of each file source's log. Raises OSError.
         """
-        flows = flows_in(self.storage)
-        if not self.warehouse.is_dir() and any(flow.catalog == _CATALOG for flow in flows):
-            msg = f"the warehouse {self.warehouse} is no directory here: write the directory of the tables, spark.sql.warehouse.dir"
-            raise FileNotFoundError(msg)
+        flows, unread = flows_in(self.storage)
         graph = Graph(flows, self.warehouse, self.inputs, self.flows, {} if folders is None else folders)
-        looked = Looked({}, {}, {})
+        looked = Looked({}, {**unread}, {})
         names = {flow.name for flow in flows}
         for name in self.flows.keys() - names:
             reason = f"[pipeline.flows.{name}] is of no flow in {self.storage}{did_you_mean(name, names)}"
@@ -209,13 +239,17 @@ class Pipeline:
         for flow in flows:
             try:
                 graph.check_name(flow)
-                looked.checkpoints[flow.name] = flow.checkpoint
+                if flow.problem is None:
+                    looked.checkpoints[flow.name] = flow.checkpoint
                 looked.queries[flow.name] = self._query(graph, flow)
             except Exception as failure:  # noqa: BLE001 - a damaged file of one flow; the others go on
                 looked.refused[flow.name] = failure
         return looked
 
     def _query(self, graph: Graph, flow: Flow) -> dict[str, Any]:
+        if flow.catalog == _CATALOG and not self.warehouse.is_dir():
+            msg = f"the warehouse {self.warehouse} is no directory here: write the directory of the tables, spark.sql.warehouse.dir"
+            raise FileNotFoundError(msg)
         graph.check_table(flow)
         sources: list[str | Mapping[str, str]] = []
         inputs: list[str] = []
@@ -230,23 +264,38 @@ class Pipeline:
                 sources.append(origin)
                 inputs += self.inputs[origin]
             else:
-                writers = graph.writers[origin]
-                for writer in writers:
-                    graph.check_name(writer)
-                graph.check_table(writers[0])
+                inputs += [self._computation(writer) for writer in graph.writers_of(origin)]
                 sources.append({"kind": SINK, "path": str(origin)})
-                inputs += [self.prefix + writer.name for writer in writers]
         directory = flow.directory(self.warehouse)
+        if directory is not None and not directory.is_dir():
+            # Elsewhere a second flow into the table would not be seen, and the sink not be synced.
+            msg = (
+                f"the table of the flow {flow.name} is not in {directory}, though the flow has committed a batch: write spark.sql.warehouse.dir "
+                "into warehouse of the pipeline; a table or database with a LOCATION of its own cannot be tracked"
+            )
+            raise FileNotFoundError(msg)
         is_sink = directory is not None and (directory / SINK_LOG).is_dir()
         return {
-            "name": self.prefix + flow.name,
+            "name": self._computation(flow),
             "checkpoint": str(flow.checkpoint),
             "inputs": list(dict.fromkeys(inputs)),
             "sources": sources,
             "promises": list(self.promises),
             "output": str(directory) if is_sink else "",
+            "writers": sorted(str(writer.checkpoint) for writer in graph.upstream(flow)),
             **{key: value for key, value in self.flows.get(flow.name, {}).items() if key != _SOURCES},
         }
+
+    def _computation(self, flow: Flow) -> str:
+        """Return the name of a flow's computation. Raises Unsupported."""
+        name = self.prefix + flow.name
+        if not is_name(name):
+            raise Unsupported(
+                f"the flow {flow.name}",
+                f"{name!r} cannot be the name of a computation, which has {_NAME_FIX}",
+                "Give the flow or its table a name of these, which begins a new checkpoint.",
+            )
+        return name
 
 
 def _inputs(inputs: Any) -> dict[str, list[str]]:
@@ -324,6 +373,8 @@ class Graph:
     declared: Mapping[str, Mapping[str, Any]]
     """Declarations of single flows, by name."""
     folders: Folders = field(default_factory=dict)
+    origins: dict[Flow, list[Origin]] = field(default_factory=dict)
+    """What the flows read, as far as :meth:`reads` has found it."""
 
     @cached_property
     def writers(self) -> dict[Path, list[Flow]]:
@@ -364,23 +415,63 @@ class Graph:
             return
         alike = {other: flows for other, flows in self.writers.items() if str(other).lower() == str(directory).lower()}
         names = [writer.name for writers in alike.values() for writer in writers]
-        if len(names) > 1 and any((other / SINK_LOG).exists() for other in alike):
+        # The log of the sink is no sign: it is not where the directory is a wrong one.
+        if len(names) > 1 and not any((other / _DELTA_LOG).exists() for other in alike):
             raise Unsupported(
                 f"the table {directory}",
                 f"{', '.join(names)} write into it, and Spark's file sink drops batches of one whose number another has taken: rows are lost",
-                "Write a table of its own by each flow and unite them, or use a table format with transactions. If one of these flows is gone, delete its checkpoint.",
+                "Write a table of its own by each flow and unite them, or write a Delta table, or one of another catalog. If one of these flows is gone, delete its checkpoint.",
             )
+
+    def writers_of(self, directory: Path) -> list[Flow]:
+        """Return the flows that write a table which another flow reads.
+
+        Raises NotYet while the table has no log, Unsupported, OSError.
+        """
+        writers = self.writers[directory]
+        for writer in writers:
+            self.check_name(writer)
+            if writer.problem is not None:
+                raise writer.problem
+        self.check_table(writers[0])
+        if not (directory / SINK_LOG).is_dir():
+            msg = f"the table {directory} has no log of Spark's file sink at the moment, as while a full refresh writes it anew"
+            raise NotYet(msg)
+        return writers
+
+    def upstream(self, flow: Flow) -> set[Flow]:
+        """Return the flows that write what a flow reads, directly or through others.
+
+        Raises OSError, and NotYet while one of them has committed no batch: it was begun anew, and
+        what it reads is not known.
+        """
+        found: set[Flow] = set()
+        waiting = [flow]
+        while waiting:
+            try:
+                origins = self.reads(waiting.pop())
+            except (CheckpointMismatch, Unsupported):
+                continue  # it holds by itself
+            for origin in origins:
+                writers = set(self.writers[origin]) if isinstance(origin, Path) else set[Flow]()
+                waiting += writers - found
+                found |= writers
+        return found
 
     def reads(self, flow: Flow) -> list[Origin]:
         """Return what the sources of a flow are, in order.
 
         Raises NotYet before a source's first rows; Unsupported, CheckpointMismatch, OSError.
         """
-        plan = CheckpointLog(flow.checkpoint).newest_committed()
-        if plan is None:
-            msg = f"the flow {flow.name} has committed no batch yet: what it reads is not known"
-            raise NotYet(msg)
-        return [self._origin(flow, number, line) for number, line in enumerate(plan.lines)]
+        if flow.problem is not None:
+            raise flow.problem
+        if flow not in self.origins:
+            plan = CheckpointLog(flow.checkpoint).newest_committed()
+            if plan is None:
+                msg = f"the flow {flow.name} has committed no batch yet: what it reads is not known"
+                raise NotYet(msg)
+            self.origins[flow] = [self._origin(flow, number, line) for number, line in enumerate(plan.lines)]
+        return self.origins[flow]
 
     def _origin(self, flow: Flow, number: int, line: Line) -> Origin:
         try:
@@ -388,6 +479,22 @@ class Graph:
         except CheckpointMismatch:
             return self._topics(flow, number, line)
         folders = self._folders_of(flow, number, last)
+        if remote := [folder for folder in folders if not folder.startswith("/")]:
+            raise Unsupported(
+                f"the flow {flow.name}",
+                f"its source {number} reads {remote[0]}, which is no local directory",
+                "Read local directories or tables of the pipeline.",
+            )
+        fitting = [
+            text
+            for text, source in self.outside.items()
+            if (source.kind == FILES or (source.kind == SINK and Path(source.path) not in self.writers))
+            and all(_is_below(Path(folder), Path(source.path)) for folder in folders)
+        ]
+        # What the flow names comes first: it may read a directory of tables, of which only one has
+        # rows so far.
+        if (named := self._named(flow, fitting)) is not None:
+            return named
         for directory, writers in self.writers.items():
             if all(_is_below(Path(folder), directory) for folder in folders):
                 if flow in writers:
@@ -397,18 +504,7 @@ class Graph:
                         "Correct the warehouse of the pipeline, or read another directory.",
                     )
                 return directory
-        if remote := [folder for folder in folders if not folder.startswith("/")]:
-            raise Unsupported(
-                f"the flow {flow.name}",
-                f"its source {number} reads {remote[0]}, which is no local directory",
-                "Read local directories or tables of the pipeline.",
-            )
-        fitting = [
-            text
-            for text, source in self._of(flow).items()
-            if source.kind in (FILES, SINK) and all(_is_below(Path(folder), Path(source.path)) for folder in folders)
-        ]
-        return self._only(flow, fitting) or _directory_to_declare(folders)
+        return _directory_to_declare(flow, folders, fitting)
 
     def _folders_of(self, flow: Flow, number: int, last: int) -> frozenset[str]:
         """Return directories from which a file source has read, once it has.
@@ -437,54 +533,60 @@ class Graph:
                 f"the checkpoint does not show what its source {number} is, which is at {line[:200]}",
                 f"Declare it as a [[query]] of its own, with the checkpoint {flow.checkpoint}.",
             )
-        # Topics of one name in two clusters look alike. With the wrong cluster the watermark would
-        # lead, so a declared source counts only for a flow that names it.
-        named = self.declared.get(flow.name, {}).get(_SOURCES, ())
         fitting = [
-            text
-            for text, source in self._of(flow).items()
-            if text in named and source.kind == KAFKA and list(source.topics) == topics
+            text for text, source in self.outside.items() if source.kind == KAFKA and list(source.topics) == topics
         ]
         key = f"{KAFKA}:{'+'.join(topics)},lowwater.brokers=<3>,kafka.bootstrap.servers=<broker of {flow.name}:9092>"
-        fix = f'Declare it in [pipeline.inputs]: {_quoted(key)} = ["<the computation>"], and write the same text into sources of [pipeline.flows.{_quoted(flow.name)}].'
-        return self._only(flow, fitting) or Undeclared(f"{KAFKA}:{'+'.join(topics)} of some cluster", key, fix)
+        declared = Undeclared(f"{KAFKA}:{'+'.join(topics)} of some cluster", key, _to_paste(flow, key, fitting))
+        return self._named(flow, fitting) or declared
 
-    def _of(self, flow: Flow) -> Mapping[str, SourceDeclared]:
-        """Return the declared sources that a flow may read: those that it names, else all."""
-        named = self.declared.get(flow.name, {}).get(_SOURCES)
-        return self.outside if named is None else {text: self.outside[text] for text in named}
+    def _named(self, flow: Flow, fitting: Sequence[str]) -> str | None:
+        """Return the declared source that fits and that the flow names; None: it names none.
 
-    @staticmethod
-    def _only(flow: Flow, fitting: Sequence[str]) -> str | None:
-        """Return the declared source that fits; None: none does. Raises Unsupported for several."""
+        Topics of one name in two clusters look alike, and so do a directory and a part of it. Only
+        a person knows which one the query reads. Raises Unsupported for several.
+        """
+        named = self.declared.get(flow.name, {}).get(_SOURCES, ())
+        fitting = [text for text in fitting if text in named]
         if len(fitting) > 1:
             raise Unsupported(
                 f"the flow {flow.name}",
-                f"{' and '.join(fitting)} are declared, and it may read either",
-                f"Name those that it reads in sources of [pipeline.flows.{_quoted(flow.name)}].",
+                f"{' and '.join(fitting)} are among its sources, and it may read either",
+                f"Leave only those that it reads in sources of [pipeline.flows.{_quoted(flow.name)}].",
             )
         return fitting[0] if fitting else None
 
 
-def _directory_to_declare(folders: frozenset[str]) -> Undeclared:
+def _directory_to_declare(flow: Flow, folders: frozenset[str], fitting: Sequence[str]) -> Undeclared:
     """Return the source of files for which a person must say which directory the query names.
 
-    The files that were read do not tell: the query may read partitions or whole trees.
+    The files that were read do not tell: the query may read partitions or whole trees. ``fitting``
+    are the declared sources which have those files, and which the flow does not name.
     """
     common = Path(os.path.commonpath(folders))
     above = next((folder for folder in (common, *common.parents) if (folder / SINK_LOG).exists()), None)
     while above is None and "=" in common.name:
         common = common.parent  # a partition
     place = str(above or common)
-    if "," in place:
+    if "," in place and not fitting:
         fix = "Declare the flow as a [[query]] of its own, with the source as a table: a comma cannot be in a key of [pipeline.inputs]."
         return Undeclared(f"files in {place}", "", fix)
     key = f"<{FILES if above is None else SINK}:{place}>"
     fix = (
-        f'Declare it in [pipeline.inputs]: {_quoted(key)} = ["<the computation>"]. In <> comes the directory that the flow names in load(), '
+        f"{_to_paste(flow, key, fitting)} In <> comes the directory that the flow names in load(), "
         "with partitions= or recursiveFileLookup=true where it reads directories below that."
     )
     return Undeclared(f"files in {place}", key, fix)
+
+
+def _to_paste(flow: Flow, key: str, fitting: Sequence[str]) -> str:
+    """Return the sentences that say how a flow names a source; ``fitting`` are declared already."""
+    flow_table = f"[pipeline.flows.{_quoted(flow.name)}]"
+    declare = f'Declare it in [pipeline.inputs]: {_quoted(key)} = ["<the computation>"], and write the same text into sources of {flow_table}: sources = [{_quoted(key)}].'
+    if not fitting:
+        return declare
+    either = " or ".join(_quoted(text) for text in fitting)
+    return f"If that is {either}, write the text into sources of {flow_table}: sources = [{_quoted(fitting[0])}]. Else: {declare}"
 
 
 def _quoted(text: str) -> str:
@@ -530,8 +632,8 @@ def describe_pipeline(file: Path, warehouse: Path | None) -> str:
     """
     content = specification(file)
     storage = _directory(content, "storage")
-    flows = flows_in(storage)
-    if not flows:
+    flows, unread = flows_in(storage)
+    if not flows and not unread:
         msg = f"{storage} has no checkpoint of a flow: run the pipeline once"
         raise ValueError(msg)
     folders: Folders = {}
@@ -556,14 +658,16 @@ def describe_pipeline(file: Path, warehouse: Path | None) -> str:
                 elif isinstance(origin, Undeclared):
                     reads.append(origin.what if origin.key else f"{origin.what} ({origin.fix})")
                     keys.append(origin.key)
-            tables += _flow_table(flow, [key for key in keys if key.startswith(KAFKA)])
+            tables += _flow_table(flow, list(filter(None, keys)))
         except Exception as failure:  # noqa: BLE001 - a damaged file of one flow; the others are described
             reads.append(f"(not tracked: {' '.join(str(failure).split())})")
         for key in filter(None, keys):
             outside.setdefault(key, []).append(flow.name)
         lines.append(f"# {flow.name}: {flow.checkpoint}, reads {'; '.join(reads)}")
+    lines += [f"# {folder}: (cannot be read: {failure})" for folder, failure in unread.items()]
     name = content.get("name")
-    prefix = f"{name}." if isinstance(name, str) and name else "pipeline."
+    # A computation may not have all characters that a pipeline's name has.
+    prefix = re.sub(r"[^A-Za-z0-9_.-]", "-", name) + "." if isinstance(name, str) and name else "pipeline."
     return "\n".join(
         [
             "# What stays in <> is to be filled in. The flows, which need no declaration of their own:",
@@ -578,7 +682,8 @@ def describe_pipeline(file: Path, warehouse: Path | None) -> str:
             "",
             "# Each source outside of the pipeline, with the computations that write it. The directory is",
             "# the one that the flow names in load(), with partitions= or recursiveFileLookup=true where",
-            "# it reads directories below. Of two lines that become alike keep one.",
+            "# it reads directories below. Of two lines that become alike keep one. A flow counts a source",
+            "# only if its own table below names it: write the text there as here.",
             "[pipeline.inputs]",
             *(f'{_quoted(text)} = ["<computation>"]  # read by {", ".join(names)}' for text, names in outside.items()),
             *tables,

@@ -141,7 +141,7 @@ def track(
         interval: Longest time between two looks, seconds.
         step: Called after each step of the start; a step that lists a source may take minutes.
         declared: ``retention``, ``stamp``, ``windows``, ``windows_start``, ``output_mode``,
-            ``output``, ``operators``, ``heuristics``, ``adopt`` and ``dropped``, see
+            ``output``, ``operators``, ``heuristics``, ``adopt``, ``dropped`` and ``writers``, see
             :class:`~lowwater_spark.sidecar.declaration.Declaration`.
 
     Raises ValueError, also for what is not declared; Unsupported for a missing promise, or a query

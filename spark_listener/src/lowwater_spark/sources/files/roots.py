@@ -90,10 +90,11 @@ class Roots:
         self._manifest = manifest
         self._replaced = manifest.home / "lowwater" / "replaced"
 
-    def recognize(self, root: str, identity: Identity, head: Head) -> None:
+    def recognize(self, root: str, identity: Identity, head: Head, *, sink: bool = False) -> None:
         """Compare a directory with its entry, and store the identity and newest files of a listing.
 
-        ``identity`` is the directory's, the same before and after the listing. Costs a version of
+        ``identity`` is the directory's, the same before and after the listing. ``sink``: the
+        directory is a table of Spark's file sink. Costs a version of
         the manifest when there are new files. Raises Replaced when the directory is not the one
         that was read before, and OSError.
         """
@@ -108,6 +109,8 @@ class Roots:
                 f"{root} is not the directory that was read before, and has none of that one's newest files: {fix}. If you have "
                 f"replaced it on purpose, run: touch {self._replaced}"
             )
+            if sink:
+                msg += ". Not after the writer was begun anew, as by a full refresh of a pipeline: then lowwater reset the writer, and begin this query anew as well"
             raise Replaced(msg)
         # Witnesses are files by which a directory is known again when its inode is another one, as
         # after a remount. This listing gives them only after the comparison above: otherwise files

@@ -726,7 +726,7 @@ class OpenFiles(OpenSource):
         if folders.identity(root) != identity:
             msg = f"{root} was replaced while it was listed"
             raise OSError(msg)
-        self._roots.recognize(root, identity, head)
+        self._roots.recognize(root, identity, head, sink=self.source.sink_log)
         self._settled.end()
         self._note_rewritten()
         # The notes of removed batches are read after the listing. A writer notes a removal before
