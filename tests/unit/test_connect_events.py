@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lowwater_spark.attach import connect
+from lowwater_spark.attach.attachment import _attached, attach
 from lowwater_spark.attach.connect import ConnectEvents, EventGate
 from tests.kit.eventually import eventually
 
@@ -59,8 +60,17 @@ class Session:
         self.bus = Bus()
         self.streams: Any = self
         self._sqlb = self.bus
-        self.active: list[Any] = []
+        self.conf: Any = {}
+        self.session_id = str(id(self))
+        self.looks: list[Exception | None] = []
+        """What the next calls of the server fail with."""
         self.released = 0
+
+    @property
+    def active(self) -> list[Any]:
+        if self.looks and (failure := self.looks.pop(0)) is not None:
+            raise failure
+        return []
 
     def addListener(self, listener: Any) -> None:
         self.bus.append(listener)
@@ -122,6 +132,42 @@ def test_events_that_come_while_earlier_ones_are_noted_count_after_them() -> Non
 def test_a_listener_that_the_server_refuses_fails_the_beginning(session: Session) -> None:
     session.bus.refuses = True
     with pytest.raises(RuntimeError, match="did not take the listener"), begun(session, lambda: None):
+        pass
+
+
+def threads() -> list[str]:
+    names = {"lowwater-attach", "lowwater-connect"}
+    return sorted(thread.name for thread in threading.enumerate() if thread.name in names)
+
+
+def test_an_attachment_whose_start_fails_late_leaves_nothing(session: Any) -> None:
+    session.looks = [None, OSError("the connection is lost")]
+    with pytest.raises(OSError, match="the connection is lost"):
+        attach(session, "localhost:1")
+    eventually(lambda: threads() == [], "it has ended")
+    with attach(session, "localhost:1") as attachment:
+        assert attach(session, "localhost:1") is attachment
+        assert threads() == ["lowwater-attach", "lowwater-connect"], "the session is attached once"
+    eventually(lambda: threads() == [], "it has ended")
+
+
+def test_a_server_that_does_not_answer_holds_no_other_attachment(session: Any) -> None:
+    frozen: Any = Session()
+    attachment = attach(session, "localhost:1")
+    with frozen.bus._lock:  # as while PySpark waits for the server
+        waiting = threading.Thread(target=attach, args=(frozen, "localhost:1"))
+        waiting.start()
+        eventually(lambda: len(_attached) == 2, "it waits for the server")
+        attachment.stop()
+        assert waiting.is_alive()
+    waiting.join(20)
+    attach(frozen, "localhost:1").stop()
+    assert _attached == []
+
+
+def test_a_server_that_does_not_answer_fails_the_beginning(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "ADD_SECONDS", 0.01)
+    with session.bus._lock, pytest.raises(TimeoutError, match=r"within 0\.01 s"), begun(session, lambda: None):
         pass
 
 

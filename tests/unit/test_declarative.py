@@ -313,6 +313,7 @@ def test_a_folder_that_cannot_be_read_refuses_its_flow_and_readers_only(
     closed = storage.flow("default/closed/closed/0", "/data/in/1.json").parent
     hidden = storage.flow("eu/hidden/hidden/0", "/data/in/1.json").parents[2]
     storage.flow("default/reader/reader/0", f"{storage.table('default', 'closed')}/1.parquet")
+    storage.flow("default/other/other/0", f"{storage.table('eu', 'hidden')}/1.parquet")
     storage.flow("default/open/open/0", "/data/in/1.json")
     iterdir = Path.iterdir
 
@@ -325,7 +326,7 @@ def test_a_folder_that_cannot_be_read_refuses_its_flow_and_readers_only(
     monkeypatch.setattr(Path, "iterdir", refusing)
     queries, refused = storage.look()
     assert {*queries} == {"open"}
-    assert {*refused} == {"closed", "reader", "spark_catalog/eu", "eu.hidden"}
+    assert {*refused} == {"closed", "reader", "other", "spark_catalog/eu", "eu.hidden"}
     assert all(isinstance(problem, OSError) for problem in refused.values())
     assert "Permission denied" in describe_pipeline(storage.file, storage.folder / "tables")
     storage.flow("default/closed/second/0", "/data/in/1.json")

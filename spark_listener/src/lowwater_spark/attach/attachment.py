@@ -97,19 +97,34 @@ def attach(
         conf, address=address, namespace=namespace, prefix=prefix, data=data, enabled=enabled, inputs=inputs
     )
     for attachment in tuple(_attached):
-        if attachment.over:
+        if attachment.begun.is_set() and attachment.over:
             attachment.stop()
-    with _lock:
-        existing = next((attachment for attachment in _attached if attachment.of(spark)), None)
-        if existing is not None:
-            if existing.settings != settings:
-                msg = f"this session is attached already, with {existing.settings}; stop() that attachment first"
-                raise ValueError(msg)
-            return existing
-        attachment = Attachment(spark, settings, client)
-        if settings.enabled:
-            _attached.append(attachment)
-        return attachment
+    attachment, is_new = _reserved(spark, settings)
+    if is_new:
+        attachment.start(client)
+    return attachment
+
+
+def _reserved(spark: SparkSession, settings: AttachSettings) -> tuple[Attachment, bool]:
+    """Return the attachment of a session, and whether it is a new one, which the caller starts.
+
+    The lock is not held while an attachment starts, because a server of Spark Connect may not
+    answer: the others must stop meanwhile. Raises ValueError for other settings.
+    """
+    while True:
+        with _lock:
+            existing = next((attachment for attachment in _attached if attachment.of(spark)), None)
+            if existing is None:
+                attachment = Attachment(spark, settings)
+                if settings.enabled:
+                    _attached.append(attachment)
+                return attachment, True
+        if existing.settings != settings:
+            msg = f"this session is attached already, with {existing.settings}; stop() that attachment first"
+            raise ValueError(msg)
+        existing.begun.wait()
+        if existing.of(spark):  # else its start has failed
+            return existing, False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +163,7 @@ class AttachStatus:
 class Attachment:
     """The result of :func:`attach`: the status of its queries, and the switch that ends it."""
 
-    def __init__(self, spark: SparkSession, settings: AttachSettings, client: lowwater.Client | None) -> None:
+    def __init__(self, spark: SparkSession, settings: AttachSettings) -> None:
         self.settings = settings
         self.address: str = ""
         """Address of the authority; empty when nothing is attached."""
@@ -167,8 +182,24 @@ class Attachment:
         self._events: ConnectEvents | None = None
         """Events of Spark Connect; None in a classic session."""
         self._stopped = not settings.enabled
-        if settings.enabled:
+        self.begun = threading.Event()
+        """Set when :meth:`start` has ended, also by an error."""
+
+    def start(self, client: lowwater.Client | None) -> None:
+        """Begin to listen and to report; called once, by :func:`attach`.
+
+        If it raises, nothing of the attachment is left.
+        """
+        if not self.settings.enabled:
+            return
+        try:
             self._start(client)
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            self.begun.set()
+        atexit.register(self.stop)
 
     def _start(self, client: lowwater.Client | None) -> None:
         if self.settings.address is None:
@@ -180,31 +211,20 @@ class Attachment:
             )
         else:
             self.address = self.settings.address
-        reporting: lowwater.Client | None = None
-        try:
-            if client is not None:
-                base = client
-            elif self.embedded is not None:
-                base = lowwater.Client(lowwater.Settings(self.address))
-            else:
-                base = lowwater.Client(connection(lambda name: self._spark.conf.get(name, None), self.address))
-            reach = dataclasses.replace(
-                base.settings,
-                namespace=self.settings.namespace,
-                timeout=min(base.settings.timeout, CALL_TIMEOUT),
-            )
-            self._reach = reach
-            reporting = lowwater.Client(reach)
-            self._sender = Sender(self._book, reporting, inputs=self.settings.inputs)
-            self._listener = _listener(self._book, lambda: self._stopped, self._gate)
-            self._listen(self._listener)
-        except BaseException:
-            self._stopped = True
-            if reporting is not None:
-                reporting.close()
-            if self.embedded is not None:
-                release(self.embedded)
-            raise
+        if client is not None:
+            base = client
+        elif self.embedded is not None:
+            base = lowwater.Client(lowwater.Settings(self.address))
+        else:
+            base = lowwater.Client(connection(lambda name: self._spark.conf.get(name, None), self.address))
+        self._reach = dataclasses.replace(
+            base.settings,
+            namespace=self.settings.namespace,
+            timeout=min(base.settings.timeout, CALL_TIMEOUT),
+        )
+        self._sender = Sender(self._book, lowwater.Client(self._reach), inputs=self.settings.inputs)
+        self._listener = _listener(self._book, lambda: self._stopped, self._gate)
+        self._listen(self._listener)
         self._sender.start()
         # Spark sends no start event for queries that ran before the listener was added. If the book
         # did not get them here, a query without new rows would be missing until its next batch.
@@ -214,7 +234,6 @@ class Attachment:
             # was ignored: the book would show the query as running for ever.
             if not query.isActive:
                 self._book.terminated(str(query.id), str(query.runId), None)
-        atexit.register(self.stop)
 
     def _listen(self, listener: StreamingQueryListener) -> None:
         if _is_connect(self._spark):
@@ -371,6 +390,10 @@ class Attachment:
             self._stopped = True
             _attached[:] = [attachment for attachment in _attached if attachment is not self]
         atexit.unregister(self.stop)
+        self._end()
+
+    def _end(self) -> None:
+        """End what was begun, which may be a part only after a start that failed."""
         # In Spark Connect the listener stays, and ignores events. removeListener() there holds the
         # lock of the listener bus while it waits for the thread that handles events. That thread
         # may wait for the same lock, and then stop() would never return.

@@ -31,6 +31,16 @@ LOOK_SECONDS: Final = 5.0
 """Seconds between two looks at whether the listener is still there."""
 
 
+ADD_SECONDS: Final = 60.0
+"""Longest wait for the server to take a listener, seconds."""
+
+
+def _silent() -> TimeoutError:
+    return TimeoutError(
+        f"the server of Spark Connect did not take the listener within {ADD_SECONDS:g} s: see whether it answers, and attach again"
+    )
+
+
 class EventGate:
     """Passes events on, or keeps them back while earlier ones are noted. Thread-safe.
 
@@ -90,7 +100,8 @@ class ConnectEvents:
     def begin(self) -> None:
         """Add the listener, and keep it there until :meth:`stop`. Waits for the server.
 
-        Raises RuntimeError when the server refuses it.
+        Raises RuntimeError when the server refuses it, and TimeoutError when the server does not
+        answer within :data:`ADD_SECONDS`.
         """
         self._add()
         threading.Thread(target=self._keep, name="lowwater-connect", daemon=True).start()
@@ -107,9 +118,12 @@ class ConnectEvents:
     def _add(self) -> None:
         bus = self._bus
         lost: list[StreamingQueryListener] = []
+        # PySpark keeps the lock while it calls the server, which may not answer.
+        if not bus._lock.acquire(timeout=ADD_SECONDS):
+            raise _silent()
         # PySpark has the server send events for the first listener only. So a listener that is
         # added by the user must not come between the two steps here.
-        with bus._lock:
+        try:
             if bus._execution_thread is not None and not bus._execution_thread.is_alive():
                 # Another client has taken the events, and PySpark keeps listeners that get none.
                 lost = [listener for listener in bus._listener_bus if listener is not self._listener]
@@ -117,13 +131,17 @@ class ConnectEvents:
                 bus._execution_thread = None
             if not bus._listener_bus:
                 self._release()
+        finally:
+            bus._lock.release()
         for listener in (self._listener, *lost):
             # addListener() starts the thread that handles events, which is a daemon only if its
             # starter is one. With a thread that is none, a program that does not stop its session
             # would never end.
             thread = threading.Thread(target=self._spark.streams.addListener, args=(listener,), daemon=True)
             thread.start()
-            thread.join()
+            thread.join(ADD_SECONDS)
+            if thread.is_alive():
+                raise _silent()
         if self._listener not in bus._listener_bus:  # addListener() only warns
             raise RuntimeError("the server of Spark Connect did not take the listener; the warning of PySpark says why")
 

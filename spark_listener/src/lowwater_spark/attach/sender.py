@@ -103,11 +103,17 @@ class Sender:
         self._thread.start()
 
     def stop(self) -> None:
-        """Release all claims and end. Waits at most :data:`LEAVE` seconds; the thread may go on."""
+        """Release all claims and end. Waits at most :data:`LEAVE` seconds; the thread may go on.
+
+        A sender that was never started closes its client only.
+        """
         with self._book.changed:
             self._stopping = True
             self._book.changed.notify_all()
-        self._thread.join(LEAVE)
+        if self._thread.ident is None:
+            self._client.close()
+        else:
+            self._thread.join(LEAVE)
 
     # -- the thread --------------------------------------------------------------------------------
 

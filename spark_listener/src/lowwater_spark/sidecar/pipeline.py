@@ -241,12 +241,12 @@ class Pipeline:
                 graph.check_name(flow)
                 if flow.problem is None:
                     looked.checkpoints[flow.name] = flow.checkpoint
-                looked.queries[flow.name] = self._query(graph, flow)
+                looked.queries[flow.name] = self._query(graph, flow, unread)
             except Exception as failure:  # noqa: BLE001 - a damaged file of one flow; the others go on
                 looked.refused[flow.name] = failure
         return looked
 
-    def _query(self, graph: Graph, flow: Flow) -> dict[str, Any]:
+    def _query(self, graph: Graph, flow: Flow, unread: Mapping[str, OSError]) -> dict[str, Any]:
         if flow.catalog == _CATALOG and not self.warehouse.is_dir():
             msg = f"the warehouse {self.warehouse} is no directory here: write the directory of the tables, spark.sql.warehouse.dir"
             raise FileNotFoundError(msg)
@@ -255,6 +255,8 @@ class Pipeline:
         inputs: list[str] = []
         for number, origin in enumerate(graph.reads(flow)):
             if isinstance(origin, Undeclared):
+                for problem in unread.values():
+                    raise problem  # a flow that writes the files may be in that folder
                 raise Unsupported(
                     f"the flow {flow.name}",
                     f"it reads {origin.what} as source {number}, and nothing says which computation writes that",
