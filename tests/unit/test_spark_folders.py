@@ -255,6 +255,13 @@ def test_another_endpoint_is_named_with_the_one_of_before(tmp_path: Path) -> Non
     Roots(begun(tmp_path)).recognize(ROOT, Identity("s3a://bucket at http://one", None), Head())
 
 
+def test_rule1_a_table_that_was_begun_anew_is_not_forgiven_by_a_file(tmp_path: Path) -> None:
+    roots = Roots(begun(tmp_path))
+    roots.recognize("/tables/hourly", Identity(1, 1), Head(), sink=True)
+    with pytest.raises(Replaced, match=r"touch .*Not after the writer was begun anew.*lowwater reset the writer"):
+        roots.recognize("/tables/hourly", Identity(2, 2), Head(), sink=True)
+
+
 class Client(HadoopPath):
     """A path of HDFS whose client is told what to answer, and notes what it is asked."""
 

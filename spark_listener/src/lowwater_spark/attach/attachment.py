@@ -83,7 +83,8 @@ def attach(
             inputs. It stays an estimate.
 
     Raises ValueError for contradictory settings, and when the session is attached with others;
-    ModuleNotFoundError and RuntimeError when an embedded authority is missing or does not start.
+    ModuleNotFoundError and RuntimeError when an embedded authority is missing or does not start;
+    RuntimeError and TimeoutError when a server of Spark Connect does not take the listener.
     Never waits for an authority that is away, nor fails because of it.
     """
     if client is not None:
