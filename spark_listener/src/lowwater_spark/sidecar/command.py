@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
 import logging
 import queue
 import signal
@@ -19,20 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater import errors
 from lowwater.cli.arguments import CommandParser
 from lowwater.cli.streams import open_streams
-from lowwater_spark.checkpoint.location import checkpoint_of
-from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sidecar.declaration import BLANK, HISTORY, PROMISES, SAME_OPERATORS, Declaration, needed
-from lowwater_spark.sidecar.evidence import query_id
+from lowwater_spark.sidecar.declaration import PROMISES, Declaration
+from lowwater_spark.sidecar.description import describe
 from lowwater_spark.sidecar.pipeline import Folders, Looked, Pipeline, describe_pipeline
-from lowwater_spark.sidecar.stateful import ON_ARRIVAL, operators, word_of
 from lowwater_spark.sidecar.watch import Sidecar, track
-from lowwater_spark.sources.kinds import guess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from lowwater_spark.checkpoint.location import Location
 
 __all__ = ["Heartbeat", "declared", "main", "parser"]
 
@@ -337,53 +330,6 @@ def _described(args: argparse.Namespace, session: Any) -> str:
     if args.pipeline is not None:
         return describe_pipeline(args.pipeline, args.warehouse)
     return describe(args.checkpoint, session)
-
-
-def describe(checkpoint: str, session: Any) -> str:
-    """Return a file of declarations for a checkpoint, filled in as far as the checkpoint shows.
-
-    Raises OSError, CheckpointMismatch, Unsupported.
-    """
-    where: Location = (
-        Path(checkpoint)
-        if checkpoint.startswith("/")
-        # single_driver=True stands for the promise, for which describe() does not ask: it only
-        # reads, and reports no watermark that a second driver could make wrong.
-        else checkpoint_of(session(), checkpoint, single_driver=True, looked_at=True)
-    )
-    query = query_id(where)
-    log = CheckpointLog(where)
-    last = log.last_committed()
-    plan = None if last is None else log.plan(last)
-    stateful = operators(where, plan)
-    names = [operator.name for operator in stateful]
-    unknown = [operator.folder.name for operator in stateful if not operator.name]
-    lines = () if plan is None else plan.lines
-    read = f"The query {query} has committed no batch yet."
-    if plan is not None:
-        read = f"The query {query} has committed batch {plan.batch}; of each source it is at:"
-    sources = "\n".join(f'    "<{guess(line)}>",  # {line[:200]}' for line in lines) or '    "<files:/data/in>",'
-    state = "It keeps nothing in Spark's state."
-    if names:
-        state = f"In Spark's state: {', '.join(word_of(name) or 'an operator that is not known' for name in names)}. Declare its retention, unless it is deduplication."
-    unless = "" if set(names) - ON_ARRIVAL else "# "
-    promised = [*needed(checkpoint), *([] if last is None else [HISTORY])]
-    if not all(operator.named for operator in stateful):
-        promised.append(SAME_OPERATORS)
-    declared_operators = f"operators = {json.dumps([word_of(name) for name in names])}"
-    if unknown:
-        declared_operators = f"They cannot be declared: what is in state/{unknown[0]} is not known, and is refused."
-    promises = "\n".join(f'    # {PROMISES[name]}\n    # "{name}",' for name in promised)
-    return BLANK.format(
-        checkpoint=json.dumps(checkpoint, ensure_ascii=False),
-        read=read,
-        sources=sources,
-        state=state,
-        retention=unless,
-        mode=unless,
-        operators=declared_operators,
-        promises=promises,
-    )
 
 
 def _settings(pairs: Sequence[str]) -> dict[str, str]:
