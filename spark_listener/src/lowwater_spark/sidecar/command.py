@@ -27,7 +27,18 @@ from lowwater_spark.sidecar.watch import Sidecar, track
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Heartbeat", "declared", "main", "parser"]
+__all__ = [
+    "FAILED",
+    "REFUSED",
+    "Heartbeat",
+    "add_conf",
+    "declared",
+    "main",
+    "parser",
+    "run",
+    "session_of",
+    "settings_of",
+]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -52,8 +63,8 @@ examples:
 _STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
-def parser() -> CommandParser:
-    """Return the parser of the command."""
+def parser(*more: Callable[[Any], None]) -> CommandParser:
+    """Return the parser of the command. Each of ``more`` adds another command to it."""
     parse = CommandParser(
         prog="lowwater-spark",
         description="Track Spark queries by their checkpoints alone: exact low watermarks of jobs that nobody changes.",
@@ -80,8 +91,7 @@ def parser() -> CommandParser:
         type=Path,
         help="directory of the pipeline's tables, spark.sql.warehouse.dir; without it, a guess to confirm is printed",
     )
-    conf: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME=VALUE"}
-    look.add_argument("--conf", **conf, help="a setting of the Spark session that reads a URI")
+    add_conf(look)
     follow = commands.add_parser(
         "track",
         help="track queries until told to stop",
@@ -107,11 +117,7 @@ def parser() -> CommandParser:
         type=Path,
         help="touch this file each time that all tracked queries have ended a look, or a step of their beginning; its age tells a process that hangs",
     )
-    follow.add_argument(
-        "--conf",
-        **conf,
-        help="a setting of the Spark session by which Kafka and URIs are reached, like spark.jars.packages=...",
-    )
+    add_conf(follow, "a setting of the Spark session by which Kafka and URIs are reached, like spark.jars.packages=...")
     follow.add_argument("--name", metavar="NAME", help="the computation, of a query that is declared here")
     follow.add_argument("--checkpoint", metavar="PATH", help="its checkpointLocation")
     for name, metavar, text in (
@@ -128,15 +134,26 @@ def parser() -> CommandParser:
     )
     follow.add_argument("--output-mode", choices=("append", "update"), help="where it has an aggregation")
     follow.add_argument("--output", metavar="DIR", help="the directory of Spark's file sink")
+    for add in more:
+        add(commands)
     return parse
+
+
+def add_conf(command: argparse.ArgumentParser, text: str = "a setting of the Spark session that reads a URI") -> None:
+    """Add the option for settings of a session that the command makes."""
+    command.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit code."""
     open_streams()
-    args = parser().parse_args(argv)
+    return run(parser().parse_args(argv))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run ``describe`` or ``track``, and return the exit code."""
     try:
-        session = functools.cache(functools.partial(_session, _settings(args.conf)))
+        session = functools.cache(functools.partial(session_of, settings_of(args.conf)))
         if args.command == "describe":
             print(_described(args, session), end="")  # noqa: T201 - the answer to a command
             return 0
@@ -332,7 +349,8 @@ def _described(args: argparse.Namespace, session: Any) -> str:
     return describe(args.checkpoint, session)
 
 
-def _settings(pairs: Sequence[str]) -> dict[str, str]:
+def settings_of(pairs: Sequence[str]) -> dict[str, str]:
+    """Return the settings that ``--conf`` names. Raises ValueError."""
     settings = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     if len(settings) < len(pairs):
         msg = (
@@ -342,7 +360,7 @@ def _settings(pairs: Sequence[str]) -> dict[str, str]:
     return settings
 
 
-def _session(settings: Mapping[str, str]) -> SparkSession:
+def session_of(settings: Mapping[str, str]) -> SparkSession:
     """Return a session that runs no jobs: its JVM has the clients of Kafka and file systems."""
     from pyspark.sql import SparkSession
 
