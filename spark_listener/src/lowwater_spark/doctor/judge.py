@@ -162,7 +162,7 @@ class _Execution:
 def _sidecar(spark: SparkSession, seen: Query, running: Running, execution: _Execution | None, address: str) -> Rung:
     def check() -> None:
         if execution is not None:
-            check_trigger(execution.trigger)
+            check_trigger(execution.trigger, function=execution.is_function)
             check_output_mode(Checked(()), execution.mode)
         for source in running.sources:
             if isinstance(source, str) and source.startswith("<"):
@@ -200,7 +200,7 @@ def _stages(spark: SparkSession, execution: _Execution | None, name: str, addres
 
 def _stage(spark: SparkSession, execution: _Execution, name: str, address: str) -> tuple[Callable[[], None], str]:
     def check() -> None:
-        check_trigger(execution.trigger)
+        check_trigger(execution.trigger, function=execution.is_function)
         checked = check_plan(spark, execution.frame(spark), retention=_DECLARED)
         _check_stage(spark, execution, checked)
 
@@ -216,7 +216,7 @@ query = stage.{started}, checkpoint="<a new directory>")"""
 
 def _drive(spark: SparkSession, execution: _Execution) -> tuple[Callable[[], None], str]:
     def check() -> None:
-        check_trigger(execution.trigger)
+        check_trigger(execution.trigger, function=execution.is_function)
         checked = read_plan(spark, execution.frame(spark))
         driven = replace(checked, operators=[replace(operator, driven=True) for operator in checked.operators])
         _check_stage(spark, execution, driven)
