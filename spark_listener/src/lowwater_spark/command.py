@@ -19,8 +19,6 @@ from lowwater_spark.sidecar import command as sidecar
 from lowwater_spark.sidecar.watch import settings_here
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from lowwater_spark.doctor.report import Report
 
 __all__ = ["main", "parser"]
@@ -104,10 +102,12 @@ def _examine(remote: str, settings: lowwater.Settings, checkpoints: Sequence[str
     # Spark's client would try for minutes.
     check_listens(server if server.rpartition(":")[2].isdecimal() else f"{server}:{_PORT}", "the server")
     from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
 
-    spark: SparkSession | None = None
+    spark: Any = None
     try:
+        # The builder of pyspark.sql would leave this process in the mode of Connect for good.
+        from pyspark.sql.connect.session import SparkSession
+
         spark = SparkSession.builder.remote(remote).create()
         spark.version  # noqa: B018 - the first question to the server
         with lowwater.Client(settings) as client:
