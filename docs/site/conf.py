@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 
 PAGES: Final = {
-    "Start": ["docs/README", *(f"docs/start/{name}" for name in ("tutorial", "fit", "examples")), "examples/README"],
+    "Start": [
+        "docs/README",
+        *(f"docs/start/{name}" for name in ("tutorial", "fit", "doctor", "examples")),
+        "examples/README",
+    ],
     "Concepts": [
         *(f"docs/concepts/{name}" for name in ("glossary", "guarantees", "design", "spark", "carrier", "stages")),
         *(

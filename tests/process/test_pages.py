@@ -21,7 +21,7 @@ from lowwater_authority.access.policy import Access
 from lowwater_authority.promises import Promises
 from lowwater_page.process import parser as page_parser
 from lowwater_pipeline.command import parser as pipeline_parser
-from lowwater_spark.sidecar.command import parser as sidecar_parser
+from lowwater_spark.command import parser as sidecar_parser
 from lowwater_spark.sidecar.declaration import Declaration
 from lowwater_spark.sidecar.pipeline import Pipeline
 from scripts.generate_cli import whole

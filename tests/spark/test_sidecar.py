@@ -24,8 +24,9 @@ from lowwater import errors
 from lowwater_spark.checkpoint.log import CheckpointLog, Plan
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
 from lowwater_spark.sidecar import evidence
-from lowwater_spark.sidecar.command import describe, main
+from lowwater_spark.sidecar.command import main
 from lowwater_spark.sidecar.declaration import PROMISES, Declaration, source_of
+from lowwater_spark.sidecar.description import describe
 from lowwater_spark.sidecar.stateful import operators
 from lowwater_spark.sidecar.watch import checked
 from lowwater_spark.track.inputs import Reading

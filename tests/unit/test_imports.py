@@ -24,6 +24,8 @@ SPARK = {
     "tracked": set[str](),
     "attach": {"errors", "settings", "tracked"},
     "sidecar": {"checkpoint", "errors", "settings", "sources", "track"},
+    "doctor": {"checkpoint", "drive", "errors", "settings", "sidecar", "sources", "track", "tracked"},
+    "command": {"doctor", "sidecar"},
     "stages": {"checkpoint", "columns", "drive", "errors", "settings", "sources", "track", "tracked"},
     "notebook": {"attach", "stages", "track"},
     "prometheus": {"attach", "track"},

@@ -15,8 +15,8 @@ import pytest
 
 from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sidecar.command import describe
 from lowwater_spark.sidecar.declaration import Declaration
+from lowwater_spark.sidecar.description import describe
 from lowwater_spark.sidecar.evidence import Evidence
 from lowwater_spark.sidecar.stateful import StoreSchema, operators, word_of
 

@@ -18,14 +18,16 @@ with the reason. Importing the package starts nothing and needs no PySpark.
 from lowwater.notebook import install
 from lowwater_spark import notebook
 
-# The package also has folders named attach, drive and track. Python binds each of these names to
-# the folder when the folder is first imported, which the import of ``notebook`` above has done for
-# all three. So the imports below bind the names to the functions. If a folder were first imported
-# after its function, lws.track(...) would call a folder, and fail.
+# The package also has folders named attach, doctor, drive and track. Python binds each of these
+# names to the folder when the folder is first imported: the import of ``notebook`` above has done
+# that for three, and that of a function's own module does it before it binds the function. If a
+# folder were first imported after its function, lws.track(...) would call a folder, and fail.
 from lowwater_spark.attach.attachment import Attachment, AttachStatus, attach
 from lowwater_spark.complete.mark import Completeness, OutputWriter
 from lowwater_spark.complete.sql import register_function
 from lowwater_spark.complete.through import complete_through
+from lowwater_spark.doctor.examination import doctor
+from lowwater_spark.doctor.report import Report
 from lowwater_spark.drive.frame import drive
 from lowwater_spark.drive.watermark import WatermarkLost
 from lowwater_spark.errors import CheckpointMismatch, StateLost, Unsupported
@@ -54,8 +56,10 @@ __all__ = [
     "UpdateResult",
     "WatermarkLost",
     "OutputWriter",
+    "Report",
     "attach",
     "complete_through",
+    "doctor",
     "drive",
     "injector",
     "register_function",

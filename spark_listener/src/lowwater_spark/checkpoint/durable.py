@@ -101,19 +101,31 @@ def boot_of(folder: Path) -> str:
     like those of NFS, may lose power by themselves. A missing directory counts as the nearest
     existing one above it. Linux only.
     """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+    number, types = mounted_at(folder)
+    return f"{boot} {number}" if types and types <= _LOCAL else ""
+
+
+def mounted_at(folder: Path) -> tuple[str, frozenset[str]]:
+    """Return the device of a directory, and the types of its file system, such as ``nfs4``.
+
+    A missing directory counts as the nearest existing one above it. No types: unknown. Linux only.
+    """
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
         device = folder.stat().st_dev
     except OSError:
-        return ""
+        return "", frozenset()
     number = f"{os.major(device)}:{os.minor(device)}"
     # A line of mountinfo has the device in third place, and the file system's type after the dash:
     # "36 35 98:0 / /mnt rw,noatime shared:1 - ext4 /dev/sda1 rw".
-    types = {line.partition(" - ")[2].split(" ")[0] for line in lines_of(mounts) if line.split(" ")[2] == number}
-    return f"{boot} {number}" if types and types <= _LOCAL else ""
+    lines = [line for line in lines_of(mounts) if line.split(" ")[2] == number]
+    return number, frozenset(line.partition(" - ")[2].split(" ")[0] for line in lines)
 
 
 def sync_file(path: Location) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Steps",
     "check_checkpoint",
+    "check_drivable",
     "check_driven",
     "check_ending",
     "check_proven",
@@ -116,6 +117,13 @@ def check_proven(spark: SparkSession, checked: Checked, drives: Mapping[int, Dri
         "before 4.2 the tests run one groupBy(window(...)) over one driven frame, with windows that do not overlap, and a Spark that plans this query in another way could drop rows without a trace",
         fix,
     )
+
+
+def check_drivable(spark: SparkSession, checked: Checked, trigger: Mapping[str, Any]) -> None:
+    """Raise Unsupported for a query that this session could not drive, before any frame is."""
+    _check_settings(spark, {})
+    check_proven(spark, checked, {})
+    check_ending(spark, trigger)
 
 
 def check_ending(spark: SparkSession, trigger: Mapping[str, Any]) -> None:

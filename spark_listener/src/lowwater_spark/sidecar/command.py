@@ -20,23 +20,28 @@ from typing import TYPE_CHECKING, Any, Final
 from lowwater import errors
 from lowwater.cli.arguments import CommandParser
 from lowwater.cli.streams import open_streams
-from lowwater_spark.checkpoint.location import checkpoint_of
-from lowwater_spark.checkpoint.log import CheckpointLog
 from lowwater_spark.errors import CheckpointMismatch, Unsupported
-from lowwater_spark.sidecar.declaration import BLANK, HISTORY, PROMISES, SAME_OPERATORS, Declaration, needed
-from lowwater_spark.sidecar.evidence import query_id
+from lowwater_spark.sidecar.declaration import PROMISES, Declaration
+from lowwater_spark.sidecar.description import describe
 from lowwater_spark.sidecar.pipeline import Folders, Looked, Pipeline, describe_pipeline
 from lowwater_spark.sidecar.recount import stored_tally
-from lowwater_spark.sidecar.stateful import ON_ARRIVAL, operators, word_of
 from lowwater_spark.sidecar.watch import Sidecar, track
-from lowwater_spark.sources.kinds import guess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lowwater_spark.checkpoint.location import Location
-
-__all__ = ["Heartbeat", "declared", "main", "parser"]
+__all__ = [
+    "FAILED",
+    "REFUSED",
+    "Heartbeat",
+    "add_conf",
+    "declared",
+    "main",
+    "parser",
+    "run",
+    "session_of",
+    "settings_of",
+]
 
 logger = logging.getLogger("lowwater.spark")
 
@@ -65,8 +70,8 @@ examples:
 _STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
-def parser() -> CommandParser:
-    """Return the parser of the command."""
+def parser(*more: Callable[[Any], None]) -> CommandParser:
+    """Return the parser of the command. Each of ``more`` adds another command to it."""
     parse = CommandParser(
         prog="lowwater-spark",
         description="Track Spark queries by their checkpoints alone: exact low watermarks of jobs that nobody changes.",
@@ -93,8 +98,7 @@ def parser() -> CommandParser:
         type=Path,
         help="directory of the pipeline's tables, spark.sql.warehouse.dir; without it, a guess to confirm is printed",
     )
-    conf: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME=VALUE"}
-    look.add_argument("--conf", **conf, help="a setting of the Spark session that reads a URI")
+    add_conf(look)
     follow = commands.add_parser(
         "track",
         help="track queries until told to stop",
@@ -120,11 +124,7 @@ def parser() -> CommandParser:
         type=Path,
         help="touch this file each time that all tracked queries have ended a look, or a step of their beginning; its age tells a process that hangs",
     )
-    follow.add_argument(
-        "--conf",
-        **conf,
-        help="a setting of the Spark session by which Kafka and URIs are reached, like spark.jars.packages=...",
-    )
+    add_conf(follow, "a setting of the Spark session by which Kafka and URIs are reached, like spark.jars.packages=...")
     follow.add_argument("--name", metavar="NAME", help="the computation, of a query that is declared here")
     follow.add_argument("--checkpoint", metavar="PATH", help="its checkpointLocation")
     for name, metavar, text in (
@@ -148,18 +148,29 @@ def parser() -> CommandParser:
     )
     lost.add_argument("--state", metavar="DIR", type=Path, required=True, help="the directory of track --state")
     lost.add_argument("--json", action="store_true", help="one JSON object a query and line")
+    for add in more:
+        add(commands)
     return parse
+
+
+def add_conf(command: argparse.ArgumentParser, text: str = "a setting of the Spark session that reads a URI") -> None:
+    """Add the option for settings of a session that the command makes."""
+    command.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command, and return its exit code."""
     open_streams()
-    args = parser().parse_args(argv)
+    return run(parser().parse_args(argv))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run ``describe`` or ``track``, and return the exit code."""
     try:
         if args.command == "dropped":
             print("\n".join(dropped_lines(args.state, as_json=args.json)))  # noqa: T201 - the answer to a command
             return 0
-        session = functools.cache(functools.partial(_session, _settings(args.conf)))
+        session = functools.cache(functools.partial(session_of, settings_of(args.conf)))
         if args.command == "describe":
             print(_described(args, session), end="")  # noqa: T201 - the answer to a command
             return 0
@@ -395,53 +406,6 @@ def _described(args: argparse.Namespace, session: Any) -> str:
     return describe(args.checkpoint, session)
 
 
-def describe(checkpoint: str, session: Any) -> str:
-    """Return a file of declarations for a checkpoint, filled in as far as the checkpoint shows.
-
-    Raises OSError, CheckpointMismatch, Unsupported.
-    """
-    where: Location = (
-        Path(checkpoint)
-        if checkpoint.startswith("/")
-        # single_driver=True stands for the promise, for which describe() does not ask: it only
-        # reads, and reports no watermark that a second driver could make wrong.
-        else checkpoint_of(session(), checkpoint, single_driver=True, looked_at=True)
-    )
-    query = query_id(where)
-    log = CheckpointLog(where)
-    last = log.last_committed()
-    plan = None if last is None else log.plan(last)
-    stateful = operators(where, plan)
-    names = [operator.name for operator in stateful]
-    unknown = [operator.folder.name for operator in stateful if not operator.name]
-    lines = () if plan is None else plan.lines
-    read = f"The query {query} has committed no batch yet."
-    if plan is not None:
-        read = f"The query {query} has committed batch {plan.batch}; of each source it is at:"
-    sources = "\n".join(f'    "<{guess(line)}>",  # {line[:200]}' for line in lines) or '    "<files:/data/in>",'
-    state = "It keeps nothing in Spark's state."
-    if names:
-        state = f"In Spark's state: {', '.join(word_of(name) or 'an operator that is not known' for name in names)}. Declare its retention, unless it is deduplication."
-    unless = "" if set(names) - ON_ARRIVAL else "# "
-    promised = [*needed(checkpoint), *([] if last is None else [HISTORY])]
-    if not all(operator.named for operator in stateful):
-        promised.append(SAME_OPERATORS)
-    declared_operators = f"operators = {json.dumps([word_of(name) for name in names])}"
-    if unknown:
-        declared_operators = f"They cannot be declared: what is in state/{unknown[0]} is not known, and is refused."
-    promises = "\n".join(f'    # {PROMISES[name]}\n    # "{name}",' for name in promised)
-    return BLANK.format(
-        checkpoint=json.dumps(checkpoint, ensure_ascii=False),
-        read=read,
-        sources=sources,
-        state=state,
-        retention=unless,
-        mode=unless,
-        operators=declared_operators,
-        promises=promises,
-    )
-
-
 def dropped_lines(state: Path, *, as_json: bool) -> list[str]:
     """Return the saved tallies of a state directory in words, or as JSON, one object a line.
 
@@ -456,7 +420,8 @@ def dropped_lines(state: Path, *, as_json: bool) -> list[str]:
     return [line for tally in tallies for line in tally.lines()]
 
 
-def _settings(pairs: Sequence[str]) -> dict[str, str]:
+def settings_of(pairs: Sequence[str]) -> dict[str, str]:
+    """Return the settings that ``--conf`` names. Raises ValueError."""
     settings = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     if len(settings) < len(pairs):
         msg = (
@@ -466,7 +431,7 @@ def _settings(pairs: Sequence[str]) -> dict[str, str]:
     return settings
 
 
-def _session(settings: Mapping[str, str]) -> SparkSession:
+def session_of(settings: Mapping[str, str]) -> SparkSession:
     """Return a session that runs no jobs: its JVM has the clients of Kafka and file systems."""
     from pyspark.sql import SparkSession
 

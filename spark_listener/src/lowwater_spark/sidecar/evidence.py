@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lowwater_spark.checkpoint.manifest import Manifest
     from lowwater_spark.sources.base import Source
 
-__all__ = ["CHECKPOINTS", "Evidence", "newer_checkpoint", "query_id"]
+__all__ = ["CHECKPOINTS", "Evidence", "newer_checkpoint", "query_id", "refuse_tracked"]
 
 CHECKPOINTS: Final = "_checkpoints"
 """Folder in the storage of a declarative pipeline with the checkpoints of its flows, each in
@@ -55,6 +55,16 @@ def query_id(checkpoint: Location) -> str:
     except (ValueError, KeyError, TypeError) as failure:
         msg = f"{checkpoint / 'metadata'} is no metadata of a streaming query; name the directory that is the query's checkpointLocation"
         raise CheckpointMismatch(msg) from failure
+
+
+def refuse_tracked(checkpoint: Location) -> None:
+    """Raise Unsupported for the checkpoint of a stage, which its own job tracks."""
+    if (checkpoint / "lowwater").exists():
+        raise Unsupported(
+            f"the checkpoint {checkpoint}",
+            "its own job tracks it, and two would report one computation",
+            "Leave it to the job, or start the job as a plain Spark query over a new checkpoint.",
+        )
 
 
 def newer_checkpoint(checkpoint: Location) -> Path | None:
@@ -98,12 +108,7 @@ class Evidence:
 
         Raises CheckpointMismatch, Unsupported, OSError.
         """
-        if (self._checkpoint / "lowwater").exists():
-            raise Unsupported(
-                f"the checkpoint {self._checkpoint}",
-                "its own job tracks it, and two would report one computation",
-                "Leave it to the job, or start the job as a plain Spark query over a new checkpoint.",
-            )
+        refuse_tracked(self._checkpoint)
         watched = self._manifest["watched"]
         if watched is None:
             self._meet()

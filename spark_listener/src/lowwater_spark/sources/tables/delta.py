@@ -167,16 +167,16 @@ class DeltaSource(TableSource):
 
     @classmethod
     def allowed(cls, declared: SourceDeclared) -> Set[str]:
-        """Return the options that a declared table may have: none."""
+        """Return the options that a declared table may have."""
         if not declared.path.startswith("/") and not SparkPath.of_text(declared.path).scheme:
             msg = f"{declared.name}: the path of a table is an absolute directory or a URI"
             raise ValueError(msg)
-        return set()
+        return {EXTERNAL.lower()}
 
     @classmethod
     def declared(cls, declared: SourceDeclared, session: Callable[[], SparkSession]) -> DeltaSource:
         """Return the source of a declared table."""
-        return cls(declared.path, {"path": declared.path}, DeltaLog(session(), declared.path))
+        return cls(declared.path, {**declared.options, "path": declared.path}, DeltaLog(session(), declared.path))
 
     @classmethod
     def guess(cls, line: Line) -> str:
@@ -211,7 +211,7 @@ class DeltaSource(TableSource):
             raise Unsupported(
                 f"{up(self.name)} on S3, without the option {EXTERNAL}",
                 "a writer whose LogStore keeps the newest commits elsewhere (S3DynamoDBLogStore) has commits that a listing misses, and a reader cannot tell",
-                f'If no writer of the table has such a LogStore, declare it: option("{EXTERNAL}", "false").',
+                f'If no writer of the table has such a LogStore, declare it: option("{EXTERNAL}", "false"), for a sidecar "delta:{self.options["path"]},{EXTERNAL}=false".',
             )
         writers = {writer_of(app) for app in self.log.apps()} - {""}
         self.check_alone(writers, _recent(self.log, table.version))

@@ -52,6 +52,7 @@ __all__ = [
     "check_session",
     "is_file_format",
     "check_trigger",
+    "read_plan",
 ]
 
 _STATELESS: Final = frozenset(
@@ -253,6 +254,45 @@ def check_plan(
     other stages, since all stages have one bound. Raises Unsupported, naming the first thing that
     cannot be tracked exactly.
     """
+    operators, watermarks, relations = _read(frame)
+    holding = [operator for operator in operators if operator.holds]
+    stamps, stored_retention = list[Stamp](), retention
+    if holding:
+        own = () if event_time is None else (event_time,)
+        # Pairs, and no dict by a column's text: the t of the left and the t of the right side of a
+        # join print alike. A dict would lose the stamps of one: the bound could be too high, and
+        # its rows would come out below the published watermark.
+        declared_stamps = [(column, _stamps_of(frame, column)) for column in (*own, *also)]
+        stamps = [stamp for _, column_stamps in declared_stamps for stamp in column_stamps or ()]
+        if retention is not None:
+            _check_retention(retention, stamps, holding)
+        elif stamps and (unknown := [column for column, column_stamps in declared_stamps if column_stamps is None]):
+            raise Unsupported(
+                f"The stamp {unknown[0]} of one of the query's stages",
+                "the plan does not say how far below Spark's watermark it can come out",
+                "Say so in all stages of the query: " + _DECLARE,
+            )
+        elif stamps:
+            longest = reach(holding)
+            stored_retention = least_retention(stamps, at_ends=False) if longest is None else longest
+    _check_state(operators, watermarks, declared=stored_retention is not None)
+    sources = [source_of_leaf(Leaf(spark, relation)) for relation in relations]
+    if not holding:
+        return Checked(sources, operators, watermarks)
+    return Checked(sources, operators, watermarks, stored_retention, stamps, retention is not None)
+
+
+def read_plan(spark: SparkSession, frame: DataFrame) -> Checked:
+    """Return the sources and operators of a streaming DataFrame, whatever bounds its state.
+
+    Raises Unsupported for a source or an operator that no stage takes.
+    """
+    operators, watermarks, relations = _read(frame)
+    return Checked([source_of_leaf(Leaf(spark, relation)) for relation in relations], operators, watermarks)
+
+
+def _read(frame: DataFrame) -> tuple[list[Operator], list[Watermark], list[Any]]:
+    """Return the operators, watermarks and sources of the plan. Raises Unsupported."""
     if not frame.isStreaming:
         raise Unsupported("A DataFrame that is not streaming", "it has no batches", "Read it with spark.readStream.")
     written = frame._jdf.queryExecution().analyzed()
@@ -279,31 +319,7 @@ def check_plan(
             "Spark logs it once and counts it twice, and the two could be mixed up",
             "Load it twice with spark.readStream, or split the rows after one use.",
         )
-    holding = [operator for operator in operators if operator.holds]
-    stamps, stored_retention = list[Stamp](), retention
-    if holding:
-        own = () if event_time is None else (event_time,)
-        # Pairs, and no dict by a column's text: the t of the left and the t of the right side of a
-        # join print alike. A dict would lose the stamps of one: the bound could be too high, and
-        # its rows would come out below the published watermark.
-        declared_stamps = [(column, _stamps_of(frame, column)) for column in (*own, *also)]
-        stamps = [stamp for _, column_stamps in declared_stamps for stamp in column_stamps or ()]
-        if retention is not None:
-            _check_retention(retention, stamps, holding)
-        elif stamps and (unknown := [column for column, column_stamps in declared_stamps if column_stamps is None]):
-            raise Unsupported(
-                f"The stamp {unknown[0]} of one of the query's stages",
-                "the plan does not say how far below Spark's watermark it can come out",
-                "Say so in all stages of the query: " + _DECLARE,
-            )
-        elif stamps:
-            longest = reach(holding)
-            stored_retention = least_retention(stamps, at_ends=False) if longest is None else longest
-    _check_state(operators, watermarks, declared=stored_retention is not None)
-    sources = [source_of_leaf(Leaf(spark, relation)) for relation in relations]
-    if not holding:
-        return Checked(sources, operators, watermarks)
-    return Checked(sources, operators, watermarks, stored_retention, stamps, retention is not None)
+    return operators, watermarks, relations
 
 
 def check_arriving(frame: DataFrame, column: str | Column) -> None:

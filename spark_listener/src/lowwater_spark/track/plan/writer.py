@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["Writer", "interval_of", "writer_of"]
+__all__ = ["Writer", "interval_of", "trigger_of", "writer_of"]
 
 _EVERY_BATCH: Final[Mapping[str, Any]] = {"processingTime": "0 seconds"}
 
@@ -177,7 +177,7 @@ def _settings_of(writer: DataStreamWriter) -> dict[str, Any]:
     check_options(settings["options"])
     settings["frame"] = frame
     settings["output_mode"] = str(fields["outputMode"].toString()).lower()
-    settings["trigger"] = _trigger(fields["trigger"])
+    settings["trigger"] = trigger_of(fields["trigger"])
     # format() after foreachBatch() leaves foreachBatchWriter set, and Spark writes by the format.
     # So ``source`` decides: else the stage would call a function that Spark itself does not call.
     if str(fields["source"]).lower() == _FUNCTION:
@@ -216,7 +216,7 @@ def _kind(trigger: Any) -> str:
     return str(trigger.getClass().getSimpleName()).rstrip("$")
 
 
-def _trigger(trigger: Any) -> Mapping[str, Any]:
+def trigger_of(trigger: Any) -> Mapping[str, Any]:
     """Return the arguments that make a trigger. Raises Unsupported for an unknown one."""
     kind = _kind(trigger)
     if kind == _PROCESSING_TIME:
