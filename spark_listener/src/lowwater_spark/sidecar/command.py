@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import queue
@@ -261,7 +262,9 @@ class Watches:
         news = [watch.take() for watch in self._pipelines]
         if any(news):
             # The last look of each counts: an earlier pipeline owns a name that two of them have.
-            self._apply([(watch.pipeline, watch.found) for watch in self._pipelines if watch.found is not None])
+            # So a later one waits for its first look, unless that takes long.
+            known = itertools.takewhile(lambda watch: watch.found is not None or watch.is_late, self._pipelines)
+            self._apply([(watch.pipeline, watch.found) for watch in known if watch.found is not None])
         for name in [name for name, (_, thread) in self._ending.items() if not thread.is_alive()]:
             del self._ending[name]
         for name in [name for name in self._next if name not in self._ending]:
@@ -348,7 +351,7 @@ class PipelineWatch:
         self._began = 0.0
         """When :meth:`take` took the last result, by the monotonic clock; the look after that
         begins within :data:`AGAIN_SECONDS`."""
-        self._is_late = False
+        self.is_late = False
         """True if that look was logged as a long one."""
 
     def take(self) -> bool:
@@ -364,17 +367,17 @@ class PipelineWatch:
         try:
             self.found = self._looked.get_nowait()
         except queue.Empty:
-            if time.monotonic() - self._began > LONG_SECONDS + AGAIN_SECONDS and not self._is_late:
-                self._is_late = True
+            if time.monotonic() - self._began > LONG_SECONDS + AGAIN_SECONDS and not self.is_late:
+                self.is_late = True
                 logger.warning(
                     "the look for flows of the pipeline in %s takes longer than %g s: its storage may hang, and flows that come, change or have to be refused are not seen",
                     self.pipeline.storage,
                     LONG_SECONDS,
                 )
             return False
-        if self._is_late:
+        if self.is_late:
             logger.warning("the look for flows of the pipeline in %s has ended", self.pipeline.storage)
-        self._began, self._is_late = time.monotonic(), False
+        self._began, self.is_late = time.monotonic(), False
         return True
 
     def _keep_looking(self) -> None:
