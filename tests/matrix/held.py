@@ -102,7 +102,7 @@ def held(
         lw = ending.enter_context(lowwater.connect(server.address))
         place = ending.enter_context(opened(cell, folder))
         hand = Hand(place, python_of(cell.reader))
-        ending.callback(hand.process.kill)
+        ending.callback(hand.end)
         upstream = Upstream(lw)
         lw.register(NAME, inputs=[upstream.name], key_hash="xxhash64")
         job = JOBS[cell.kind](place)

@@ -122,6 +122,10 @@ class Hand:
                 command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
             )
 
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
     def _do(self, *command: Any) -> Any:
         assert self.process.stdin is not None
         assert self.process.stdout is not None

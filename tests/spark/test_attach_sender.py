@@ -7,6 +7,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import pytest
@@ -41,9 +42,10 @@ class Driver:
         settings = lowwater.Settings(address, timeout=timeout)
         self.sender = Sender(self.book, lowwater.Client(settings), self.clock, inputs)
         self.sender.start()
+        self._batches = count()
 
     def batch(self, query: str, watermark: int | None, run: str = "r1", *, name: str = "hourly") -> None:
-        self.book.progressed(BatchProgress(query, run, name, 0, watermark, 1, 1.0, 0, 0, 0.1))
+        self.book.progressed(BatchProgress(query, run, name, next(self._batches), watermark, 1, 1.0, 0, 0, 0.1))
 
     def end(self, query: str, run: str = "r1", failure: str | None = None) -> None:
         self.book.terminated(query, run, failure)
