@@ -13,7 +13,7 @@ KINDS: Final = {
     "realtime": "real-time mode",
 }
 SOURCES: Final = {"files": "files", "kafka": "Kafka", "delta": "Delta", "iceberg": "Iceberg"}
-STORES: Final = {"local": "local, NFS", "hdfs": "HDFS", "s3": "S3", "gcs": "GCS"}
+STORES: Final = {"local": "local disk", "hdfs": "HDFS", "s3": "S3", "gcs": "GCS"}
 
 NEWEST: Final = "4.2.0"
 ICEBERG: Final = "4.1.1"

@@ -17,8 +17,8 @@ OK: Final = "ok"
 NOTE: Final = "note"
 FIX: Final = "fix"
 
-_TESTED: Final = ((4, 0), (4, 3))
-"""Oldest and newest version of Spark that every rung was tested with."""
+_TESTED: Final = ((4, 0), (4, 2))
+"""Oldest and newest version of Spark whose stages the tests run."""
 
 _APART: Final = 1.0
 """Seconds by which clocks may be apart without a finding to fix."""

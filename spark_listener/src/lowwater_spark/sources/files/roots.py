@@ -94,9 +94,9 @@ class Roots:
         """Compare a directory with its entry, and store the identity and newest files of a listing.
 
         ``identity`` is the directory's, the same before and after the listing. ``sink``: the
-        directory is a table of Spark's file sink. Costs a version of
-        the manifest when there are new files. Raises Replaced when the directory is not the one
-        that was read before, and OSError.
+        directory is a table of Spark's file sink. Costs a version of the manifest when there are
+        new files. Raises Replaced when the directory is not the one that was read before, and
+        OSError.
         """
         self._manifest.attend()
         before = self._of(root)

@@ -124,13 +124,15 @@ class Status:
     watermark, in a query with withWatermark. Of a sidecar that counts them by reading again: since
     it first did, one for each row."""
     dropped_hours: Mapping[str, int] = field(default_factory=dict)
-    """Of such a sidecar: these rows by the start of their hour in UTC, ISO texts, oldest first."""
+    """Dropped rows that a sidecar has counted, by the start of their hour in UTC, as ISO texts. The
+    oldest hour is first."""
     dropped_example: str = ""
-    """The oldest of these rows: event time, place in the source, and batch."""
+    """Oldest dropped row that a sidecar has counted: event time, place in the source, and batch."""
     dropped_through: int | None = None
-    """Last batch that such a sidecar has counted or given up; None: it counts none."""
+    """Last batch whose dropped rows a sidecar has counted or given up; None: it counts none."""
     dropped_uncounted: str = ""
-    """Why a sidecar has not counted some batches or all; empty: it has, and elsewhere."""
+    """Why a sidecar has not counted the dropped rows of some batches, or of all. Empty: it has
+    counted all, or the query has no sidecar."""
     removed_batches: int = 0
     """Number of batches whose files this run has removed (``keep`` of ``batch.write``)."""
     removed_bytes: int = 0
