@@ -26,7 +26,6 @@ from tests.matrix.places import Hand, Place, opened, python_of
 from tests.process.serving import serving
 from tests.spark.support import Upstream, low
 
-NAME: Final = "hourly"
 HALF: Final = timedelta(minutes=30)
 LATEST: Final = timedelta(minutes=100)
 """A row is at most so much older than the newest before it, and Spark waits for two hours."""
@@ -78,7 +77,7 @@ class Watch:
 
     def _watch(self, reader: lowwater.Client) -> None:
         try:
-            for view in reader.watch(NAME):
+            for view in reader.watch(self._job.name):
                 self.published.append((view.low, self._job.files(self._hand)))
         except lowwater.LowwaterError:
             pass
@@ -104,8 +103,8 @@ def held(
         hand = Hand(place, python_of(cell.reader))
         ending.callback(hand.end)
         upstream = Upstream(lw)
-        lw.register(NAME, inputs=[upstream.name], key_hash="xxhash64")
         job = JOBS[cell.kind](place)
+        lw.register(job.name, inputs=[upstream.name], key_hash="xxhash64")
         watch = Watch(server.address, hand, job)
         sidecar = Sidecar(place, job, server.address, hand)
         rows: list[tuple[str, datetime]] = []
@@ -133,7 +132,7 @@ def held(
         sidecar.start()
         ending.callback(sidecar.kill)
         ending.enter_context(watch.watching())
-        seen = low(lw, NAME)
+        seen = low(lw, job.name)
         for step in range(1, STEPS):
             put(at(8) + step * HALF)
             threading.Event().wait(chance.random() * 2)
@@ -144,12 +143,14 @@ def held(
                 sidecar.kill()
                 sidecar.start()
             if step % 4 == 0:
-                eventually(lambda: low(lw, NAME) > seen, "the watermark moves", seconds=BOUND, check=check)  # noqa: B023
-                seen = low(lw, NAME)
+                eventually(lambda: low(lw, job.name) > seen, "the watermark moves", seconds=BOUND, check=check)  # noqa: B023
+                seen = low(lw, job.name)
         since = time.monotonic()
         put(at(30), all_at=True)
 
-        eventually(lambda: low(lw, NAME) == mark(job.frontier), "the frontier is reached", seconds=BOUND, check=check)
+        eventually(
+            lambda: low(lw, job.name) == mark(job.frontier), "the frontier is reached", seconds=BOUND, check=check
+        )
         seconds = time.monotonic() - since
         written = job.rows(hand)
     return Outcome(
@@ -179,16 +180,7 @@ class Sidecar:
         promises = ["sink-visible-before-commit", "nothing-skipped", "history"]
         promises += ["same-operators"] if place.cell.kind == "spark35" else []
         promises += ["single-driver"] if place.cell.store in ("s3", "gcs") else []
-        declared = {
-            "name": NAME,
-            "checkpoint": job.checkpoint,
-            "inputs": ["source"],
-            "sources": [place.declared],
-            "promises": promises,
-            **job.declared,
-        }
-        lines = [f"{key} = {value!r}".replace("'", '"') for key, value in declared.items()]
-        (self._folder / "queries.toml").write_text("\n".join(["[[query]]", *lines, ""]))
+        (self._folder / "queries.toml").write_text(job.declaration(promises))
         self._python = python_of(place.cell.reader, reports=True)
         program = [self._python, "-m", "lowwater_spark.sidecar.command", "track", str(self._folder / "queries.toml")]
         self._command = [*program, "--state", str(self._folder / "state"), "--address", address]

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -36,9 +36,22 @@ Window = tuple[str, int, int]
 """A key, the start in seconds, and how many rows."""
 
 
+def table(head: str, keys: Mapping[str, object]) -> str:
+    """Return a table of TOML.
+
+    >>> print(table("[[query]]", {"name": "hourly", "inputs": ["source"]}), end="")
+    [[query]]
+    name = "hourly"
+    inputs = ["source"]
+    """
+    return "\n".join([head, *(f"{key} = {json.dumps(value)}" for key, value in keys.items()), ""])
+
+
 class Job:
     """A driver of its own, of any version of PySpark."""
 
+    name = "hourly"
+    """The computation."""
     connects = False
     frontier = 28
     """The hour of the watermark when all rows until hour 30 are in: Spark's is two hours below."""
@@ -51,9 +64,14 @@ class Job:
 
     @property
     def declared(self) -> dict[str, object]:
-        """What the sidecar is told of the query."""
-        local = {"output": self.out} if self.place.cell.store == "local" else {}
-        return {"windows": "1h", "output_mode": "append", **local}
+        """What no checkpoint shows of the query."""
+        return {"windows": "1h", "output_mode": "append"}
+
+    def declaration(self, promises: list[str]) -> str:
+        """Return what the sidecar is told."""
+        local = {"output": self.out} if self.place.cell.store == "local" and self.place.cell.kind != "realtime" else {}
+        keys = {"name": self.name, "checkpoint": self.checkpoint, "inputs": ["source"], **self.declared, **local}
+        return table("[[query]]", keys | {"sources": [self.place.declared], "promises": promises})
 
     def expected(self, rows: Rows) -> Counter[Window]:
         """Return what there must be of the output in the end."""
@@ -131,13 +149,16 @@ class Connect(Job):
 
 
 class Pipeline(Connect):
-    """A declarative pipeline of one flow, which is run again and again."""
+    """A declarative pipeline of one flow, which is run again and again. The sidecar finds the flow where it can."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self.out = place.uri("warehouse/hourly")
         self.checkpoint = place.uri("storage/_checkpoints/spark_catalog/default/hourly/hourly/0")
         self._killed = False
+        cell = place.cell
+        self._is_found = cell.store == "local" and cell.source in ("files", "kafka")
+        self.name = "matrix.hourly" if self._is_found else "hourly"
         (self.folder / "flows").mkdir()
         flow = self.folder / "flows/hourly.py"
         flow.write_text(JOB.read_text() + FLOW.format(source=place.source))
@@ -145,6 +166,18 @@ class Pipeline(Connect):
         storage = place.uri("storage")
         storage = storage if "://" in storage else f"file://{storage}"
         (self.folder / "pipeline.yml").write_text(f"name: matrix\nstorage: {storage}\n{libraries}")
+
+    def declaration(self, promises: list[str]) -> str:
+        if not self._is_found:
+            return super().declaration(promises)
+        source = self.place.declared
+        keys = {name: self.place.uri(name) for name in ("storage", "warehouse")}
+        tables = [
+            table("[[pipeline]]", keys | {"prefix": "matrix.", "promises": promises}),
+            table("[pipeline.inputs]", {f'"{source}"': ["source"]}),
+            table("[pipeline.flows.hourly]", {"sources": [source], **self.declared}),
+        ]
+        return "\n".join(tables)
 
     def start(self) -> None:
         self.server.start()
